@@ -17,6 +17,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import Began, build, needs_vocab_size, on_resume, resolve, task_request
 from codescent.config import decided, effects
+from codescent.config.contradictions import late_windows
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -119,7 +120,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
-    problems = []
+    problems = [f"{keys[0]}: {problem}" for keys, problem in late_windows(config)]  # epochs are steps now
     if train.num_samples < size:
         samples = f"{counted(train.num_samples, 'sample')} of {counted(work.seq_len, 'position')}"
         problems.append(

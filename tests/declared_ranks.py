@@ -139,7 +139,7 @@ def observed_step(case: dict[str, Any], rank: int, *, fake: bool) -> Answer:
 
         executor.arms = {verb: watched(act) for verb, act in executor.arms.items()}
         executor.step(0, 1e-3)
-    answer = {"issued": watch.issued, "held": held.answer()}
+    answer = {"issued": watch.issued, "held": held.answer(), "counted": executor.memory.most}
     trainer.close()
     return answer
 

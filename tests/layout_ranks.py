@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +23,7 @@ from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
-from codescent.train import loop, machine, range_test, world
+from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -36,7 +38,10 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
     port = place.listener.getsockname()[1]
     place.listener.close()
-    if fault and place.rank == place.ranks - 1:
+    if fault.startswith("paced "):  # all ranks, the last one slower by a ratio
+        _, seconds, ratio = fault.split()
+        paced(float(seconds) * (float(ratio) if place.rank == place.ranks - 1 else 1.0))
+    elif fault and place.rank == place.ranks - 1:
         name, *arguments = fault.split()
         FAULTS[name](*arguments)
     config = load("run.toml", [*words, *MORE_WORDS, f"parallel.ranks={place.ranks}"]).config
@@ -130,6 +135,11 @@ def flip(*names: str) -> None:
     Executor.step = step  # type: ignore[method-assign]
 
 
+def flip_at_step(step: str, *names: str) -> None:
+    """As `flip`, in another step."""
+    at_step(int(step), "_step", lambda executor: flip_bits(executor, names))
+
+
 def flip_at_start(*names: str) -> None:
     """As `flip`, before the first step."""
     whole_init = Executor.__init__
@@ -205,6 +215,25 @@ def asked_to_stop(step: str = "10") -> None:
     at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def other_clock() -> None:
+    """The last rank is on another machine, as far as clocks go."""
+    profile.clock_of = lambda: "another machine"
+
+
+def paced(seconds: float) -> None:
+    """Forward and backward passes each take so many seconds longer."""
+    for method in ("_forward", "_backward"):
+        setattr(Executor, method, slowed(getattr(Executor, method), seconds))
+
+
+def slowed(whole: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def patched(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return whole(*arguments)
+
+    return patched
+
+
 def killed(step: str) -> None:
     """SIGKILL in a step."""
     at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGKILL))
@@ -221,6 +250,19 @@ def validation_without_a_number() -> None:
     loop.validation_loss = patched
 
 
+def little_memory(more: str) -> None:
+    """From the first step on, the process may take so many MiB of address space more than it has."""
+    step = Executor.step
+
+    def limited(executor: Executor, number: int, rate: float) -> Any:
+        if number == 0:
+            has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (has + (int(more) << 20), resource.RLIM_INFINITY))
+        return step(executor, number, rate)
+
+    Executor.step = limited  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[..., None]] = {
     fault.__name__: fault
     for fault in (
@@ -229,15 +271,18 @@ FAULTS: dict[str, Callable[..., None]] = {
         infinite_state,
         asked_to_stop,
         killed,
+        other_clock,
         validation_without_a_number,
         earlier_fingerprint,
         reads_no_file_whole,
         flip,
         not_finite,
         flip_at_start,
+        flip_at_step,
         reductions_of_fully_shard,
         other_value,
         other_code,
+        little_memory,
     )
 }
 """Faults that `run` plants in the last rank before it begins; words after the name are arguments."""

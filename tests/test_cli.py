@@ -38,6 +38,8 @@ def project(tmp_path: Path) -> Path:
         (["evaluate", "runs/absent"], 2),
         (["export", "runs/absent", "out"], 2),
         (["plot", "runs/absent", "--out", "a.png"], 2),
+        (["report", "runs/absent"], 2),
+        (["report", "--help"], 0),
         (["train", "run.toml", "run.name=absent", "--resume"], 2),
         (["train", "--resume", "runs/absent"], 2),
         (["import", "absent", "runs/new"], 2),

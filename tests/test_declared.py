@@ -13,7 +13,7 @@ import pytest
 from declared_ranks import Answer, plan_of
 from forker import Forker
 
-from codescent.cost.memory import StateBytes, state_bytes
+from codescent.cost.memory import StateBytes, state_bytes, state_of_rank
 from codescent.plan import DTYPE_BYTES, SENDS, WIDE, Collective, Plan, TensorPlan, Verb
 
 Case = dict[str, Any]
@@ -383,6 +383,29 @@ def check_bytes(plan: Plan, rank: int, held: dict[str, int]) -> StateBytes:
     return StateBytes(weights, gradients, held["moments"] + (held["masters"] if one.master_dtype else 0))
 
 
+def check_counted(plan: Plan, rank: int, counted: dict[str, int]) -> None:
+    """What the run itself counts against the plan, and the padding with which fully_shard makes shards equal."""
+    declared, mesh = state_of_rank(plan, rank), plan.mesh
+    padding = dict.fromkeys(("weights_bytes", "gradients_bytes", "optimizer_bytes"), 0)
+    for tensor in plan.held_by(mesh.coordinates(rank)["pp"]):
+        if "dp_shard" not in tensor.optimizer.shards:
+            continue
+        rows, *others = tensor.optimizer.without("dp_shard").sizes(tensor.parameter.shape, mesh, rank)
+        padded = -(-rows // mesh.dp_shard) * prod(others)
+        shard = padded - tensor.optimizer.numel(tensor.parameter.shape, mesh, rank)
+        whole = padded * mesh.dp_shard - rows * prod(others)
+        gathered = tensor.weights == tensor.optimizer.without("dp_shard")
+        padding["weights_bytes"] += (whole if gathered else shard) * DTYPE_BYTES[tensor.weight_dtype]
+        if tensor.parameter.trained:
+            padding["optimizer_bytes"] += shard * DTYPE_BYTES.get(tensor.master_dtype, 0)
+            divided = tensor.gradients == tensor.optimizer
+            padding["gradients_bytes"] += shard * DTYPE_BYTES[tensor.gradient_dtype] * divided
+    assert {part: counted[part] - size for part, size in padding.items()} == {
+        part: getattr(declared, part) for part in padding
+    }
+    assert counted["activations_bytes"] > 0
+
+
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, cases in CASES.items() for name in cases])
 def test_a_step_issues_and_holds_what_is_declared(answers: Callable[[str], Answers], group: str, name: str) -> None:
     plan, firsts = plan_of(CASES[group][name]), []
@@ -390,6 +413,7 @@ def test_a_step_issues_and_holds_what_is_declared(answers: Callable[[str], Answe
         assert "failed" not in answer, answer["failed"]
         check_issued(plan, rank, answer["issued"])
         held = check_bytes(plan, rank, answer["held"])
+        check_counted(plan, rank, answer["counted"])
         if rank in plan.mesh.group("pp", 0):
             firsts.append(held)
     if len(firsts) == plan.mesh.pp:  # the fullest rank of every stage

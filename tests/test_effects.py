@@ -42,7 +42,7 @@ EVERY_RUN = {
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
     *("parallel.cut", "parallel.recompute", "parallel.offload", "parallel.data_parallel"),
     *("parallel.bucket_bytes", "parallel.reduce_dtype", "parallel.timeout_s"),
-    *("checkpoint.every", "checkpoint.last", "checkpoint.keep_last"),
+    *("checkpoint.every", "checkpoint.last", "checkpoint.keep_last", "profile.active"),
 }
 """Keys that every run reads, or that only need more ranks, or that are refused where they have no effect."""
 
@@ -90,6 +90,7 @@ def test_every_key_of_a_shipped_config_has_an_effect(name: str) -> None:
         ("optimizer.decay_steps=15", "optimizer.schedule=constant", "optimizer.schedule=cosine"),
         ("train.eval_samples=5", "train.eval_every=0", "train.eval_every=5"),
         ("train.stop_after=3", "train.eval_every=0", "train.eval_every=5"),
+        ("profile.stacks=true", "profile.active=0", "profile.active=1"),
         ("checkpoint.keep_best=false", "train.eval_every=0", "train.eval_every=5"),
         ("data.train_questions=3", "data.task=lm", ""),
         ("data.pairs=copy", "data.task=lm", ""),

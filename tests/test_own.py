@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
 from codescent.own import sampler
-from codescent.own.profile import Profile, measure
+from codescent.trace.measure import Measured, measure
 
 TESTS = Path(__file__).resolve().parent
 ALL = ("ddp", "zero1", "zero2", "zero3")
@@ -498,10 +498,10 @@ def test_what_a_profile_counts() -> None:
         span("aten::add", "cpu_op", 6, 2),
         {"ph": "M", "name": "process_name", "ts": 0},
     ]
-    assert measure(on_cpu) == Profile(wall_s=8, compute_s=6, communication_s=4, exposed_s=2)
+    assert measure(on_cpu) == Measured(wall_s=8, compute_s=6, communication_s=4, exposed_s=2)
     on_device = [
         span("aten::mm", "cpu_op", 0, 9),
         span("gemm", "kernel", 1, 2),
         span("ncclDevKernel_AllReduce", "kernel", 2, 3),
     ]
-    assert measure(on_device) == Profile(wall_s=9, compute_s=2, communication_s=3, exposed_s=2)
+    assert measure(on_device) == Measured(wall_s=9, compute_s=2, communication_s=3, exposed_s=2)

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from runs import called
 
 from codescent.record import RunFolder
-from codescent.verbs.curves import POINTS, coinciding, draw, smooth
-from codescent.verbs.picture import PALETTE
-from codescent.verbs.plot import SECONDS, read
+from codescent.report.curves import POINTS, coinciding, draw, smooth
+from codescent.report.metrics import SECONDS, read
+from codescent.report.style import PALETTE
 
 NAN = math.nan
 
@@ -212,7 +212,7 @@ def test_runs_with_the_same_losses_are_both_seen(tmp_path: Path) -> None:
 def test_a_long_run_makes_no_larger_picture(tmp_path: Path) -> None:
     figures = [draw([read(make(tmp_path / str(steps), falling(steps)), "run")]) for steps in (1000, 4000)]
     points = [max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines[:1]) for figure in figures]
-    assert points == [POINTS, POINTS]
+    assert POINTS // 2 < min(points) <= max(points) <= POINTS
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(NAN), min_size=1, max_size=400))

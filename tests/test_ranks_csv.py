@@ -140,7 +140,8 @@ def test_means_are_over_the_steps_since_the_last() -> None:
     parts = dict.fromkeys(PARTS, 0.25)
     times.add(1.5, parts)
     times.add(2.5, {**parts, "forward_s": 0.75})
-    (found,) = times.gather(2, 9)
+    (found,), others = times.gather(2, 9, [3.0, 4.0])
+    assert others == [[3.0, 4.0]]
     assert found == {"step": 2, "rank": 0, "steps": 2, "step_s": 2.0, **parts, "forward_s": 0.5, "peak_memory_bytes": 9}
     times.add(4.0, parts)
-    assert times.gather(3, 9)[0]["step_s"] == 4.0
+    assert times.gather(3, 9)[0][0]["step_s"] == 4.0

@@ -19,6 +19,7 @@ from codescent.results import (
     State,
     bootstrap,
     differing,
+    median_of_many,
     open_run,
     open_runs,
     parts_of_ranks,
@@ -120,6 +121,14 @@ def test_the_bootstrap_has_the_interval_of_the_normal_mean() -> None:
 def test_a_ratio_of_two_samples() -> None:
     found = bootstrap([2.0, 2.0, 2.0], [1.0, 1.0], statistic=lambda a, b: np.median(a, axis=-1) / np.median(b, axis=-1))
     assert found == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_of_many_values_is_that_of_the_bootstrap() -> None:
+    values = np.random.default_rng(2).gamma(2.0, 1.0, 400)
+    found, drawn = median_of_many(values), bootstrap(values)
+    assert found.value == drawn.value
+    assert found.high - found.low == pytest.approx(drawn.high - drawn.low, rel=0.2)
+    assert median_of_many(values[:20]) == bootstrap(values[:20])
 
 
 def test_one_value_has_no_interval() -> None:

@@ -22,7 +22,7 @@ from torch.distributed import DistStoreError, PrefixStore
 from codescent.base import token
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train import rendezvous, store
+from codescent.train import clocks, rendezvous, store
 from codescent.train.store import StoreServer, TokenStore
 
 KEY = b"the key of this run"
@@ -276,3 +276,20 @@ def test_facts_that_differ_are_named_with_their_ranks() -> None:
         "(b): start every rank with the same value"
     )
     assert rendezvous.differences([ranks[0], {"host": "b", "facts": {"seed": 1}}])[0].count("absent on rank 1 (b)") == 1
+
+
+def test_the_offset_of_a_clock_is_found_within_its_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, ahead_ns = served.join(), 7_000_000_000
+    assert abs(mine.clock() - time.time_ns()) < 5e9
+    found = clocks.measure(mine)
+    assert abs(found.offset_ns) <= found.error_ns  # it is the same clock
+
+    def answer(peer: Any, head: dict[str, Any], data: list[bytes]) -> None:
+        store._send(peer, {"time_ns": time.time_ns() + ahead_ns}, [])
+
+    monkeypatch.setitem(served.server._acts, "clock", answer)
+    later = clocks.measure(mine)
+    assert abs(later.offset_ns - ahead_ns) <= later.error_ns
+    both = clocks.Offset(10.0, 4.0).mean(clocks.Offset(16.0, 5.0))
+    assert both == clocks.Offset(13.0, 8.0)  # it has drifted by 6
+    assert clocks.clock_of() == clocks.clock_of()

@@ -20,8 +20,9 @@ from codescent.cost.lengths import Lengths, lengths
 from codescent.cost.simulate import Costs, Simulation, simulate
 from codescent.plan import Plan, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
+from codescent.report.step_picture import UNIT_IN
+from codescent.report.style import COLOURS
 from codescent.verbs import timeline
-from codescent.verbs.step_picture import COLOURS, UNIT_IN
 from codescent.verbs.timeline import draw_plan, write_timeline
 
 

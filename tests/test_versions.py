@@ -22,8 +22,7 @@ from codescent.checkpoint import manifest
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.words import KEYS
 from codescent.plan import Plan
-from codescent.record import METRICS, RunFolder, run_folder
-from codescent.record.ranks import COLUMNS
+from codescent.record import METRICS, RunFolder, memory, ranks, run_folder
 from codescent.verbs.cli import run as cli
 
 TESTS = Path(__file__).resolve().parent
@@ -137,11 +136,11 @@ def test_the_number_rises_when_a_run_folder_holds_something_else() -> None:
 
 
 def held_by_a_run_folder() -> Iterator[str]:
-    """Every key of config.toml, field of plan.json, column of metrics.csv and ranks.csv; the format of checkpoints."""
+    """Every key of config.toml, field of plan.json, column of a CSV file; the format of checkpoints."""
     yield from (f"config.toml {key.section}.{key.name}" for key in KEYS.values())
     yield from fields_of(Plan, "plan.json")
     yield from (f"metrics.csv {name}" for name in METRICS)
-    yield from (f"ranks.csv {name}" for name in COLUMNS)
+    yield from (f"{table.name} {name}" for table in (ranks.TABLE, memory.TABLE) for name in table.columns)
     yield f"checkpoints {manifest.VERSION}"
 
 

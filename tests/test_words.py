@@ -56,6 +56,9 @@ WORDS = {
     "weights": ["import", "weights", "runs/new"],
     "a run": ["sample", ESCAPES],
     "a run to draw": ["plot", ESCAPES, "--out", "a.png"],
+    "a run to report": ["report", ESCAPES],
+    "a report": ["report", "runs/x", "--out", f"{ESCAPES}.pdf"],
+    "a folder of figures": ["report", "runs/x", "--figures", f"{ESCAPES}/x/y"],
     "a picture": ["plot", "runs/x", "--out", f"{ESCAPES}.pdf"],
     "layouts": ["prove", "run.toml", "--layouts", ESCAPES],
 }

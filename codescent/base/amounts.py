@@ -61,4 +61,5 @@ def three_digits(number: float) -> str:
     """The number with three digits that count; more before the point stay."""
     if number == 0:
         return "0"
-    return f"{number:,.{max(0, 2 - math.floor(math.log10(abs(number))))}f}"
+    size = abs(float(f"{number:.3g}"))  # 9.999 is shown as 10.0
+    return f"{number:,.{max(0, 2 - math.floor(math.log10(size)))}f}"

@@ -24,6 +24,11 @@ class Change:
     values: Mapping[str, Value]
     ranks: int | None = None
 
+    def words(self) -> list[str]:
+        """The values as words of a command line."""
+        shown = (("auto" if value is None else str(value)) for value in self.values.values())
+        return [f"{key}={text.lower()}" for key, text in zip(self.values, shown, strict=True)]
+
     def and_also(self, values: Mapping[str, Value]) -> Change:
         """This change with more values."""
         return Change({**self.values, **values}, self.ranks)

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from codescent.base.range_names import WAITING
+from codescent.base.ranges import named
+
 
 class Stopwatch:
     """Measures the seconds between laps. On CUDA it records events, so that the host does not wait for the device.
@@ -68,7 +71,7 @@ class Stopwatch:
 def waiting() -> Iterator[None]:
     """A block in which this rank waits for others: for a message, or for a collective that nothing hides.
 
-    Outside of a step, and inside another such block, it does nothing.
+    Outside of a step, and inside another such block, it does nothing. A profile has a range of the same length.
     """
     watch = Stopwatch.running
     if watch is None or watch.part == watch.waits:
@@ -76,9 +79,10 @@ def waiting() -> Iterator[None]:
         return
     part = watch.part
     watch.pause()
-    watch.part = watch.waits
-    try:
-        yield
-    finally:
-        watch.part = part
-        watch.go_on()
+    with named(WAITING):  # may wait for the GIL when it has begun and ended: the laps lie before both
+        watch.part = watch.waits
+        try:
+            yield
+        finally:
+            watch.part = part
+            watch.go_on()

@@ -38,12 +38,27 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     for first, second in INSTEAD:
         if _is_given(config, first) and _is_given(config, second):
             yield (first, second), f"given, and {second} too: the first decides the second; give one of the two"
+    if train.num_epochs is None:  # else the steps are not known yet
+        yield from late_windows(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and train.global_batch_tokens is None and samples % size:
         yield (
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
             f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
+        )
+
+
+def late_windows(config: Config) -> Iterator[Contradiction]:
+    """A problem if a window of the profile ends after the last step, `train.num_steps`."""
+    profile, steps = config.profile, config.train.num_steps
+    last = profile.repeat * (profile.wait + profile.warmup + profile.active)
+    if profile.active and last > steps:
+        windows = f"{profile.repeat} x " if profile.repeat > 1 else ""
+        yield (
+            ("profile.active", "train.num_steps"),
+            f"{windows}({profile.wait} wait + {profile.warmup} warmup + {profile.active} active) = {last} steps, but "
+            f"the run has {steps} (train.num_steps): record fewer steps, or take at least {last}",
         )
 
 

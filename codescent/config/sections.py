@@ -29,6 +29,9 @@ from codescent.config.keys import (
 )
 from codescent.config.optimizer import Optimizer as Optimizer
 
+RECORDS = at_least("profile.active", 1)
+"""Only a run that records a profile reads the key."""
+
 
 class Run(Section):
     """Name, folder and seed of the run."""
@@ -335,6 +338,18 @@ class Log(Section):
     )
 
 
+class Profile(Section):
+    """Which steps torch's profiler records (docs/profile.md). A window is wait + warmup + active steps."""
+
+    active: int = key(0, "steps of a window that are recorded; 0: no profile", ge=0)
+    wait: int = key(5, "steps of a window before the profiler starts", ge=0, only=RECORDS)
+    warmup: int = key(1, "steps of a window in which the profiler runs and nothing is recorded", ge=0, only=RECORDS)
+    repeat: int = key(1, "number of windows, one after the other, from the first step of the run", ge=1, only=RECORDS)
+    shapes: bool = key(False, "record the shapes of the inputs of operators", only=RECORDS)
+    stacks: bool = key(False, "record the calls of Python functions; the files become large", only=RECORDS)
+    memory: bool = key(False, "record where operators allocate and free memory", only=RECORDS)
+
+
 class Config(BaseModel):
     """The config of a run. Raises pydantic's ValidationError: wrong types, values out of range, contradictions."""
 
@@ -349,6 +364,7 @@ class Config(BaseModel):
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+    profile: Profile = Profile()
 
     def with_task(self, name: str) -> Self:
         """This config with another data.task."""

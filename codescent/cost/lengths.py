@@ -87,7 +87,7 @@ def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instru
         last = [at for at in program if at.verb is Verb.REDUCE]
         for record in plan.traffic:
             if record.stage in (None, stage) and record.verb not in SENDS:
-                instructions = _instructions(record, plan, program)
+                instructions = instructions_of(record, plan, program)
                 share_s = record.times * _bytes(record, plan) * scale / len(instructions)
                 for at in instructions:
                     (waits if record.during is None else overlapped)[at] += share_s
@@ -105,7 +105,7 @@ def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instru
     return found
 
 
-def _instructions(record: Traffic, plan: Plan, program: tuple[Instruction, ...]) -> list[Instruction]:
+def instructions_of(record: Traffic, plan: Plan, program: tuple[Instruction, ...]) -> list[Instruction]:
     """The instructions of a stage during or after which a collective runs; each runs the same number of them.
 
     With fewer collectives than micro-batches they are the first forward passes (weights are gathered), or the last

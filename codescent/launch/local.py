@@ -29,7 +29,7 @@ from codescent.base.rank import LOOPBACK
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
-from codescent.launch.memory_kills import evidence, memory_kills
+from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
@@ -45,7 +45,14 @@ CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for numb
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str], *, saves: bool = True) -> int:
+def run_ranks(
+    command: Sequence[str],
+    ranks: int,
+    env: Mapping[str, str],
+    *,
+    saves: bool = True,
+    of_memory: Callable[[int], Sequence[str]] = lambda rank: (),
+) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
     Every rank gets torchrun's environment variables, the token of the run, and shared memory for its progress
@@ -62,6 +69,7 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str], *, sav
         ranks: at least 1.
         env: environment of the ranks. Its numbers of threads and network interfaces override our defaults.
         saves: whether the ranks save when they are asked to stop, for the message.
+        of_memory: called with a rank that the kernel has probably killed for lack of memory; returns lines to print.
 
     Returns:
         0 if every rank returned 0. Otherwise the exit code of the first rank that failed; or 128 + the number of the
@@ -76,7 +84,9 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str], *, sav
         signals.remove(signal.SIGHUP)
     with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, saves=saves) as processes:
         code = processes.watch(queue)
-        processes.report()
+        if (killed := processes.report()) is not None:
+            for line in of_memory(killed):
+                _say(line)
     return code
 
 
@@ -304,8 +314,11 @@ class _Ranks:
         lines = _tail(self._log(rank)).splitlines()
         return any(line.startswith("error: ") for line in lines) and "Traceback (most recent call last):" not in lines
 
-    def report(self) -> None:
-        """Print the log of the rank that caused the failure. Without a failure print the warnings of rank 0."""
+    def report(self) -> int | None:
+        """Print the log of the rank that caused the failure. Without a failure print the warnings of rank 0.
+
+        Returns the rank if it was killed, and probably for lack of memory.
+        """
         if self._killed:
             _say("codescent: the ranks were killed")
         elif not self._failed:
@@ -315,7 +328,7 @@ class _Ranks:
             culprit = self._culprit()
             _say(_tail(self._log(culprit)))
             if not self._crashed():
-                return
+                return None
             for rank, how in self._halted.items():
                 _say(f"codescent: the cause: rank {rank} (pid {self._processes[rank].pid}) {how}")
             pid, ending = self._processes[culprit].pid, self._ending(culprit)
@@ -323,6 +336,9 @@ class _Ranks:
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
             _say(f"codescent: the output of each rank is in {self._logs}")
+            if self._failed[culprit] == -signal.SIGKILL and is_suspected(ending):
+                return culprit
+        return None
 
     def _ending(self, rank: int) -> str:
         """How a failed rank ended, in words."""

@@ -30,6 +30,11 @@ def memory_kills() -> dict[Path, Kills]:
     return found
 
 
+def is_suspected(said: str) -> bool:
+    """Whether a text of `evidence` says that memory ran out, or that nothing speaks against it."""
+    return "out of memory" in said
+
+
 def evidence(before: dict[Path, Kills]) -> str:
     """Text for a SIGKILL: whether the kernel has killed processes for lack of memory since `before`."""
     if not before:

@@ -120,6 +120,7 @@ def facts_of(
         forward_flops=forward_flops(kind, shape, shape.seq_len if seq_len is None else seq_len, lora),
         dropout=shape.dropout,
         encoder_layers=shape.encoder_layers,
+        causal_layers=shape.causal_layers,
         head_chunk_tokens=head_chunk_tokens,
         sizes=dataclasses.asdict(shape),
         lora=lora,

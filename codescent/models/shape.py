@@ -63,6 +63,11 @@ class Shape:
         return self.hidden_dim // self.num_heads
 
     @property
+    def causal_layers(self) -> int:
+        """Number of layers whose self-attention is causal."""
+        return self.num_layers
+
+    @property
     def head_rows(self) -> int:
         """Rows of all matrices of the head together."""
         return self.vocab_size

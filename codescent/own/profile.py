@@ -1,11 +1,11 @@
 """In: a `with` block around steps of a user's loop. Out: a trace per rank for ui.perfetto.dev; seconds of computation,
 of communication, and of exposed communication (while nothing is computed).
-Does not time operators itself: torch's profiler does."""
+Does not time operators itself (torch's profiler does), and does not measure a trace (trace/ does)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -19,12 +19,11 @@ from codescent.base.agreement import rank, together
 from codescent.base.errors import UserError
 from codescent.own.arguments import PATH, public
 from codescent.own.session import joined_or_alone
-
-Interval = tuple[float, float]
+from codescent.trace.measure import Measured, measure
 
 
 @dataclass
-class Profile:
+class Profile(Measured):
     """Seconds of one rank in the `with` block. The values are set when the block ends.
 
     Attributes:
@@ -35,10 +34,6 @@ class Profile:
         trace: the path of the trace.
     """
 
-    wall_s: float = 0.0
-    compute_s: float = 0.0
-    communication_s: float = 0.0
-    exposed_s: float = 0.0
     trace: str = ""
 
 
@@ -93,38 +88,3 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
                 f"{of['communication_s']:.3f}, of which exposed {of['exposed_s']:.3f}: {of['trace']}",
                 flush=True,
             )
-
-
-def measure(events: Iterable[Mapping[str, Any]]) -> Profile:
-    """Compute a Profile from the events of a trace in torch's Chrome format, whose times are microseconds."""
-    spans = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
-    of_device = any(event.get("cat") == "kernel" for event in spans)
-    computing, sending = [], []
-    ends: list[Interval] = []
-    for event in spans:
-        name, kind, start = str(event["name"]), event.get("cat"), float(event["ts"])
-        interval = (start, start + float(event.get("dur", 0)))
-        ends.append(interval)
-        if name.startswith("gloo:") or (kind == "kernel" and name.startswith("nccl")):
-            sending.append(interval)
-        elif kind == "kernel" or (not of_device and kind == "cpu_op" and name.startswith("aten::")):
-            computing.append(interval)
-    computed, sent = _union(computing), _union(sending)
-    both = _seconds(computed) + _seconds(sent) - _seconds(_union([*computed, *sent]))
-    wall = (max(end for _, end in ends) - min(start for start, _ in ends)) / 1e6 if ends else 0.0
-    return Profile(wall, _seconds(computed), _seconds(sent), min(_seconds(sent), _seconds(sent) - both))
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge intervals that overlap or touch."""
-    union: list[Interval] = []
-    for start, end in sorted(intervals):
-        if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], end))
-        else:
-            union.append((start, end))
-    return union
-
-
-def _seconds(union: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in union) / 1e6

@@ -23,20 +23,45 @@ class StepFlops:
         attention_flops: 12 L h s per token, counted without a causal mask (Chowdhery et al. 2022, "PaLM", appendix B).
             A decoder layer with t target and s source positions has t^2 + t s query-key pairs instead of s^2.
         weight_share: FLOPs of the weight gradients, divided by the FLOPs of the forward pass; without attention.
+        recomputed_flops: what backward computes again because of parallel.recompute, in the same convention: of a
+            forward pass 2 N and 4 L h s per token. "full": the forward pass of the blocks, without the head
+            (Korthikanti et al. 2022, "Reducing Activation Recomputation", appendix A). "selective": the products of
+            queries and keys of causal self-attention, 2 L h s. With dropout or cp other kernels compute attention, to
+            which the key adds no product. Activation functions have no products.
     """
 
     dense_flops: float
     attention_flops: float
     weight_share: float
+    recomputed_flops: float = 0.0
 
     @property
     def total_flops(self) -> float:
         """6 N + 12 L h s per token. The metrics flops_per_s and mfu use this sum."""
         return self.dense_flops + self.attention_flops
 
+    @property
+    def hardware_flops(self) -> float:
+        """Model FLOPs and those that parallel.recompute adds: the metric hfu (Chowdhery et al. 2022, appendix B)."""
+        return self.total_flops + self.recomputed_flops
 
-def step_flops(model: ModelFacts, task: TaskFacts, work: Work, parameters: Iterable[Parameter]) -> StepFlops:
-    """FLOPs of one step, summed over all micro-batches and ranks."""
+
+def step_flops(
+    model: ModelFacts,
+    task: TaskFacts,
+    work: Work,
+    parameters: Iterable[Parameter],
+    recompute: str = "none",
+    *,
+    splits_sequence: bool = False,
+) -> StepFlops:
+    """FLOPs of one step, summed over all micro-batches and ranks.
+
+    Args:
+        model, task, work, parameters: of the run.
+        recompute: parallel.recompute.
+        splits_sequence: whether ranks share a sequence (cp).
+    """
 
     def macs(some: Iterable[Parameter]) -> float:
         return sum(parameter.numel * _positions(task, work, parameter) for parameter in some)
@@ -47,10 +72,17 @@ def step_flops(model: ModelFacts, task: TaskFacts, work: Work, parameters: Itera
         [p for p in some if len(p.shape) > 1 and p.role is not Role.POSITION] for some in (read, trained)
     )
     width = model.num_heads * model.head_dim
+    again = 0.0
+    if recompute == "full":
+        blocks = [p for p in read if any(1 <= depth <= model.num_layers for depth in p.depths)]
+        again = 2.0 * macs(blocks) + 4.0 * _pairs(model, work) * width
+    elif recompute == "selective" and not (splits_sequence or model.dropout):
+        again = 2.0 * model.causal_layers * work.positions(-1) ** 2 * width
     return StepFlops(
         dense_flops=(4.0 * macs(read) + 2.0 * macs(trained)) * work.global_batch_size,
         attention_flops=12.0 * _pairs(model, work) * width * work.global_batch_size,
         weight_share=macs(trained_products) / (macs(products) or 1.0),
+        recomputed_flops=again * work.global_batch_size,
     )
 
 

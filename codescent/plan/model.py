@@ -54,6 +54,7 @@ class ModelFacts:
     Attributes:
         forward_flops: FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         encoder_layers: the first layers, which read only the first sequence of a sample.
+        causal_layers: layers whose self-attention is causal: the last of all. Plans of earlier versions say 0.
         head_chunk_tokens: number of tokens whose logits are in memory at the same time; 0: all.
         sizes: all fields of the shape class of this kind of model. `models.shape_of_facts` rebuilds the shape.
         lora: the adapters; None: every parameter is trained.
@@ -70,6 +71,7 @@ class ModelFacts:
     forward_flops: tuple[float, ...] = ()
     dropout: float = 0.0
     encoder_layers: int = 0
+    causal_layers: int = 0
     head_chunk_tokens: int = 0
     sizes: Mapping[str, Size] = field(default_factory=dict)
     lora: Lora | None = None

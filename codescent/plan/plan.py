@@ -88,8 +88,10 @@ class Plan:
         return self.schedule.stages_of(tensor.parameter.depths)
 
     def flops(self) -> StepFlops:
-        """Model FLOPs of one step, summed over all ranks."""
-        return step_flops(self.model, self.task, self.work, [tensor.parameter for tensor in self.tensors])
+        """Model FLOPs of one step, and those that are computed again, summed over all ranks."""
+        parameters, splits = [tensor.parameter for tensor in self.tensors], self.mesh.cp > 1
+        recompute = self.layout.recompute
+        return step_flops(self.model, self.task, self.work, parameters, recompute, splits_sequence=splits)
 
     def counts_loss(self, rank: int) -> bool:
         """Whether sums over all ranks include the loss of this rank. All ranks of a tp group compute the same loss."""

@@ -3,7 +3,7 @@ Does not run the instructions (train/execute.py and cost/simulate.py do) and hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -76,6 +76,24 @@ class Schedule:
     def stages_of(self, depths: Iterable[int]) -> tuple[int, ...]:
         """The stages that compute the given depths, each once."""
         return tuple(dict.fromkeys(self._stage_at[depth] for depth in depths))
+
+    def most_in_flight(self, stage: int, until: int | None = None) -> int:
+        """The most forward passes of chunks that wait for their backward pass at once on a stage, at least 1.
+
+        `until`: look at so many instructions only.
+        """
+        return max([1, *self._in_flight(stage, until)])
+
+    def in_flight(self, stage: int, until: int) -> int:
+        """The forward passes that wait for their backward pass after so many instructions of a stage."""
+        return [0, *self._in_flight(stage, until)][-1]
+
+    def _in_flight(self, stage: int, until: int | None) -> Iterator[int]:
+        begins, ends = (Verb.FORWARD,), (Verb.BACKWARD, Verb.BACKWARD_INPUT)
+        waiting = 0
+        for instruction in self.programs[stage][:until]:
+            waiting += (instruction.verb in begins) - (instruction.verb in ends)
+            yield waiting
 
     @cached_property
     def _stage_at(self) -> tuple[int, ...]:

@@ -108,9 +108,9 @@ class Placement:
         """Shape of the shard of `rank`. Rank 0 has the largest shard."""
         return tuple(stop - start for start, stop in self.box(shape, mesh, rank))
 
-    def numel(self, shape: tuple[int, ...], mesh: Mesh) -> int:
-        """Number of elements of the largest shard."""
-        return math.prod(self.sizes(shape, mesh))
+    def numel(self, shape: tuple[int, ...], mesh: Mesh, rank: int = 0) -> int:
+        """Number of elements of the shard of `rank`. Rank 0 has the largest shard."""
+        return math.prod(self.sizes(shape, mesh, rank))
 
 
 @dataclass(frozen=True)
@@ -156,34 +156,34 @@ class TensorPlan:
         """Memory of the shards that the all-gather of the weights reads. Without an all-gather: that of the weights."""
         return self.weights_in if self.updated_on_host else self.optimizer_in
 
-    def weights_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the weights on the rank with the largest shard. The other methods count the same rank."""
-        return self.weights.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.weight_dtype]
+    def weights_bytes(self, mesh: Mesh, rank: int = 0) -> int:
+        """Bytes of the weights on a rank. Rank 0 has the largest shard."""
+        return self.weights.numel(self.parameter.shape, mesh, rank) * DTYPE_BYTES[self.weight_dtype]
 
-    def gradients_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the gradients, including the copy in `bucket_dtype`."""
+    def gradients_bytes(self, mesh: Mesh, rank: int = 0) -> int:
+        """Bytes of the gradients on a rank, including the copy in `bucket_dtype`."""
         if not self.parameter.trained:
             return 0
         per_element = DTYPE_BYTES[self.gradient_dtype] + (DTYPE_BYTES[self.bucket_dtype] if self.bucket_dtype else 0)
-        return self.gradients.numel(self.parameter.shape, mesh) * per_element
+        return self.gradients.numel(self.parameter.shape, mesh, rank) * per_element
 
-    def optimizer_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the optimizer state and the master copy."""
+    def optimizer_bytes(self, mesh: Mesh, rank: int = 0) -> int:
+        """Bytes of the optimizer state and the master copy on a rank."""
         if not self.parameter.trained:
             return 0
         master_bytes = DTYPE_BYTES[self.master_dtype] if self.master_dtype else 0
         per_element = self.optimizer_tensors * DTYPE_BYTES[self.optimizer_dtype] + master_bytes
-        return self.optimizer.numel(self.parameter.shape, mesh) * per_element
+        return self.optimizer.numel(self.parameter.shape, mesh, rank) * per_element
 
-    def state_bytes(self, mesh: Mesh) -> int:
-        """Bytes of weights, gradients and optimizer state."""
-        return self.weights_bytes(mesh) + self.gradients_bytes(mesh) + self.optimizer_bytes(mesh)
+    def state_bytes(self, mesh: Mesh, rank: int = 0) -> int:
+        """Bytes of weights, gradients and optimizer state on a rank."""
+        return self.weights_bytes(mesh, rank) + self.gradients_bytes(mesh, rank) + self.optimizer_bytes(mesh, rank)
 
-    def host_bytes(self, mesh: Mesh) -> int:
+    def host_bytes(self, mesh: Mesh, rank: int = 0) -> int:
         """The part of `state_bytes` that is in host memory."""
         found = (
-            (self.weights_in, self.weights_bytes(mesh)),
-            (self.gradients_in, self.gradients_bytes(mesh)),
-            (self.optimizer_in, self.optimizer_bytes(mesh)),
+            (self.weights_in, self.weights_bytes(mesh, rank)),
+            (self.gradients_in, self.gradients_bytes(mesh, rank)),
+            (self.optimizer_in, self.optimizer_bytes(mesh, rank)),
         )
         return sum(size for memory, size in found if memory is Memory.HOST)

@@ -20,7 +20,7 @@ from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import published
-from codescent.record import ranks
+from codescent.record import memory, ranks
 from codescent.record.lines import append, forward, user_errors
 from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
 
@@ -43,6 +43,8 @@ METRICS: tuple[str, ...] = (
     "forward_s",
     "backward_s",
     "other_s",
+    "mfu_spec",
+    "hfu",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"
@@ -81,6 +83,7 @@ class RunFolder:
         self.path, self.config_text, self.plan = path, config_text, plan
         self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
         self._rows = Rows(path, METRICS, INTEGERS)
+        self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
         self._columns_known = False
 
@@ -215,6 +218,19 @@ class RunFolder:
         self.follow()
         ranks.write(self.path, rows)
 
+    def write_memory(self, rows: Sequence[memory.MemoryRow]) -> None:
+        """Append a row for each rank to memory.csv, if a number has changed. Raises UserError: it cannot be written."""
+        self._memory.folder = self.follow()
+        self._memory.write(rows)
+
+    def iter_memory(self) -> Iterator[memory.MemoryRow]:
+        """Read memory.csv: the memory of each rank by part. Raises UserError: a line is not a row."""
+        yield from memory.TABLE.read(self.path)
+
+    def last_memory(self) -> dict[int, memory.MemoryRow]:
+        """The last row of memory.csv of each rank. Raises UserError: a line is not a row."""
+        return memory.last_rows(self.path)
+
     def iter_ranks(self) -> Iterator[ranks.RankRow]:
         """Read ranks.csv: the parts of a step and the memory of each rank. Raises UserError: a line is not a row."""
         yield from ranks.read(self.path)
@@ -233,9 +249,10 @@ class RunFolder:
     def rewind(self, step: int) -> int:
         """On resume: delete the rows of steps after `step` (event "rewind"), then `mend`. Returns their number.
 
-        The rows of ranks.csv are not counted.
+        The rows of ranks.csv and memory.csv are not counted.
         """
         ranks.rewind(self.path, step)
+        memory.TABLE.rewind(self.path, step)
         if dropped := self._rows.rewind(step):
             self.event("rewind", step=step, dropped_rows=dropped)
         self.mend()

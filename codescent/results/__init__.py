@@ -14,4 +14,5 @@ from codescent.results.start import stopped_by_signals as stopped_by_signals
 from codescent.results.start import train_run as train_run
 from codescent.results.statistics import Interval as Interval
 from codescent.results.statistics import bootstrap as bootstrap
+from codescent.results.statistics import median_of_many as median_of_many
 from codescent.results.statistics import spread as spread

@@ -4,6 +4,7 @@ Does not compare or draw, and does not load torch. A run that is still training 
 from __future__ import annotations
 
 import math
+import sys
 import tomllib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ from codescent.record.ranks import RankRow
 
 Values = npt.NDArray[np.float64]
 
+LARGEST = sys.float_info.max
+"""A larger integer of a column has no float, and counts as infinite."""
 BEGINS = ("start", "resume")
 """Events with which a run, or its continuation, begins."""
 
@@ -103,7 +106,7 @@ class Run:
         for row in self.folder.iter_metrics():
             for name, values in columns.items():
                 value = row[name]
-                values.append(math.nan if value is None else value)
+                values.append(math.nan if value is None else math.inf if abs(value) > LARGEST else value)
         return {name: np.frombuffer(values) if values else np.empty(0) for name, values in columns.items()}
 
     def after(self, warmup: int, column: str) -> Values:
@@ -137,7 +140,10 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
     """Read several run folders, each once. Raises UserError with the problems of all of them."""
     runs: list[Run] = []
     problems: list[str] = []
-    for path in dict.fromkeys(Path(path).resolve() for path in paths):
+    given: dict[Path, Path | str] = {}
+    for path in paths:
+        given.setdefault(Path(path).resolve(), path)
+    for path in given.values():  # as the user has named them
         try:
             runs.append(open_run(path))
         except UserError as error:

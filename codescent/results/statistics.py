@@ -11,6 +11,10 @@ import numpy.typing as npt
 
 LEVEL = 0.95
 """Probability of an interval."""
+MANY = 100
+"""So many values need no bootstrap for their median."""
+NORMAL = 1.96
+"""Standard deviations on both sides of a normal mean that have the probability LEVEL."""
 RESAMPLES = 2000
 """Resamples of the bootstrap: the ends of a 95 % interval are then known to about 5 % of its width."""
 
@@ -56,6 +60,20 @@ def bootstrap(*samples: Sequence[float] | Values, statistic: Statistic = medians
     drawn = [sample[generator.integers(len(sample), size=(RESAMPLES, len(sample)))] for sample in given]
     low, high = np.quantile(statistic(*drawn), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return Interval(value, float(low), float(high))
+
+
+def median_of_many(values: Sequence[float] | Values) -> Interval:
+    """The median of values, and its interval; of at least MANY values by order statistics, which is as good and fast.
+
+    The k-th smallest values with k = (n -+ 1.96 sqrt(n)) / 2 enclose the median, whatever the distribution (Conover
+    1999, "Practical Nonparametric Statistics", 3.2). Raises ValueError: no value.
+    """
+    found = np.sort(np.asarray(values, dtype=np.float64))
+    if len(found) < MANY:
+        return bootstrap(found)
+    half = NORMAL * np.sqrt(len(found)) / 2
+    low, high = int(np.floor(len(found) / 2 - half)), int(np.ceil(len(found) / 2 + half))
+    return Interval(float(np.median(found)), float(found[low]), float(found[high]))
 
 
 def spread(values: Sequence[float] | Values) -> float:

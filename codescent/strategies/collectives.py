@@ -1,5 +1,6 @@
 """In: a tensor and a process group. Out: torch's collectives. In: a function. Out: its call at the end of backward.
-A collective that blocks counts as waiting (base/stopwatch.py), except in code that torch.compile compiles.
+A collective that blocks counts as waiting (base/stopwatch.py), except in code that torch.compile compiles. A profile
+has each collective's name (base/ranges.py).
 Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
 
 from __future__ import annotations
@@ -12,12 +13,29 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from codescent.base.ranges import Flight, named_collective
 from codescent.base.stopwatch import waiting
+from codescent.plan import Collective
 
 # torch 2.13 renamed the first two and warns if the old names are used.
-start_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-start_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
+
+
+class Awaited(dist.Work):
+    """The handle of a collective. To wait for it counts as waiting."""
+
+    def __init__(self, work: Any, flight: Flight) -> None:
+        super().__init__()
+        self.work, self.flight = work, flight
+
+    def wait(self, *timeout: Any) -> bool:
+        """Wait until the collective is done."""
+        with waiting():
+            done = bool(self.work.wait(*timeout))
+        self.flight.waited()
+        return done
 
 
 def _waited(function: Callable[..., Any]) -> Callable[..., None]:
@@ -33,23 +51,39 @@ def _waited(function: Callable[..., Any]) -> Callable[..., None]:
     return wait_for
 
 
-all_gather_into = _waited(start_all_gather)
-reduce_scatter_into = _waited(start_reduce_scatter)
-all_reduce = _waited(dist.all_reduce)
-all_to_all = _waited(dist.all_to_all_single)
+def _blocking(kind: Collective, collective: Callable[..., Any]) -> Callable[..., None]:
+    """A collective that returns when it is done."""
+
+    def named(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> None:
+        if torch.compiler.is_compiling():
+            collective(*arguments, group=group, **options)
+            return
+        with named_collective(kind, group):
+            collective(*arguments, group=group, **options)
+
+    return _waited(named)
 
 
-class Awaited(dist.Work):
-    """The handle of a collective. To wait for it counts as waiting."""
+def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[..., Awaited]:
+    """A collective that runs beside the computations that follow."""
 
-    def __init__(self, work: Any) -> None:
-        super().__init__()
-        self.work = work
+    def start(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> Awaited:
+        flight = Flight(kind, group)
+        work = collective(*arguments, group=group, async_op=True, **options)
+        flight.ends_with(work)
+        return Awaited(work, flight)
 
-    def wait(self, *timeout: Any) -> bool:
-        """Wait until the collective is done."""
-        with waiting():
-            return bool(self.work.wait(*timeout))
+    return start
+
+
+all_gather_into = _blocking(Collective.ALL_GATHER, _all_gather)
+reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, _reduce_scatter)
+all_reduce = _blocking(Collective.ALL_REDUCE, dist.all_reduce)
+all_to_all = _blocking(Collective.ALL_TO_ALL, dist.all_to_all_single)
+broadcast = _blocking(Collective.BROADCAST, dist.broadcast)
+start_all_gather = _starting(Collective.ALL_GATHER, _all_gather)
+start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, _reduce_scatter)
+start_all_reduce = _starting(Collective.ALL_REDUCE, dist.all_reduce)
 
 
 FULLY_SHARD_WAITS = ("wait_for_unshard", "post_backward", "finalize_backward")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from codescent.plan import DTYPE_BYTES, Collective, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
-from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Gradients, Held, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
@@ -179,13 +179,13 @@ class BucketedGradients:
         if self.alone:
             self.complete[index] = gradient
             return
-        import torch.distributed as dist  # noqa: PLC0415 - keeps torch out of planning
+        from codescent.strategies.collectives import start_all_reduce  # noqa: PLC0415 - keeps torch out of planning
 
         view = self.views[index]
         self.complete[index] = view if gradient is view else view.copy_(gradient)
         self.missing[self.bucket_of[index]] -= 1
         while self.next_bucket < len(self.buckets) and self.missing[self.next_bucket] == 0:
-            self.works.append(dist.all_reduce(self.buffers[self.next_bucket], group=self.group, async_op=True))
+            self.works.append(start_all_reduce(self.buffers[self.next_bucket], group=self.group))
             self.next_bucket += 1
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
@@ -213,6 +213,11 @@ class BucketedGradients:
         self.sums.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
         self.next_bucket = 0
+
+    def held(self) -> Held:
+        """See Gradients. Buckets are gradients: their second copy, or the only one."""
+        apart = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
+        return Held([*self.buffers, *self.sums.values(), *self.complete.values(), *apart])
 
     def close(self) -> None:
         """See Gradients. Drops the process group, because its threads would crash at the end of the process."""

@@ -7,28 +7,36 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from codescent.base.stopwatch import waiting
-from codescent.strategies.collectives import Awaited, start_all_gather, start_reduce_scatter
+from codescent.strategies.collectives import start_all_gather, start_all_reduce, start_reduce_scatter
 
 
 class AsyncAllGather:
-    """fully_shard's all-gather, always asynchronous: fully_shard waits for its handle before it reads weights."""
+    """fully_shard's all-gather, always asynchronous: fully_shard waits for its handle before it reads weights.
+
+    `gathers`: where to note the memory for gathered weights. fully_shard copies them into the weights, and frees it.
+    """
+
+    def __init__(self, gathers: WeakSet[torch.Tensor]) -> None:
+        self.gathers = gathers
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for the gathered weights."""
-        return torch.empty(size, dtype=dtype, device=device)
+        memory = torch.empty(size, dtype=dtype, device=device)
+        self.gathers.add(memory)
+        return memory
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Start the all-gather."""
-        return Awaited(start_all_gather(output_tensor, input_tensor, group=group, async_op=True))
+        return start_all_gather(output_tensor, input_tensor, group=group)
 
 
 @dataclass
@@ -61,6 +69,7 @@ class GradientsInFlight:
         self.replicas, self.wire_dtype = replicas, wire_dtype
         self.reductions: deque[Reduction] = deque()
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
+        self.gathers: WeakSet[torch.Tensor] = WeakSet()
 
     def advance(self) -> None:
         """Finish the reductions that are in their last collective. Start the all-reduce of the others."""
@@ -68,9 +77,8 @@ class GradientsInFlight:
             self._finish(self.reductions.popleft())
         if self.replicas is not None:
             for reduction in self.reductions:
-                with waiting():
-                    reduction.reduce_scatter.wait()
-                reduction.all_reduce = dist.all_reduce(reduction.wire, group=self.replicas, async_op=True)
+                reduction.reduce_scatter.wait()
+                reduction.all_reduce = start_all_reduce(reduction.wire, group=self.replicas)
 
     def finish(self) -> None:
         """Wait for every reduction."""
@@ -79,8 +87,7 @@ class GradientsInFlight:
 
     def _finish(self, reduction: Reduction) -> None:
         """Add a finished reduction to `sums` and clear `.grad`: the next backward must not add to this buffer."""
-        with waiting():
-            (reduction.all_reduce or reduction.reduce_scatter).wait()
+        (reduction.all_reduce or reduction.reduce_scatter).wait()
         if reduction.shard is not reduction.wire:
             reduction.shard.copy_(reduction.wire)
         for parameter in reduction.parameters:
@@ -124,7 +131,7 @@ class AsyncReduceScatter:
         """Start the reduce-scatter, and the next collective of the units before this one."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
-        work = start_reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
+        work = start_reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group)
         self.in_flight.advance()
         self.in_flight.reductions.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
         if self.last and self.in_flight.replicas is not None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from codescent.strategies.strategy import Gradients
+from codescent.strategies.collectives import all_reduce, broadcast
+from codescent.strategies.strategy import Gradients, Held
 
 
 class PartialGradients:
@@ -40,7 +41,7 @@ class PartialGradients:
             part.copy_(summed.view_as(part))
 
     def _exchange(self, gradients: torch.Tensor) -> None:
-        dist.all_reduce(gradients, group=self.group)
+        all_reduce(gradients, group=self.group)
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients."""
@@ -50,6 +51,12 @@ class PartialGradients:
         """See Gradients."""
         self.collected = ()
         self.before.release()
+
+    def held(self) -> Held:
+        """See Gradients."""
+        found = self.before.held()
+        found.gradients += self.collected
+        return found
 
     def close(self) -> None:
         """See Gradients."""
@@ -61,4 +68,4 @@ class CopiedGradients(PartialGradients):
     """Wrap gradients: those of `before.collect()` at `indices` become those of the group's first rank."""
 
     def _exchange(self, gradients: torch.Tensor) -> None:
-        dist.broadcast(gradients, group=self.group, group_src=0)
+        broadcast(gradients, group=self.group, group_src=0)

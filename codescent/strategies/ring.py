@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
+from codescent.plan import Collective
 from codescent.strategies.causal_tiles import CausalTiles
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 
@@ -81,6 +83,7 @@ class _RingMessage:
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         following, preceding = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
         self.sent, self.received = tensor, torch.empty_like(tensor)
+        self.flight = Flight(Collective.SEND, group)
         self.works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, self.sent, group=group, tag=tag, group_peer=following),
@@ -93,6 +96,7 @@ class _RingMessage:
         with waiting():
             for work in self.works:
                 work.wait()
+        self.flight.waited()
         return self.received
 
 

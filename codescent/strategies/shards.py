@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import WIDE, Memory
@@ -19,7 +20,7 @@ from codescent.strategies.collectives import count_fully_shard_waits
 from codescent.strategies.ddp import replicas
 from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_, units
 from codescent.strategies.overlap import AsyncAllGather, AsyncReduceScatter, GradientsInFlight, local_gradient
-from codescent.strategies.strategy import ThisRank
+from codescent.strategies.strategy import Held, ThisRank
 
 
 def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
@@ -66,7 +67,7 @@ def _overlap(module: nn.Module, blocks: Sequence[nn.Module], this_rank: ThisRank
     last = next((unit for unit in (module, *blocks) if _trained(unit, blocks)), module)
     for unit in (module, *blocks):
         reductions[unit] = AsyncReduceScatter(in_flight, last=unit is last)
-        cast(FSDPModule, unit).set_custom_all_gather(cast(Any, AsyncAllGather()))
+        cast(FSDPModule, unit).set_custom_all_gather(cast(Any, AsyncAllGather(in_flight.gathers)))
         cast(FSDPModule, unit).set_custom_reduce_scatter(cast(Any, reductions[unit]))
     cast(Any, module).in_flight, cast(Any, module).reductions = in_flight, reductions
 
@@ -118,11 +119,12 @@ def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
 class ShardedGradients:
     """Gradients that fully_shard reduces while backward runs: in stage 1 once per step, else for each micro-batch.
 
-    `parts` were sharded by `shard_`, and their parameters have memory.
+    `parts` were sharded by `shard_`, and their parameters have memory. Stage 1 adds micro-batches in `sum_dtype`.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
-        self.parts, self.stage = list(parts), stage
+    def __init__(self, parts: Sequence[nn.Module], stage: int, sum_dtype: torch.dtype) -> None:
+        self.parts, self.stage, self.sum_dtype = list(parts), stage, sum_dtype
+        self.added: set[int] = set()  # chunks whose micro-batches are being added, in stage 1
         self.parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
         overlapping = [cast(Any, part) for part in parts if hasattr(part, "in_flight")]
         self.in_flight: list[GradientsInFlight] = [part.in_flight for part in overlapping]
@@ -133,6 +135,8 @@ class ShardedGradients:
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
         """See Gradients."""
         self.reduce()
+        if self.stage == 1:
+            (self.added.discard if last else self.added.add)(chunk)
         set_last_backward(self.parts[chunk], self.stage, last=last)
 
     def reduce(self) -> None:
@@ -151,6 +155,30 @@ class ShardedGradients:
             one.sums.clear()
         for parameter in self.parameters:
             parameter.grad = None
+        self.added.clear()
+
+    def held(self) -> Held:
+        """See Gradients.
+
+        In stage 1 fully_shard adds the micro-batches before it sends them. If it adds in another dtype than that of
+        backward, no public call reaches these sums: their bytes are those of their shapes.
+        """
+        found, coming = Held(), set[nn.Parameter]()
+        for one in self.in_flight:
+            found.gradients += one.sums.values()
+            for reduction in one.reductions:
+                found.buffers += (reduction.whole, reduction.wire, reduction.shard)
+                coming.update(reduction.parameters)  # fully_shard has set `.grad`, but it has no values yet
+            found.buffers += one.gathers
+        found.gradients += [local_gradient(p) for p in self.parameters if p.grad is not None and p not in coming]
+        for number, part in enumerate(self.parts):
+            gathered = [p for p in part.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+            whole = [p.grad for p in gathered if p.grad is not None]
+            (found.gradients if self.stage == 1 else found.buffers).extend(whole)
+            if number in self.added:
+                numel = sum(p.numel() for p in gathered if p.grad is None and p.dtype != self.sum_dtype)
+                found.unseen_bytes += numel * self.sum_dtype.itemsize
+        return found
 
     def close(self) -> None:
         """See Gradients."""

@@ -79,6 +79,21 @@ class ThisRank:
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
 
 
+@dataclass
+class Held:
+    """Tensors that a part of a run holds at a moment, to count their memory.
+
+    Attributes:
+        gradients: gradients and their sums, in the form and the dtypes in which the plan declares them.
+        buffers: messages of collectives, and other memory that is free again after them.
+        unseen_bytes: bytes of gradients that torch holds where no public call reaches them.
+    """
+
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    buffers: list[torch.Tensor] = field(default_factory=list)
+    unseen_bytes: int = 0
+
+
 class Gradients(Protocol):
     """Sums a step's gradients over micro-batches and ranks, between backward and the optimizer."""
 
@@ -93,6 +108,9 @@ class Gradients(Protocol):
 
     def release(self) -> None:
         """Drop the gradients, after the optimizer has used them."""
+
+    def held(self) -> Held:
+        """What it holds now. Called between two instructions of the first step of a command."""
 
     def close(self) -> None:
         """Drop all references to process groups and parameters, before the process groups are destroyed."""

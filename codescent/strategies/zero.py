@@ -158,9 +158,11 @@ class Zero(Strategy):
         """`ShardedGradients`, if this strategy shards the run's tensors."""
         if not self.serves(this_rank.plan):
             return owner
-        from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415 - keeps torch out of planning
+        from codescent.base.torch_dtypes import TORCH_DTYPE  # noqa: PLC0415 - keeps torch out of planning
+        from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415
 
-        return ShardedGradients(parts, this_rank.plan.layout.zero_stage)
+        sum_dtype = TORCH_DTYPE[this_rank.plan.trained[0].gradient_dtype]
+        return ShardedGradients(parts, this_rank.plan.layout.zero_stage, sum_dtype)
 
 
 def _gathers_by_verb(plan: Plan, stage: int, chunk: int, *, freed: bool) -> dict[Verb, int]:

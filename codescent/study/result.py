@@ -61,6 +61,9 @@ class Point:
         load: largest load of the machine per core during its repeats; None: unknown.
         marks: what a reader must know, such as "super-linear", "spreads 12 %".
         runs: the run folders of its repeats.
+        tokens: of a step, of all ranks; None: unknown.
+        others: largest share of the cores that other programs used during its repeats; None: unknown.
+        mesh: degree of each axis of its mesh; empty: unknown.
     """
 
     name: str
@@ -81,6 +84,9 @@ class Point:
     load: float | None = None
     marks: Sequence[str] = ()
     runs: Sequence[str] = ()
+    tokens: float | None = None
+    others: float | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
             "levers": machine.levers(config.train, config.optimizer),
             "peak_precision": of_products,
             "peak_flops_per_s": machine.peak_flops_per_s(device, of_products),
+            "spec": machine.published_peak([one["device"] for one in here["machines"]], precision, chosen["matmul"]),
             "notes": [*_moved(before, here), *changed(before, chosen), *threads.said(chosen["threads"])],
         }
     )

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from codescent.base.range_names import NEXT_BATCH, WAITING
+from codescent.base.ranges import Recording, named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
@@ -19,9 +21,13 @@ from codescent.models.part import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, RECEIVES, SCALARS, SENDS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
+from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
+
+PROFILER = "profiler"
+"""What a profile costs between instructions. It is in no metrics column but other_s."""
 
 WAIT_COLUMN = "exposed_comm_s"
 """Metrics column charged with waiting for other ranks, in whichever verb: for messages and for collectives."""
@@ -89,6 +95,12 @@ class InFlight:
     input_gradient: torch.Tensor | None = None
     deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Deferred] | None = None
 
+    def tensors(self) -> Iterator[torch.Tensor | None]:
+        """The tensors, to count their memory."""
+        yield from (self.inputs, self.outputs, self.output_gradient, self.input_gradient)
+        yield None if self.message is None else self.message.memory
+        yield from (gradient for _, gradient in (self.deferred or ((), ()))[0])
+
 
 class Chunk:
     """A chunk of the model on this rank.
@@ -144,23 +156,33 @@ class Executor:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64)
         self.grad_norm = 0.0
+        self.memory = MemoryWatch(self)
 
     def step(self, number: int, rate: float) -> StepResult:
         """Execute step `number` (from 0) with learning rate `rate`."""
+        with self.memory.step(number):
+            return self._step_of(number, rate)
+
+    def _step_of(self, number: int, rate: float) -> StepResult:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
-        self.portion = self.loader.next()
+        with named(NEXT_BATCH):
+            self.portion = self.loader.next()
         self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         for done, instruction in enumerate(self.program, start=1):
             self.world.at(number + done / (len(self.program) + 1))
-            if self._wait(instruction):
-                self.watch.lap(WAIT_COLUMN)
-            self.watch.part = COLUMN[instruction.verb]
-            self.arms[instruction.verb](instruction)
-            self.watch.lap(self.watch.part)
+            self.watch.part = column = COLUMN[instruction.verb]
+            with named(instruction):
+                if Recording.on:
+                    self.watch.lap(PROFILER)
+                self._wait(instruction)
+                with named(WAITING) if column == WAIT_COLUMN else nullcontext():
+                    self.arms[instruction.verb](instruction)
+                    self.watch.lap(column)
+            self.memory.after(done - 1)
         self.world.at(number + 1)
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())
@@ -219,19 +241,20 @@ class Executor:
         chunk = self.chunks[instruction.chunk]
         return chunk, chunk.in_flight[instruction.microbatch]
 
-    def _wait(self, instruction: Instruction) -> bool:
-        """Wait for the message that a computation reads. Returns False if the instruction reads no message."""
+    def _wait(self, instruction: Instruction) -> None:
+        """Wait for the message that a computation reads, if it reads one."""
         if not self.pipelined or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT):
-            return False
+            return
         _, one = self._operands(instruction)
         if one.message is None:
-            return False
-        received, one.message = one.message.wait(), None
+            return
+        with named(WAITING):
+            received, one.message = one.message.wait(), None
+            self.watch.lap(WAIT_COLUMN)
         if instruction.verb is Verb.FORWARD:
             one.inputs = received
         else:
             one.output_gradient = received
-        return True
 
     def _load(self, instruction: Instruction) -> None:
         assert instruction.microbatch is not None

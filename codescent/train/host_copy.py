@@ -73,6 +73,12 @@ class HostCopy:
         self._mark(self.left[slot], self.up)
         self.sent += 1
 
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Its page-locked buffers, and the wide copy of a unit's gradients."""
+        yield from (*self.incoming, *self.outgoing)
+        if self.wide is not None:
+            yield self.wide
+
     def finish(self) -> None:
         """Make the device's next computation wait until the weights are copied."""
         if self.up is not None:

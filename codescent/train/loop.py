@@ -24,6 +24,8 @@ from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
+from codescent.train.out_of_memory import Explained
+from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
@@ -80,10 +82,13 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
             outcome = _nothing_to_do(run) if resume else None
             if outcome is None:
                 with (
+                    Explained(run) as explained,
                     closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
                     Report(run, loggers, notes) as report,
+                    Profiler(run, report) as profiler,
                 ):
-                    outcome = _Steps(run, trainer, report, stop).take()
+                    explained.watch = trainer.executor.memory
+                    outcome = _Steps(run, trainer, report, stop, profiler).take()
             world.at(ENDED)
             return outcome
 
@@ -116,8 +121,8 @@ def _write_new_places(run: OpenRun) -> list[str]:
 class _Steps:
     """The remaining steps of a run."""
 
-    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest) -> None:
-        self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
+    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest, profiler: Profiler) -> None:
+        self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
@@ -140,7 +145,9 @@ class _Steps:
             self.last = step
         while step < self.last:
             step += 1
-            if self._step(step) and step < self.last:
+            stops = self._step(step)
+            self.profiler.stepped(step)
+            if stops and step < self.last:
                 received = together(UserError, self.stop.received)
                 self.report.stopped(step, received)
                 return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
@@ -154,7 +161,8 @@ class _Steps:
         num_steps = self.config.train.num_steps
         rate = learning_rate(self.config.optimizer, num_steps, self.plan.mesh.dp, step - 1)
         begin = time.perf_counter()
-        result = self.trainer.executor.step(step - 1, rate)
+        with self.profiler.step(step):
+            result = self.trainer.executor.step(step - 1, rate)
         seconds = time.perf_counter() - begin
         if not result.stop:
             self.report.slow(step, self.threads.look(seconds))
@@ -168,7 +176,8 @@ class _Steps:
         self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
         self.times.add(seconds, parts)
         if result.stop or _is_due(step, self.config.log.every, self.last):
-            self.report.ranks(self.times.gather(step, peak_memory_bytes(self.run.world.device)))
+            memory = self.trainer.executor.memory.numbers()
+            self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
         if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=step - self.skipped)

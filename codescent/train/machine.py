@@ -9,7 +9,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.operators import products
 from codescent.plan import Plan
+from codescent.plan.device_specs import spec_of
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -48,7 +49,7 @@ BF16_SLOW = 2.0
 """bf16 products are computed in fp32 if the processor's own take this many times as long. With bf16 instructions they
 take less than fp32's time, without them at least 5 times as long, so noise does not change the choice."""
 
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, STATM = Path("/proc/cpuinfo"), Path("/proc/self/statm")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "sve", "bf16", "svebf16")
 """Flags of /proc/cpuinfo (x86, Arm) on which the speed of matrix products depends."""
 
@@ -164,6 +165,24 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float:
     return 2.0 * side**3 / best
 
 
+def published_peak(devices: Sequence[str], precision: str, matmul: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The peak of a device that its maker publishes, for environment.json: name, precision, peak_flops_per_s, source.
+
+    None: the ranks have different devices, or no peak is published for the device and the precision.
+
+    Args:
+        devices: name of the device of each kind of machine, as `describe` gives it.
+        precision: of the run.
+        matmul: the choice of fp32 kernels; on CUDA the fast ones are TF32.
+    """
+    spec = spec_of(devices[0]) if len(set(devices)) == 1 else None
+    of_products = "tf32" if precision == "fp32" and matmul["choice"] == "fast" else precision
+    peak = None if spec is None else spec.peak_flops_per_s(of_products)
+    if spec is None or peak is None:
+        return None
+    return {"name": spec.name, "precision": of_products, "peak_flops_per_s": peak, "source": spec.source}
+
+
 def refuse_device(plan: Plan, device: torch.device) -> None:
     """Refuse a plan with offload on a CPU, or with more CUDA devices than this machine has.
 
@@ -224,6 +243,15 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def memory_now_bytes(device: torch.device) -> int:
+    """Memory that is in use now: allocated by torch on a CUDA device, resident set size on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if not STATM.is_file():
+        return peak_memory_bytes(device)
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
+
+
 def set_deterministic(wanted: bool) -> None:
     """Make torch refuse operations whose result varies between identical runs (train.deterministic)."""
     if wanted != torch.are_deterministic_algorithms_enabled():
@@ -257,6 +285,7 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "instructions": _instructions(),
         "cores": os.cpu_count(),
         "memory_bytes": memory_bytes(),
+        "load": os.getloadavg()[0],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "world_size": world_size,
         "num_threads": num_threads,

@@ -4,14 +4,18 @@ Does not decide when a tensor is sent (the list does), and does not compute."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from codescent.plan import RECEIVES, SENDS, Instruction
+from codescent.base.ranges import Flight
+from codescent.plan import RECEIVES, SENDS, Collective, Instruction
+
+RECEIVE = "receive"
+"""The other end of a `Collective.SEND`: the name of its flight on the rank that receives."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,12 @@ class Message:
 
     work: Any
     memory: torch.Tensor
+    flight: Flight
 
     def wait(self) -> torch.Tensor:
         """Wait until the tensor has arrived, and return it."""
         self.work.wait()
+        self.flight.waited()
         return self.memory
 
 
@@ -66,7 +72,7 @@ class Messages:
         self.dtype, self.device, self.shape = dtype, device, shape
         self.batch = 0
         self.ahead = device.type == "cpu"
-        self.sent: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
+        self.sent: dict[int, deque[tuple[Any, torch.Tensor, Flight]]] = {}
         self.awaited: dict[int, deque[Instruction]] = {}
         self.posted: dict[int, Message] = {}
 
@@ -92,10 +98,11 @@ class Messages:
         assert instruction.peer is not None
         sent = self.sent.setdefault(instruction.peer, deque())
         if len(sent) == MOST_SENT:
-            sent.popleft()[0].wait()
+            _wait(*sent.popleft())
         message = message.detach().contiguous()
         group = self.groups[f"pp[{self.stage},{instruction.peer}]"]
-        sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message))
+        flight = Flight(Collective.SEND, group)
+        sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message, flight))
 
     def receive(self, instruction: Instruction) -> Message:
         """Return the message of this instruction, the next of its channel. It may still be on its way."""
@@ -112,9 +119,15 @@ class Messages:
     def end(self) -> None:
         """End the list: wait until all sends have finished."""
         for sent in self.sent.values():
-            for work, _ in sent:
-                work.wait()
+            for one in sent:
+                _wait(*one)
         self.forget()
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The memory of unfinished sends and of receives that nobody reads yet."""
+        for sent in self.sent.values():
+            yield from (memory for _, memory, _ in sent)
+        yield from (message.memory for message in self.posted.values())
 
     def forget(self) -> None:
         """Drop the references to all sends and receives, finished or not."""
@@ -132,4 +145,12 @@ class Messages:
 
     def _post(self, peer: int) -> Message:
         memory = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
-        return Message(dist.irecv(memory, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"]), memory)
+        group = self.groups[f"pp[{peer},{self.stage}]"]
+        flight = Flight(RECEIVE, group)
+        return Message(dist.irecv(memory, self.ranks[peer], group=group), memory, flight)
+
+
+def _wait(work: Any, message: torch.Tensor, flight: Flight) -> None:
+    """Wait until `message` has been sent."""
+    work.wait()
+    flight.waited()

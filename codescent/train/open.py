@@ -100,12 +100,20 @@ class OpenRun:
         Raises:
             UserError: on every rank: the run folder was removed, or the disk is full.
         """
-        self.path = Path(self.world.from_first(lambda: str(self.folder.follow() if self.folder else self.path)))
+        self.path = Path(self.world.from_first(lambda: str(self.follow())))
         self.checkpoints.folder = self.path / CHECKPOINTS
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
         if self.base is not None:
             state["base"] = self.base
         return self.checkpoints.save(step, optimizer.tensors(), state, val_loss, rotates=False)
+
+    def follow(self) -> Path:
+        """The present path of the run folder, on the rank that holds it; elsewhere the last one known.
+
+        Raises:
+            UserError: the run folder was removed.
+        """
+        return self.folder.follow() if self.folder else self.path
 
     def close(self) -> None:
         """Release the lock on the run folder, so that other processes can write it. Delete it if no run has begun."""

@@ -271,6 +271,12 @@ class Optimizer:
                 if isinstance(value, torch.Tensor):
                     yield weight, f"optimizer.{state}.{weight.name}", value
 
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Memory that it keeps between steps, beside weights and state: for copies of gradients and weights."""
+        yield from (unit.wide for unit in self.units if unit.wide is not None)
+        if self.host_copy is not None:
+            yield from self.host_copy.buffers()
+
     def tensors(self) -> dict[str, torch.Tensor | Box]:
         """The tensors of a checkpoint, by name (see `named_state`)."""
         return {name: weight.named(value) for weight, name, value in self.named_state()}

@@ -3,7 +3,7 @@ Does not measure a step (execute.py does) and does not write a file (record/rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from codescent.base.agreement import gather_numbers
 from codescent.record.ranks import PARTS, RankRow
@@ -26,21 +26,30 @@ class RankTimes:
         for name in PARTS:
             self.sums[name] += parts[name]
 
-    def gather(self, step: int, peak_memory_bytes: int) -> list[RankRow]:
-        """A row of record/ranks.py for each rank, on rank 0; on other ranks none. Starts new sums. Collective.
+    def gather(
+        self, step: int, peak_memory_bytes: int, memory: Sequence[float] = ()
+    ) -> tuple[list[RankRow], list[list[float]]]:
+        """On rank 0, of each rank: a row of record/ranks.py, and `memory`. On other ranks nothing. Starts new sums.
 
-        One collective of some numbers. `step`: the last step that was added.
+        One collective of some numbers.
+
+        Args:
+            step: the last step that was added.
+            peak_memory_bytes: of this rank.
+            memory: more numbers of this rank, equally many on each.
         """
         means = {name: total / self.steps for name, total in self.sums.items()}
         numbers, steps = [*means.values(), float(peak_memory_bytes)], self.steps
         self._begin()
-        return [
+        everyone = gather_numbers([*numbers, *memory])
+        rows: list[RankRow] = [
             {
                 "step": step,
                 "rank": rank,
                 "steps": steps,
                 **dict(zip(means, found, strict=False)),
-                "peak_memory_bytes": int(found[-1]),
+                "peak_memory_bytes": int(found[len(means)]),
             }
-            for rank, found in enumerate(gather_numbers(numbers))
+            for rank, found in enumerate(everyone)
         ]
+        return rows, [found[len(numbers) :] for found in everyone]

@@ -30,7 +30,9 @@ from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
+from codescent.train.memory import row
 from codescent.train.open import OpenRun
+from codescent.train.out_of_memory import is_out_of_memory
 from codescent.train.validations import Validations
 
 ROWS = 100_000
@@ -48,7 +50,9 @@ class Report:
 
     def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
         self.notes = notes
-        self.run, self.flops = run, run.plan.flops().total_flops
+        found = run.plan.flops()
+        self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
+        self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
@@ -67,7 +71,7 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, RunFailed):  # RunFailed has its own event already
+        if error is not None and not (isinstance(error, RunFailed) or is_out_of_memory(error)):  # they have their own
             with suppress(UserError):  # the disk may be full, or the folder removed
                 self._event("error", problems=getattr(error, "problems", (repr(error),)))
         with suppress(UserError):
@@ -232,6 +236,7 @@ class Report:
             **parts,
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
         }
+        row |= self._of_peaks(row["mfu"], self.flops / seconds)
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
             run.folder.metrics(row)
         self._check_outputs()
@@ -248,10 +253,18 @@ class Report:
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
 
-    def ranks(self, rows: Sequence[RankRow]) -> None:
-        """Write the times and memory of each rank."""
+    def ranks(self, rows: Sequence[RankRow], memory: Sequence[list[float]]) -> None:
+        """Write the times of each rank, and its memory: `MemoryWatch.numbers`."""
         if self.run.folder is not None:
             self.run.folder.write_ranks(rows)
+            step, plan = int(rows[0]["step"]), self.run.plan
+            self.run.folder.write_memory([row(plan, step, rank, found) for rank, found in enumerate(memory)])
+
+    def _of_peaks(self, mfu: float, flops_per_s: float) -> dict[str, float | None]:
+        """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
+        devices = self.run.world.place.world_size * self.run.plan.devices
+        spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
+        return {"mfu_spec": spec, "hfu": mfu * self.hardware_flops / self.flops}
 
     def _mfu(self, step: int, flops_per_s: float) -> float:
         """FLOP/s of a step, relative to the products of all devices.
@@ -297,6 +310,11 @@ class Report:
         if advice is not None:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}; to continue: {resume_command(self.run.path)}")
+
+    def profiled(self, sentence: str, **fields: Any) -> None:
+        """Report that a window of the profile has ended, and what is written."""
+        self._event("profile", **fields)
+        self.display.say(sentence)
 
     def not_saved(self, step: int, why: str) -> None:
         """Report that a checkpoint was due but is not written."""

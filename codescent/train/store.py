@@ -56,7 +56,7 @@ class StoreServer:
         self._accepted: list[Connection[Any, Any]] = []  # have proved the key; not registered for service yet
         self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
         self._rejected = 0
-        acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait)
+        acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait, self._clock)
         self._acts = {act.__name__[1:]: act for act in acts}
         self._wake_reader, self._wake_writer = os.pipe()
         self._closed = False
@@ -153,6 +153,9 @@ class StoreServer:
 
     def _delete(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
         _send(peer, {"there": self._values.pop(head["key"], None) is not None}, [])
+
+    def _clock(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        _send(peer, {"time_ns": time.time_ns()}, [])
 
     def _wait(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
         waiter = _Waiter(peer, head["keys"], time.monotonic() + float(head["timeout_s"]))
@@ -260,6 +263,10 @@ class TokenStore(Store):
         return bool(self._ask({"do": "delete", "key": key}, [])[0]["there"])
 
     deleteKey = delete_key
+
+    def clock(self) -> int:
+        """The time of the server's clock, in nanoseconds since 1970."""
+        return int(self._ask({"do": "clock"}, [])[0]["time_ns"])
 
     def address(self) -> str:
         """The address of this machine from which it has connected to the server."""

@@ -23,9 +23,10 @@ from codescent.base.beats import Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
+from codescent.base.ranges import Recording, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
-from codescent.plan import AXES, Mesh, Plan
+from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
@@ -110,6 +111,7 @@ class World:
                 self.groups[axis] = self._new_group(ranks)
             else:
                 self._new_group((this_rank,))
+        Recording.axes = {group.group_name: axis for axis, group in reversed(self.groups.items())}
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
         """The point-to-point messages of this rank's pipeline stage."""
@@ -143,7 +145,7 @@ class World:
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
         if self.mesh.degree(axis) > 1:
-            with waiting():
+            with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis]):
                 dist.all_reduce(values, group=self.groups[axis])
         return values
 

@@ -181,6 +181,41 @@ def _plot(verb: argparse.ArgumentParser) -> None:
     add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
 
 
+def _report(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="*", metavar="RUN", help="run folders, or the folder of a study")
+    add("--out", type=_path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
+    add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
+    add("--figures", type=_path, metavar="FOLDER", help="also write each figure into a file of this folder")
+    add("--format", choices=("svg", "png"), help="format of these files (default svg)")
+    add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
+    add("--profile", type=_path, metavar="RUN", help="run folder, of a run with profile.active")
+    add("--window", type=_positive, metavar="N", help="which window, with profile.repeat (default 1)")
+
+
+def _compare(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
+    add("--with", dest="others", type=_path, nargs="+", metavar="RUN", help="run folders of B")
+    add("--warmup", type=_whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
+    fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
+    add("--fail-above", type=_text, metavar="PERCENT", help=fail_help)
+
+
+def _study(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("file", type=_path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
+    add("--folder", type=_path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
+    words = "another baseline: values of axes, such as ranks=1"
+    add("--baseline", nargs="+", default=[], metavar="AXIS=VALUE", help=words)
+    what = verb.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print the command of each run that is to do, and run none")
+    what.add_argument("--collect", type=_path, nargs="+", metavar="RUN", help="take finished runs of other machines")
+    what.add_argument("--table", type=_path, metavar="FILE.csv", help="evaluate a table that others measured")
+    retry_help = "also run points again that have failed or had too little memory"
+    what.add_argument("--retry", choices=("failed",), help=retry_help)
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -215,6 +250,9 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
+    ("report", "write what runs or a study say into one page: speed, limits, slow ranks, figures", _report),
+    ("compare", "say what differs between runs: step time by part, losses, memory, config, machine", _compare),
+    ("study", "measure one config at many points, and say how it scales", _study),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )
@@ -224,6 +262,12 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
 def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    return int(word)
+
+
+def _whole(word: str) -> int:
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
     return int(word)
 
 

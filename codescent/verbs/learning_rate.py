@@ -14,7 +14,7 @@ from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.config.sections import Optimizer
-from codescent.verbs.picture import PALETTE, no_matplotlib, picture_bytes
+from codescent.report.style import BLACK, PALETTE, no_matplotlib, picture_bytes, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,15 +139,13 @@ def draw(test: RangeTest, found: Suggestion | None, optimizer: Optimizer) -> Fig
     if found is not None:
         axes.axvline(found.steepest, color=PALETTE[1], label=f"suggested: {rounded(found.steepest)}")
         axes.axvline(found.tenth, color=PALETTE[2], ls="--", label=f"a tenth of the lowest: {rounded(found.tenth)}")
-    axes.axvline(optimizer.learning_rate, color="#000000", ls=":", label=f"config: {rounded(optimizer.learning_rate)}")
+    axes.axvline(optimizer.learning_rate, color=BLACK, ls=":", label=f"config: {rounded(optimizer.learning_rate)}")
     axes.set_xscale("log")
     axes.set_xlabel("learning rate", fontsize=9)
     axes.set_ylabel("loss", fontsize=9)
     low, first = min(means, default=0.0), fmean(test.losses[:FIRST]) if test.losses else 1.0
     axes.set_ylim(low - 0.1 * (first - low or 1.0), first + 0.6 * (first - low or 1.0))
-    axes.tick_params(which="both", labelsize=8)
-    axes.grid(color="#DDDDDD", lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
     axes.set_title(f"Learning-rate range test, {optimizer.kind}", fontsize=10, fontweight="bold", loc="left")
     return figure

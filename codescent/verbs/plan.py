@@ -67,6 +67,7 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
     source = f" (and {work.streams[0]} of the source)" if work.streams else ""
     applied = "positions" if work.streams else "tokens"
     pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
+    again = f"{flops.recomputed_flops:.4g} more are recomputed, as in hfu"
     frozen = ", 4 x frozen parameters" if len(plan.trained) < len(plan.tensors) else ""
     return [
         ("task", [tasks.task_line(plan)]),
@@ -107,6 +108,7 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
                 f"{flops.total_flops:.4g} by 6 N + attention, as in metrics and MFU",
                 f"{flops.dense_flops:.4g} by 6 N: 6 x parameters in products x {applied}{frozen}",
                 f"attention: 12 x {pairs}",
+                *([again] if flops.recomputed_flops else []),
             ],
         ),
     ]

@@ -186,6 +186,7 @@ class Prover:
             "log.sample_tokens=0",
             "log.tensorboard=false",
             "log.to=auto",
+            "profile.active=0",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
             "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),

@@ -1,5 +1,5 @@
 """In: a plan's schedule, the relative length of each instruction. Out: a file: a picture or a Perfetto trace of a step.
-Does not measure: it shows the simulation of cost/simulate.py. Does not draw (step_picture.py does)."""
+Does not measure: it shows the simulation of cost/simulate.py. Does not draw (report/step_picture.py does)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from codescent.base.errors import UserError
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
 from codescent.cost.simulate import Simulation, Span, simulate
 from codescent.plan import AXES, Plan, Schedule
-from codescent.verbs.picture import PICTURES, may_replace, no_file, no_matplotlib
-from codescent.verbs.step_picture import communication, measured, picture
+from codescent.report.step_picture import communication, measured, picture
+from codescent.report.style import PICTURES, no_matplotlib
+from codescent.verbs.picture import may_replace, no_file
 
 USUAL = Lengths()
 

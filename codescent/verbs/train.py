@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from codescent.base.command import command
+from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
 from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.rank import Rank
 from codescent.build import task_request
+from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment
 from codescent.launch.environment import read
@@ -23,6 +26,7 @@ from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
 from codescent.preflight import check, notes, refuse_moved, run_folder, saved_plan
 from codescent.record import RunFolder
+from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
 from codescent.verbs.resume import config_of
 
@@ -91,10 +95,33 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     check(config, ranks, resume=arguments.resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
-    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env, saves=not finds)
+    of_memory = partial(_of_memory, config)
+    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env, saves=not finds, of_memory=of_memory)
     if not finds:
         _record_lost(run_folder(config), None)
     return code
+
+
+def _of_memory(config: Config, rank: int) -> list[str]:
+    """What a killed rank held last, and what needs less; also as an event of the run folder. Empty: it wrote no row."""
+    path = run_folder(config)
+    if not (path / MEMORY_CSV).is_file():
+        return []
+    folder = RunFolder.open(path)
+    config = Config.model_validate(tomllib.loads(folder.config_text))  # with all that the data has decided
+    plan, row = saved_plan(folder), folder.last_memory().get(rank)
+    if row is None:
+        return []
+    split = {part: row[part] for part in PARTS}
+    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"])
+    more, change = advice(config, plan, plan.model.vocab_size or None, short)
+    lines = [f"rank {rank} at step {row['step']}, its last row in memory.csv: {held_in_words(plan, short)}", more]
+    if change is not None:
+        lines.append(f"to go on with the first of them: {resume_command(path, *change.words())}")
+    where = f"after step {row['step']}"
+    held = {"asked_bytes": None, "held_bytes": short.held_bytes, **split}
+    folder.event("out_of_memory", rank=rank, where=where, **held, problems=lines)
+    return [f"codescent: {line}" for line in lines]
 
 
 def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) -> int:

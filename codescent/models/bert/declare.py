@@ -46,6 +46,11 @@ class BertShape(EqualHeads):
     }
 
     @property
+    def causal_layers(self) -> int:
+        """None: every position sees all positions."""
+        return 0
+
+    @property
     def head_share(self) -> float:  # type: ignore[override]
         """Share of the positions that the head reads."""
         return MASKED_SHARE if self.head == "mlm" else 1.0

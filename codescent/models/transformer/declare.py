@@ -86,6 +86,11 @@ class TransformerShape(EqualHeads):
         return self.num_encoder_layers
 
     @property
+    def causal_layers(self) -> int:
+        """The layers of the decoder, if it is causal."""
+        return self.num_decoder_layers if self.causal else 0
+
+    @property
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Context parallelism; without embeddings also sequence parallelism."""
         refused = {

@@ -1,5 +1,5 @@
 """In: the metrics of runs. Out: a figure of matplotlib: loss, learning rate, gradient norm and speed of each run.
-Does not read run folders and does not write files (plot.py does)."""
+Does not read run folders (metrics.py does) and does not write files (verbs/plot.py does)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from codescent.base.visible import visible
-from codescent.verbs.picture import PALETTE
-from codescent.verbs.plot import X_AXES, Curves
+from codescent.report.metrics import X_AXES, Curves
+from codescent.report.style import PALETTE, TEXT_GREY, literal, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +31,7 @@ LOG_RATIO = 10.0  # values whose largest is so many times the smallest have a lo
 COINCIDING = 0.01  # runs whose losses differ by at most this part of their range are drawn on top of each other
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 """Line styles of the first runs, and of those that get the same colours again."""
-LINE, BROAD = 1.5, 2.8  # width of a line; added for each later run that coincides with it
-GREY = "#555555"
+LINE, BROAD, BROADEST = 1.5, 2.8, 5.6  # width of a line; added for each later run that coincides with it; in all
 PANELS_IN, LEFT_IN, LINE_IN = 6.2, 0.75, 0.22  # height of all panels; margin at the left; height of a line of text
 LEGEND_CHARACTERS = 120  # in a line of the legend
 UNITS = (("s", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
@@ -57,7 +55,7 @@ def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
         x: the horizontal axis, one of X_AXES; None: the loss over each of them, the other metrics over steps.
     """
     pairs = coinciding(runs)
-    names, caption = [_literal(run.name + run.state) for run in runs], _caption(runs, pairs)
+    names, caption = [literal(run.name + run.state) for run in runs], _caption(runs, pairs)
     columns = max(1, min(len(names), LEGEND_CHARACTERS // (8 + max(map(len, names)))))
     top, bottom = 0.35 + LINE_IN * math.ceil(len(names) / columns), 0.6 + LINE_IN * len(caption)
     width, height = 13.0 if x is None else 10.0, PANELS_IN + top + bottom
@@ -71,10 +69,10 @@ def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
         },
     )  # fmt: skip
     panels = list(axes.values())
-    looks = _looks(runs, pairs)
+    looks = looks_of(runs, pairs)
     apart = [replace(look, width=LINE) for look in looks]  # times differ, also of runs with the same losses
     for panel, over in zip(panels, X_AXES if x is None else [x]):
-        _loss(panel, runs, apart if over == "time" else looks, over)
+        draw_loss(panel, runs, apart if over == "time" else looks, over)
     over, same = x or "steps", apart if x == "time" else looks
     _metric(panels[-3], runs, same, over, "learning_rate", "learning rate")
     _metric(panels[-2], runs, same, over, "grad_norm", "gradient norm, before clipping")
@@ -84,18 +82,20 @@ def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
         lines, names, loc="upper left", bbox_to_anchor=(LEFT_IN / width, 1), ncols=columns, frameon=False,
         fontsize=10, borderaxespad=0.3, borderpad=0.0,
     )  # fmt: skip
-    figure.text(LEFT_IN / width, 0.1 / height, "\n".join(caption), fontsize=8, color=GREY, va="bottom")
+    figure.text(LEFT_IN / width, 0.1 / height, "\n".join(caption), fontsize=8, color=TEXT_GREY, va="bottom")
     return figure
 
 
-def _looks(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[Look]:
+def looks_of(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[Look]:
     """The look of each run. Of `coinciding` runs the earlier is broad, and the later has no single rows behind it."""
     hidden = {later for _, later, _, rows in pairs if rows == len(runs[later].columns["step"])}
+    later = [sum(i == earlier for earlier, *_ in pairs) for i in range(len(runs))]
+    broad = min(BROAD, BROADEST / max(later, default=1)) if any(later) else BROAD
     return [
         Look(
             PALETTE[i % len(PALETTE)],
             DASHES[i // len(PALETTE) % len(DASHES)],
-            LINE + BROAD * sum(i == earlier for earlier, *_ in pairs),
+            LINE + broad * later[i],
             len(runs) <= MOST_PALE and i not in hidden,
         )
         for i in range(len(runs))
@@ -134,13 +134,16 @@ def smooth(values: Values) -> tuple[Values, int]:
     return means, 2 * half + 1
 
 
-def _loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str) -> None:
-    """Draw training and validation loss, and mark the steps that were skipped or after which a run was resumed."""
+def draw_loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str) -> float:
+    """Draw training and validation loss, and mark the steps that were skipped or after which a run was resumed.
+
+    Returns the unit of the horizontal axis: a number of seconds if it is time, else 1.
+    """
     scale = _axis(axes, runs, over, "loss")
     shown: list[Values] = []
     for run, look in zip(runs, looks):
-        x, train, validation = _x(run, over) / scale, _column(run, "train_loss"), _column(run, "val_loss")
-        smoothed = _curve(axes, x, train, look)
+        x, train, validation = x_of(run, over) / scale, _column(run, "train_loss"), _column(run, "val_loss")
+        smoothed = curve(axes, x, train, look)
         scored = np.isfinite(validation)
         axes.plot(
             x[scored], validation[scored], marker="o" if scored.sum() <= 60 else "", color=look.colour,
@@ -155,6 +158,7 @@ def _loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str) 
             )  # fmt: skip
         shown += [smoothed, validation]
     _limits(axes, shown)
+    return scale
 
 
 def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str, column: str, title: str) -> None:
@@ -162,15 +166,15 @@ def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str
     speed, shown = column == "tokens_per_s", []
     whole: list[Values] = []
     for run, look in zip(runs, looks):
-        x, values = _x(run, over) / scale, _column(run, column)
+        x, values = x_of(run, over) / scale, _column(run, column)
         if column == "learning_rate":
-            at = _spread(len(x))
+            at = thinned(values)
             axes.plot(x[at], values[at], color=look.colour, ls=look.dashes, lw=look.width, marker=_dot(values))
             peak = values[np.isfinite(values)].max(keepdims=True, initial=0.0)
             shown.append(np.concatenate([peak / 3, peak]))  # runs with other rates have a logarithmic axis, a decay not
             whole.append(values[np.isfinite(values) & (values > peak / LOWEST_SHARE)])
         else:
-            shown.append(_curve(axes, x, values, look))
+            shown.append(curve(axes, x, values, look))
     _limits(axes, shown, from_zero=True, may_be_log=not speed)
     if whole and axes.get_yscale() == "log":  # a warm-up and a decay belong to what is compared
         axes.set_ylim(bottom=min(one.min(initial=axes.get_ylim()[0]) for one in whole) / 1.1)
@@ -178,7 +182,7 @@ def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _curve(axes: Axes, x: Values, values: Values, look: Look) -> Values:
+def curve(axes: Axes, x: Values, values: Values, look: Look) -> Values:
     """Draw the smoothed values as a line, and each value faintly behind it. Returns the smoothed values."""
     smoothed, rows = smooth(values)
     if look.pale and rows > 1 and len(values) > 2 * BINS:
@@ -188,20 +192,18 @@ def _curve(axes: Axes, x: Values, values: Values, look: Look) -> Values:
         axes.fill_between([x[b].mean() for b in some], low, high, color=look.colour, alpha=0.16, lw=0)
     elif look.pale and rows > 1:
         axes.plot(x, values, color=look.colour, alpha=0.25, lw=0.8)
-    at = _spread(len(x))
+    at = thinned(smoothed)
     axes.plot(x[at], smoothed[at], color=look.colour, ls=look.dashes, lw=look.width, marker=_dot(values), ms=4)
     return smoothed
 
 
 def _axis(axes: Axes, runs: Sequence[Curves], over: str, title: str) -> float:
     """Label the axes. Returns the unit of the horizontal axis: a number of seconds if it is time, else 1."""
-    longest = max(np.nanmax(np.append(_x(run, over), 0.0)) for run in runs) or 1.0
+    longest = max(np.nanmax(np.append(x_of(run, over), 0.0)) for run in runs) or 1.0
     unit, scale = next((one for one in reversed(UNITS) if longest >= 2 * one[1]), UNITS[0])
     axes.set_xlim(0, 1.01 * longest / (scale if over == "time" else 1.0))
     axes.set_title(title, fontsize=10, fontweight="bold", loc="left")
-    axes.tick_params(which="both", labelsize=8)
-    axes.grid(color="#DDDDDD", lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     if over == "time":
         axes.set_xlabel(f"training time ({unit})", fontsize=9)
         return scale
@@ -217,7 +219,7 @@ def _limits(axes: Axes, shown: Sequence[Values], *, from_zero: bool = False, may
     values = values[np.isfinite(values)]
     if not len(values):
         axes.set_yticks([])
-        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color=GREY)
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color=TEXT_GREY)
         return
     low, high = float(values.min()), float(values.max())
     if may_be_log and low > 0 and high > LOG_RATIO * low:
@@ -238,31 +240,36 @@ def _caption(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]
     parts += ["x: loss not finite, step skipped"] if any(run.skipped for run in runs) else []
     parts += ["triangles: resumed from a checkpoint"] if any(run.resumed for run in runs) else []
     alike = [
-        f"{_literal(runs[j].name)} has the losses of {_literal(runs[i].name)} (broad line): "
+        f"{literal(runs[j].name)} has the losses of {literal(runs[i].name)} (broad line): "
         f"in {steps:,} rows at most {most:.1e} apart"
         for i, j, most, steps in pairs[:3]
     ]
     return ["; ".join(parts), *alike]
 
 
-def _x(run: Curves, over: str) -> Values:
+def x_of(run: Curves, over: str) -> Values:
+    """The column of the horizontal axis."""
     return _column(run, X_AXES[over])
 
 
 def _column(run: Curves, column: str) -> Values:
-    return np.frombuffer(run.columns[column])
+    return run.columns[column]
 
 
-def _spread(number: int) -> Values | slice:
-    """Indices of at most `POINTS` rows, the first and the last among them."""
-    return slice(None) if number <= POINTS else np.linspace(0, number - 1, POINTS).round().astype(int)
+def thinned(values: Values, points: int = POINTS) -> NDArray[np.intp]:
+    """Indices of at most `points` values, in order: the first, the last, and of each bin its smallest and largest."""
+    if len(values) <= points:
+        return np.arange(len(values))
+    bins = np.array_split(np.arange(len(values)), points // 2 - 1)
+    found = {0, len(values) - 1}
+    for at in bins:
+        known = at[np.isfinite(values[at])]
+        found |= (
+            {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])} if len(known) else {int(at[0])}
+        )
+    return np.array(sorted(found))
 
 
 def _dot(values: Values) -> str:
     """The marker of a curve of few rows, which a line alone would not show."""
     return "o" if np.isfinite(values).sum() < 3 else ""
-
-
-def _literal(name: str) -> str:
-    """A name in a figure: $ begins no formula, and control characters are shown as text."""
-    return visible(name).replace("$", r"\$")

@@ -10,29 +10,13 @@ from typing import TYPE_CHECKING, Any
 from codescent.cost.lengths import Exchange, Lengths
 from codescent.cost.simulate import Simulation, Span
 from codescent.plan import Instruction, Verb
-from codescent.verbs.picture import picture_bytes
+from codescent.report.style import COLLECTIVE, COLOURS, SKY, TEXT_GREY, WAITING, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
-COLOURS: dict[Verb, str] = {
-    Verb.LOAD: "#999999",
-    Verb.FORWARD: "#0072B2",
-    Verb.BACKWARD: "#009E73",
-    Verb.BACKWARD_INPUT: "#E69F00",
-    Verb.BACKWARD_WEIGHT: "#CC79A7",
-    Verb.SEND_ACTIVATION: "#56B4E9",
-    Verb.RECEIVE_ACTIVATION: "#56B4E9",
-    Verb.SEND_GRADIENT: "#56B4E9",
-    Verb.RECEIVE_GRADIENT: "#56B4E9",
-    Verb.REDUCE: "#D55E00",
-    Verb.STEP: "#000000",
-}
-"""Colours of the palette of Okabe and Ito, which colour-blind readers can distinguish."""
-
-WAITING, COLLECTIVE = "#EEEEEE", "#D55E00"
-LANES = {"collectives": COLLECTIVE, "messages": "#56B4E9"}
+LANES = {"collectives": COLLECTIVE, "messages": SKY}
 """What is drawn in thin lanes below the row of a stage, and its colour."""
 
 UNIT_IN = 0.3
@@ -109,8 +93,8 @@ def picture(simulation: Simulation, title: str, given: Lengths, suffix: str) -> 
     for inches, text, style in (
         (height - 0.3, title, {"fontsize": 12, "fontweight": "bold"}),
         (height - 0.6, measured(simulation), {"fontsize": 9}),
-        (0.42, f"1 unit: {given.unit}", {"fontsize": 8, "color": "#444444"}),
-        (0.2, f"{numbers}right: {_held(simulation)}", {"fontsize": 8, "color": "#444444"}),
+        (0.42, f"1 unit: {given.unit}", {"fontsize": 8, "color": TEXT_GREY}),
+        (0.2, f"{numbers}right: {_held(simulation)}", {"fontsize": 8, "color": TEXT_GREY}),
     ):
         figure.text(MARGIN_IN / width, inches / height, text, va="center", **style)
     return picture_bytes(figure, suffix)

@@ -1,0 +1,190 @@
+"""In: a config, its plan, what a rank held when its memory ran out. Out: the nearest changes that need less: each has a
+plan.
+Does not measure. What it says of activations is an estimate from those that were counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codescent.base.amounts import of_bytes
+from codescent.base.errors import UserError
+from codescent.base.nearest import divisors
+from codescent.base.refusal import Change, in_words
+from codescent.build.accept import changed
+from codescent.build.plan import build
+from codescent.plan import DTYPE_BYTES, Plan
+from codescent.plan.state import state_bytes, state_of_rank
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+
+SHARE = 0.8
+"""A change fits if its parts take at most this share of what all parts held. Estimates that take more than 80 % of the
+memory are often wrong (Fujii et al. 2024, "Accelerating Large Language Model Training with 4D Parallelism and Memory
+Consumption Estimator", section 4)."""
+SHOWN = 4
+"""The largest number of changes that a message names."""
+NAMES = {
+    "weights_bytes": "weights",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer",
+    "activations_bytes": "activations",
+    "buffers_bytes": "buffers",
+}
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What a rank held when its memory ran out.
+
+    Attributes:
+        rank: which rank.
+        held_bytes: memory of the device, or of the process.
+        split: bytes by name of NAMES.
+        activations_bytes: about those of a whole step, at its fullest; 0: unknown.
+    """
+
+    rank: int
+    held_bytes: int
+    split: Mapping[str, int]
+    activations_bytes: float
+
+    @property
+    def rest_bytes(self) -> int:
+        """What no part explains: libraries, the allocator, temporary memory of operations."""
+        return self.held_bytes - sum(self.split.values())
+
+    @property
+    def limit_bytes(self) -> float:
+        """What an estimate may take, together with the rest."""
+        return self.rest_bytes + SHARE * (self.held_bytes - self.rest_bytes)
+
+
+@dataclass(frozen=True)
+class Less:
+    """A change, the bytes that the rank would need with it, about, and whether the losses stay the same."""
+
+    change: Change
+    needed_bytes: float
+    same_losses: bool
+
+
+def held_in_words(plan: Plan, short: Shortage) -> str:
+    """The split of a rank, beside what the plan declares for it."""
+    state = state_of_rank(plan, short.rank)
+    parts = [f"{name} {of_bytes(short.split[part])}" for part, name in NAMES.items()]
+    declared = [(name, getattr(state, part)) for part, name in NAMES.items() if hasattr(state, part)]
+    return (
+        f"it held {of_bytes(short.held_bytes)}: {', '.join(parts)}, the rest {of_bytes(short.rest_bytes)}; the plan "
+        f"declares {', '.join(f'{name} {of_bytes(size)}' for name, size in declared)}"
+    )
+
+
+def advice(config: Config, plan: Plan, vocab_size: int | None, short: Shortage) -> tuple[str, Change | None]:
+    """The nearest changes with which the rank needs less than it held, in words; and the first of them with the same
+    losses."""
+    found = less_memory(config, plan, vocab_size, short)
+    fitting = [one for one in found if one.needed_bytes <= short.limit_bytes][:SHOWN]
+    if not fitting:
+        least = min(found, key=lambda one: one.needed_bytes, default=None)
+        need = "" if least is None else f"; the least is {_in_words(least)}"
+        more = "take a smaller model or data.seq_len, or divide it over more ranks (parallel.dp_shard, tp, pp)"
+        return f"no change of batch, layout or precision alone needs less than that{need}; {more}", None
+    known = "" if short.activations_bytes else ", without activations, which are not known"
+    said = f"nearest that fit, by these numbers{known}: {', or '.join(map(_in_words, fitting))}"
+    return said, next((one.change for one in fitting if one.same_losses), None)
+
+
+def _in_words(one: Less) -> str:
+    losses = "the losses stay the same" if one.same_losses else "the losses change: a new run"
+    return f"{in_words([one.change])} (about {of_bytes(one.needed_bytes)}; {losses})"
+
+
+def less_memory(config: Config, plan: Plan, vocab_size: int | None, short: Shortage) -> list[Less]:
+    """Changes that have a plan and need less, the nearest first; several of them together only if one is not enough.
+
+    `vocab_size`: see `resolve`.
+    """
+    tried = list(_of(config, plan, vocab_size, short, _single(config, plan)))
+    if not any(one.needed_bytes <= short.limit_bytes for one in tried):
+        tried += _of(config, plan, vocab_size, short, _together(config, plan))
+    nearest: dict[tuple[str, ...], Less] = {}
+    for one in tried:  # of several values of one key the first that fits, else the last
+        key = tuple(one.change.values)
+        if key not in nearest or nearest[key].needed_bytes > short.limit_bytes:
+            nearest[key] = one
+    return list(nearest.values())
+
+
+def _single(config: Config, plan: Plan) -> Iterator[Change]:
+    """One step each, the nearest first: those that cost no communication and no arithmetic come before the others."""
+    work, layout = plan.work, plan.layout
+    share = work.microbatch_size * work.num_microbatches
+    smaller = sorted((size for size in divisors(share) if size < work.microbatch_size), reverse=True)
+    yield from (Change({"train.microbatch_size": size}) for size in smaller)
+    if layout.recompute != "full":
+        yield Change({"parallel.recompute": "full"})
+    if plan.mesh.dp_shard > 1:
+        yield from (Change({"parallel.zero_stage": stage}) for stage in range(layout.zero_stage + 1, 4))
+    if (sharded := _sharded(config, plan)) is not None:
+        yield sharded
+    if work.precision != "bf16":
+        yield Change({"train.precision": "bf16"})
+
+
+def _together(config: Config, plan: Plan) -> Iterator[Change]:
+    """More and more of them at once; first those with the same losses."""
+    whole = Change({"train.microbatch_size": 1, "parallel.recompute": "full"})
+    yield whole
+    if (sharded := _sharded(config, plan)) is not None:
+        whole = whole.and_also(sharded.values)
+    elif plan.mesh.dp_shard > 1:
+        whole = whole.and_also({"parallel.zero_stage": 3})
+    yield whole
+    yield whole.and_also({"train.precision": "bf16"})
+
+
+def _sharded(config: Config, plan: Plan) -> Change | None:
+    """The copies of the model become shards, on the same ranks; None: there is one copy."""
+    mesh = plan.mesh
+    if mesh.dp_replicate == 1:
+        return None
+    values: dict[str, int | str] = {"parallel.dp_shard": mesh.dp_replicate * mesh.dp_shard}
+    if config.parallel.dp_replicate is not None:
+        values["parallel.dp_replicate"] = 1
+    return Change({**values, **({"parallel.zero_stage": 3} if plan.layout.zero_stage < 3 else {})})
+
+
+def _of(
+    config: Config, plan: Plan, vocab_size: int | None, short: Shortage, changes: Iterator[Change]
+) -> Iterator[Less]:
+    """The changes that `build` accepts."""
+    before = plan.trajectory()
+    for change in changes:
+        try:
+            other = build(changed(config, change), vocab_size, plan.mesh.world_size)
+        except (UserError, ValueError):
+            continue
+        yield Less(change, needed_bytes(other, plan, short), other.trajectory() == before)
+
+
+def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
+    """About what the fullest rank would need with another plan: declared state, activations, and the rest as it was.
+
+    Activations grow with the samples of a micro-batch, the micro-batches in flight and the bytes of a number. In
+    backward one block has also their gradients. With full recompute the blocks keep their inputs alone, and one block
+    at a time has all of its activations (Chen et al. 2016).
+    """
+    stage = plan.mesh.coordinates(short.rank)["pp"]
+    chunk = short.activations_bytes / (plan.work.microbatch_size * plan.schedule.most_in_flight(stage))
+    chunk *= DTYPE_BYTES[other.work.precision] / DTYPE_BYTES[plan.work.precision]
+    parts, layers = plan.schedule.parts(stage), range(1, plan.model.num_layers + 1)
+    blocks = sum(depth in layers for part in parts for depth in part) / len(parts) or 1.0
+    block = chunk / blocks
+    if other.layout.recompute == "full" != plan.layout.recompute:
+        width = plan.model.hidden_dim * DTYPE_BYTES[other.work.precision]
+        chunk, block = min(chunk, blocks * plan.work.seq_len * width / (plan.mesh.cp * plan.mesh.tp)), 2 * block
+    samples = other.work.microbatch_size * (chunk * other.schedule.most_in_flight(stage) + block)
+    return state_bytes(other).device_bytes + samples + short.split["buffers_bytes"] + short.rest_bytes

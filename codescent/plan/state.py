@@ -1,0 +1,50 @@
+"""In: a plan, a rank. Out: bytes of the weights, gradients and optimizer state that the plan declares for the rank.
+Does not estimate the memory of activations and does not measure (train/memory.py counts)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codescent.plan.mesh import AXES
+from codescent.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of a rank.
+
+    `optimizer_bytes` includes the fp32 master weights of bf16 training. `host_bytes` is the part in host memory.
+    """
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    host_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of weights, gradients and optimizer state, in device and host memory."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """The part in device memory."""
+        return self.total_bytes - self.host_bytes
+
+
+def state_of_rank(plan: Plan, rank: int) -> StateBytes:
+    """What the plan declares for one rank: its shards, which may be smaller than those of the first rank."""
+    tensors = plan.held_by(plan.mesh.coordinates(rank)["pp"])
+    return StateBytes(
+        weights_bytes=sum(tensor.weights_bytes(plan.mesh, rank) for tensor in tensors),
+        gradients_bytes=sum(tensor.gradients_bytes(plan.mesh, rank) for tensor in tensors),
+        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors),
+        host_bytes=sum(tensor.host_bytes(plan.mesh, rank) for tensor in tensors),
+    )
+
+
+def state_bytes(plan: Plan) -> StateBytes:
+    """Bytes on the rank that holds the most (Rajbhandari et al. 2020, "ZeRO", figure 1)."""
+    firsts = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
+    stages = (state_of_rank(plan, rank) for rank in firsts)
+    return max(stages, key=lambda state: (state.device_bytes, state.total_bytes))

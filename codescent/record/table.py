@@ -1,0 +1,79 @@
+"""In: rows of a run, for each rank. Out: a CSV file of the run folder, read back and cut.
+Does not know what the columns mean, and has no second file: what is lost is lost. (rows.py has the metrics.)"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+from codescent.record.lines import append, backward, forward, user_errors
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file whose rows begin with a step.
+
+    Attributes:
+        name: of the file.
+        columns: their names, in order; one is "step".
+        integers, words: columns that are int and str; the others are float. None is an empty field.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    integers: Collection[str]
+    words: Collection[str] = ()
+
+    def write(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows, all in one write. Raises UserError: the file cannot be written."""
+        lines = (",".join(self._text(row[name]) for name in self.columns) for row in rows)
+        append(folder / self.name, "\n".join(lines) + "\n", ",".join(self.columns) + "\n")
+
+    def read(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """All rows in order. Raises UserError: a line is not a row; the text has the line number."""
+        path = folder / self.name
+        for number, line in enumerate(forward(path), start=1):
+            if number > 1:
+                try:
+                    yield self._row(line)
+                except ValueError as error:
+                    what = f"not a row of {len(self.columns)} numbers ({error})"
+                    raise UserError(f"{path} line {number}: {what}") from error
+
+    def rewind(self, folder: Path, step: int) -> None:
+        """Delete the rows of all steps after `step` from the end, and what is no row there.
+
+        Raises UserError: the file cannot be written.
+        """
+        path, end = folder / self.name, 0
+        for begin, line in backward(path):
+            try:
+                keep = begin == 0 or self._row(line)["step"] <= step
+            except ValueError:
+                keep = False
+            if keep:
+                end = begin + len(line) + 1
+                break
+        with user_errors(path):
+            if path.is_file() and path.stat().st_size != end:
+                os.truncate(path, end)
+
+    def _text(self, value: Any) -> str:
+        return "" if value is None else value if isinstance(value, str) else repr(value)
+
+    def _row(self, line: bytes) -> dict[str, Any]:
+        fields = line.decode().split(",")
+        if len(fields) != len(self.columns):
+            raise ValueError(f"{len(fields)} fields")
+        return {name: self._value(name, text) for name, text in zip(self.columns, fields, strict=True)}
+
+    def _value(self, name: str, text: str) -> Any:
+        if name in self.words:
+            return text
+        if not text:
+            return None
+        return int(text) if name in self.integers else float(text)

@@ -1,0 +1,159 @@
+"""In: a ProfileReport. Out: tables and sentences for a terminal of 80 columns.
+Does not compute what they say (profile.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from codescent.base.counted import counted
+from codescent.report.profile import ProfileReport
+from codescent.report.profile_collectives import CollectiveRow
+from codescent.trace.operators import DEVICE
+
+MOST_OPERATORS = 10
+MOST_RANKS = 8
+NAME_WIDTH = 50
+SMALL = 0.05
+"""A part of a step that is smaller than this share is not worth a look."""
+
+
+def tables(report: ProfileReport) -> Iterator[Table | str]:
+    """The report: a heading, tables, and at the end what to look at."""
+    first, last = report.ranks[0].head.steps
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    yield f"{steps} of {counted(len(report.ranks), 'rank')}, a mean step of {_time(report.step_s)}"
+    if not report.ranks[0].head.complete:
+        yield "the run ended within the window"
+    more = [str(number) for number in report.windows if number != report.window]
+    if more:
+        yield f"window {report.window}; others: --window {', '.join(more)}"
+    if error := max(one.head.error_s for one in report.ranks):
+        yield f"the clocks of the ranks were compared to {_time(error)}: a smaller skew means nothing"
+    yield _ranks(report)
+    yield from _collectives(report)
+    yield _operators(report)
+    yield from sentences(report)
+
+
+def sentences(report: ProfileReport) -> list[str]:
+    """What to look at first, what it would bring, who is slow."""
+    top, step_s = report.candidates[0], report.step_s
+    look, gain_s = top.name, top.gain_s
+    if gain_s < SMALL * step_s and report.operators:
+        first = report.operators[0]
+        share = first.self_s / sum(row.self_s for row in report.operators)
+        look = f"computation: {first.operator} takes {share:.0%} of it, and all waiting is small"
+        gain_s = min(step_s, first.self_s / len(report.ranks[0].steps) / len(report.ranks))
+    left_s = max(0.0, step_s - gain_s)
+    bring = f"at most {gain_s / step_s:.0%} of a step: from {_time(step_s)} to {_time(left_s)}"
+    return [f"Look first at {look}.", f"It would bring {bring}.", f"{_who(report)}."]
+
+
+def _who(report: ProfileReport) -> str:
+    if len(report.ranks) == 1:
+        return "There is one rank, so none is slow"
+    if report.slow:
+        said = (
+            f"ank {one.rank} {'is' if one.is_sure else 'may be'} slow: it works {one.ratio:.2f} times as long as "
+            f"{one.others}"
+            for one in report.slow
+        )
+        return f"R{'; r'.join(said)}"
+    busy = [one.busy_s for one in report.ranks]
+    longest = busy.index(max(busy))
+    return f"No rank is slow: the longest work is that of rank {longest}, {_time(max(busy))} of a step"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+
+
+def _ranks(report: ProfileReport) -> Table:
+    """A row for each rank; of many those that work longest."""
+    many = len(report.ranks) > MOST_RANKS
+    shown = sorted(report.ranks, key=lambda one: -one.busy_s)[:MOST_RANKS] if many else report.ranks
+    of = f", the {MOST_RANKS} of {len(report.ranks)} ranks that work longest" if many else ""
+    table = _table(f"Where a step goes{of}")
+    host = report.ranks[0].head.device == "cuda"
+    of_host = ["for the host"] if host else []
+    for heading in ("rank", "step", "works", "waits for ranks", "for data", *of_host):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in shown:
+        waits = [one.waiting_s, one.data_s, *([one.host_s] if host else [])]
+        shares = [f"{_time(part)} {part / one.step_s:4.0%}" for part in (one.busy_s, *waits)]
+        table.add_row(str(one.head.rank), _time(one.step_s), *shares)
+    if not host:
+        table.caption = "on a CPU the device is the host, and does not wait for it"
+        table.caption_justify = "left"
+    return table
+
+
+def _collectives(report: ProfileReport) -> Iterator[Table | str]:
+    if not report.collectives:
+        return
+    table = _table("Collectives of a step")
+    table.add_column("collective", no_wrap=True)
+    table.add_column("axis", overflow="fold")
+    for heading in ("calls", "sent", "on wire", "busbw", "skew", "hidden"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in report.collectives:
+        table.add_row(row.kind, Text(row.axis), *_cells(row))
+    yield table
+    if report.bubble_s is not None:
+        yield f"The bubble of the pipeline is {_time(report.bubble_s)} of a step, in the stage with the largest one."
+    for row in report.collectives:
+        if row.calls != row.planned:
+            said = f"{row.kind} over {row.axis}: {row.calls:g} calls were seen in a step, {row.planned} are planned"
+            yield f"{said}; those in code that torch.compile compiles are not seen."
+    compiled = max(one.compiled_s for one in report.ranks)
+    if compiled:
+        yield f"Compiled code waited {_time(compiled)} of a step for its collectives, which counts as work."
+
+
+def _cells(row: CollectiveRow) -> list[str]:
+    bus = "" if row.bus_bytes_per_s is None else f"{_bytes(row.bus_bytes_per_s)}/s"
+    skew = "" if row.skew_s is None else _time(row.skew_s)
+    hidden = "" if row.hidden is None else f"{row.hidden:.0%}"
+    wire = _time(row.wire_s) if row.calls else ""
+    return [f"{row.calls:.3g}", _bytes(row.sent_bytes), wire, bus, skew, hidden]
+
+
+def _operators(report: ProfileReport) -> Table:
+    """The operators with most self time; those of the device, if there are any."""
+    device = [row for row in report.operators if row.where == DEVICE]
+    rows = device or report.operators
+    if not rows:
+        return _table("No operators")
+    total, steps = sum(row.self_s for row in rows), len(report.ranks[0].steps) * len(report.ranks)
+    table = _table("Kernels" if device else "Operators, without waiting")
+    table.add_column("name", overflow="ellipsis", no_wrap=True, max_width=NAME_WIDTH)
+    if any(row.shapes for row in rows):
+        table.add_column("shapes", overflow="fold", max_width=24)
+    for heading in ("calls", "self time", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows[:MOST_OPERATORS]:
+        shapes = [row.shapes] if any(one.shapes for one in rows) else []
+        cells = [f"{row.calls / steps:.3g}", _time(row.self_s / steps), f"{row.self_s / total:.0%}"]
+        table.add_row(Text(row.operator), *map(Text, shapes), *cells)
+    return table
+
+
+def _time(of_s: float) -> str:
+    """Seconds as text of at most eight characters."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if of_s >= size:
+            return f"{of_s / size:.3g} {unit}"
+    return f"{of_s / 1e-6:.0f} us" if of_s else "0"
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"

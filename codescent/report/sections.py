@@ -1,0 +1,151 @@
+"""In: runs and an evaluated study. Out: the report about them: what is said first, then sections of details.
+Does not write HTML or Markdown, and does not draw before a figure is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from codescent.base.counted import counted
+from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
+from codescent.report.content import Item, Report, Section, Source, Timeline, Words
+from codescent.report.summary import Summary, summaries
+from codescent.report.traced import traced
+from codescent.report.walk import Walk, computed, measured
+from codescent.results import Run
+from codescent.study.result import Study
+
+MOST_BOXES = 5000
+"""Boxes of all timelines of a page: about 0.8 MB."""
+MOST_RANKS = 64
+"""Ranks of a timeline."""
+MOST_CONFIGS = 3
+"""Configs that are shown whole."""
+
+HOW = (
+    "Speeds are medians over the steps after the warm-up: the first 10 steps, or the first fifth of a short run. "
+    "Intervals are 95 %, of the steps of one run: another run of the same config may lie outside. `codescent study` "
+    "repeats runs, and `codescent compare` says whether two differ.",
+    "The parts of a step (forward, backward, communication, bubble, optimizer, data, other) are means over the rows of "
+    "ranks.csv after the warm-up, and sum to the step. Computing means forward and backward.",
+    "Bubble is the waiting that remains when the instruction lists of the Plan are walked at the measured seconds and "
+    "messages take no time. The rest of the waiting is communication.",
+    "A rank is called slow if its passes take more than 10 % longer than those of the other ranks of its part of the "
+    "model, while the others wait at least 2 % of a step longer than it does. A stage of one rank is compared by the "
+    "FLOPs of the Plan.",
+    "mfu is the speed in model FLOPs, divided by the peak of matrix products that was measured on the same devices.",
+)
+
+
+def report(runs: Sequence[Run], study: Study | None = None) -> Report:
+    """The report about runs, or about a study and its runs. Raises UserError: a file of a run folder is damaged."""
+    known = summaries(runs, 1 if study is None else 2)
+    title = study.name if study is not None else ", ".join(one.name for one in known[:3])
+    title += f" and {len(known) - 3} more" if study is None and len(known) > 3 else ""
+    answers = findings.answers(known) if study is None else study_tables.answers(study, known)
+    return Report(
+        title,
+        list(_about(known, study)),
+        [answer for answer in answers if answer.sentences],
+        [section for section in _sections(known, study) if section.items],
+    )
+
+
+def _about(known: Sequence[Summary], study: Study | None) -> Iterator[str]:
+    """What was run on what."""
+    if study is not None:
+        yield study_tables.about(study)
+    plans = [one.run.plan for one in known if one.run.plan is not None]
+    models = dict.fromkeys(
+        f"{plan.model.kind} with {plan.num_parameters:,} parameters, {plan.work.global_batch_size} samples of "
+        f"{plan.work.seq_len} positions a step, {plan.work.precision}"
+        for plan in plans
+    )
+    few = list(models)[:2]
+    if few:
+        yield f"{'; '.join(few)}{f'; and {len(models) - 2} more' if len(models) > 2 else ''}."
+    machines = dict.fromkeys(run_tables.machine(one.run.environment) for one in known if one.run.environment)
+    yield from (f"{said}." for said in list(machines)[:3])
+
+
+def _sections(known: Sequence[Summary], study: Study | None) -> Iterator[Section]:
+    if study is not None:
+        items: list[Item] = [study_tables.points(study), *study_figures.pictures(study)]
+        yield Section("study", "The study", [*items, *study_tables.fits(study)])
+    pictures = list(run_figures.pictures(known, parts=study is None))
+    losses = [picture for picture in pictures if picture.name.startswith("loss")]
+    memory = [picture for picture in pictures if picture.name.startswith("memory")]
+    times = [picture for picture in pictures if picture not in losses and picture not in memory]
+    yield Section("runs", "The runs", [run_tables.overview(known), *losses] if known else [])
+    yield Section("differences", "What differs between the configs", list(run_tables.differences(known)))
+    yield Section("time", "Where the time goes", [*run_tables.parts(known), *times])
+    yield Section("ranks", "Slow ranks", list(_stragglers(known)))
+    yield Section("timeline", "One step, rank by rank", list(timelines(known)))
+    yield Section("plan", "The Plan beside the measurement", list(run_tables.prediction(known)))
+    yield Section("memory", "Memory", [*run_tables.memory(known), *memory])
+    yield Section("machine", "Machine and software", list(run_tables.machines(known, study)))
+    configs = [Source(f"config.toml of {one.name}", one.run.folder.config_text) for one in known[:MOST_CONFIGS]]
+    yield Section("how", "How this was measured", [Words(HOW, listed=True), *configs])
+
+
+def _stragglers(known: Sequence[Summary]) -> Iterator[Item]:
+    several = [one for one in known if len(one.ranks) > 1]
+    if not several:
+        return
+    if table := run_tables.stragglers(several):
+        yield table
+    else:
+        yield Words([f"No rank of {counted(len(several), 'run')} with several ranks is slower than the others."])
+
+
+def timelines(known: Sequence[Summary]) -> Iterator[Timeline | Words]:
+    """One step of each run with several ranks, until there are MOST_BOXES; a sentence says which runs are left out."""
+    left, out = MOST_BOXES, []
+    seen: dict[str, int] = {}
+    for one in known:
+        timeline = _timeline(one) if len(known) == 1 or len(one.ranks) > 1 else None
+        if timeline is None:
+            continue
+        plan = one.run.plan
+        key = repr((plan.mesh, plan.layout, plan.work, plan.model.sizes)) if plan is not None else ""
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > 1:
+            continue
+        boxes = sum(len(walk.boxes) for walk in timeline.walks)
+        if boxes > left:
+            out.append(one.name)
+            continue
+        left -= boxes
+        yield timeline
+    if repeats := sum(times - 1 for times in seen.values()):
+        yield Words([f"Of runs with one layout and model the first is shown: {counted(repeats, 'run')} left out."])
+    if out:
+        names = ", ".join(out[:5]) + (f" and {len(out) - 5} more" if len(out) > 5 else "")
+        yield Words(
+            [f"Left out, because the page would become too large: {names}. A report of such a run alone has it."]
+        )
+
+
+def _timeline(one: Summary) -> Timeline | None:
+    """The step of a run, computed and measured; None: ranks.csv or the plan does not say it."""
+    plan, ranks = one.run.plan, one.ranks
+    if plan is None or len(ranks) != plan.mesh.world_size:
+        return None
+    compute_s = sum(rank.compute_s for rank in ranks) / len(ranks)
+    recorded, why = traced(one.run.folder.path, plan)
+    walks = [_first(recorded or measured(plan, ranks))]
+    if plan.mesh.pp > 1 and compute_s > 0:
+        walks.insert(0, computed(plan, compute_s))
+    ending = f" The first {MOST_RANKS} of {len(ranks)} ranks are shown." if len(ranks) > MOST_RANKS else ""
+    return Timeline(one.name, walks, f"{why}{ending}".strip())
+
+
+def _first(walk: Walk) -> Walk:
+    """The walk of the first MOST_RANKS ranks."""
+    ranks = list(walk.ranks)[:MOST_RANKS]
+    return Walk(walk.title, walk.source, walk.step_s, ranks, [box for box in walk.boxes if box.rank in set(ranks)])
+
+
+def file_name(name: str) -> str:
+    """A name of letters, digits, dashes and underscores, for the file of a figure."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60] or "run"

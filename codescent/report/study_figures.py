@@ -1,0 +1,318 @@
+"""In: an evaluated study. Out: its figures: time, speed-up, efficiency, FLOP/s, parts, overhead, memory.
+Does not evaluate anything. A point without a number is a gap with a mark, and the caption says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codescent.report.content import Picture
+from codescent.report.style import BLACK, PALETTE, PARTS, PICTURE_IN, TEXT_GREY, literal, plain
+from codescent.results import Interval
+from codescent.study.result import Fit, Group, Measured, Point, PointState, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^vPX"
+SUPER_LINEAR = "super-linear"
+"""How a mark of such a point begins (study/result.py, Point.marks)."""
+MOST_LINEAR = 16
+"""A horizontal axis is logarithmic if the most workers are more than so many times the fewest."""
+COMPUTE = "_compute"
+"""How the names of figures about computation alone end."""
+MOST_BARS = 40
+"""Bars of a figure; the caption names the number of those that are left out."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a figure has on its vertical axis.
+
+    Attributes:
+        name: of the figure's file.
+        of: the interval of a point; None: not measured.
+        scale: by which its numbers are multiplied for the axis.
+        ideal: what a perfect machine would have for a number of workers and that of the baseline; None: no line.
+    """
+
+    name: str
+    title: str
+    axis: str
+    of: Callable[[Point], Interval | None]
+    scale: float = 1.0
+    ideal: Callable[[float, float], float] | None = None
+
+
+def pictures(study: Study) -> Iterator[Picture]:
+    """The figures of a study that have at least one number."""
+    points = [point for group in study.groups for point in group.points]
+    grows = any(point.workers is not None for point in points)
+    for quantity in _quantities(study):
+        if any(quantity.of(point) is not None for point in points):
+            if grows:
+                yield _over_workers(study, quantity)
+            else:
+                yield _over_points(study, quantity)
+    if any(point.parts_s for point in points):
+        yield _parts(points)
+    if any(point.memory_bytes is not None for point in points):
+        memory = Quantity("memory", "Peak memory of a rank", "GiB, the fullest rank", _memory, 2**-30)
+        yield _over_workers(study, memory) if grows else _over_points(study, memory)
+
+
+def _quantities(study: Study) -> Iterator[Quantity]:
+    def both(name: str, title: str, axis: str, of: Callable[[Point], Measured], **more: object) -> Iterator[Quantity]:
+        yield Quantity(name, f"{title}, in all", axis, lambda point: of(point).total, **more)  # type: ignore[arg-type]
+        yield Quantity(
+            name + COMPUTE,
+            f"{title}, compute only",
+            axis,
+            lambda point: of(point).compute,
+            **more,  # type: ignore[arg-type]
+        )
+
+    yield from both("time", "Time of a step", "seconds", lambda point: point.step_s)
+    speed_up = "speed-up (times the baseline)"
+    yield from both("speed_up", "Speed-up", speed_up, lambda point: point.speed_up, ideal=lambda n, base: n / base)
+    share = "efficiency (%)"
+    yield from both(
+        "efficiency", "Efficiency", share, lambda point: point.efficiency, scale=100.0, ideal=lambda n, base: 1.0
+    )
+    yield from both("flops", "Speed", "GFLOP/s, all ranks", lambda point: point.flops_per_s, scale=1e-9)
+    yield Quantity("mfu", "Use of the devices", "% of the measured peak", lambda point: point.mfu, 100.0)
+    yield Quantity("overhead", "Overhead: waiting of all kinds", "% of a step", _overhead, 100.0)
+
+
+def _overhead(point: Point) -> Interval | None:
+    """The share of communication and bubble in a step."""
+    whole = sum(point.parts_s.values())
+    if not whole:
+        return None
+    share = (point.parts_s.get("communication_s", 0.0) + point.parts_s.get("bubble_s", 0.0)) / whole
+    return Interval(share, np.nan, np.nan)
+
+
+def _memory(point: Point) -> Interval | None:
+    return None if point.memory_bytes is None else Interval(float(point.memory_bytes), np.nan, np.nan)
+
+
+def _over_workers(study: Study, quantity: Quantity) -> Picture:
+    """Lines over the number of workers, one for each group."""
+
+    def draw() -> Figure:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=PICTURE_IN, dpi=110, layout="constrained")
+        axes = figure.add_subplot()
+        plain(axes)
+        workers = sorted({point.workers for group in study.groups for point in group.points if point.workers})
+        _ideal(axes, study, quantity, workers)
+        for number, group in enumerate(study.groups):
+            _line(axes, group, quantity, number)
+        _workers_axis(axes, workers, study.unit)
+        axes.set_ylabel(quantity.axis, fontsize=9)
+        if quantity.name.startswith("speed_up") and axes.get_xscale() == "log":
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
+        else:
+            axes.set_ylim(bottom=0)
+        if len(axes.get_legend_handles_labels()[0]) > 1 or study.groups[0].label:
+            axes.legend(fontsize=8, frameon=False)
+        return figure
+
+    return Picture(quantity.name, quantity.title, _caption(study, quantity), draw)
+
+
+def _ideal(axes: Axes, study: Study, quantity: Quantity, workers: Sequence[int]) -> None:
+    """A dashed line of what perfect scaling would give, and dotted ones of the laws that were fitted."""
+    if quantity.ideal is None:
+        return
+    base = min(_baselines(study), default=1)
+    places = np.linspace(min(workers), max(workers), 50)
+    ideal = [quantity.scale * quantity.ideal(float(one), float(base)) for one in places]
+    axes.plot(places, ideal, color=TEXT_GREY, ls=(0, (4, 3)), lw=1.0, label="ideal")
+    if quantity.name == "speed_up":
+        for number, group in enumerate(study.groups):
+            for fit in filter(_drawn, group.fits):
+                axes.plot(
+                    list(fit.curve), list(fit.curve.values()), color=PALETTE[number % len(PALETTE)], lw=0.8, ls=":"
+                )
+
+
+def _drawn(fit: Fit) -> bool:
+    """Amdahl's law alone: more lines would hide the points."""
+    return bool(fit.curve) and fit.law == "Amdahl"
+
+
+def _baselines(study: Study) -> list[int]:
+    """The workers of the points that speed-up refers to."""
+    names = {group.baseline for group in study.groups}
+    points = [point for group in study.groups for point in group.points if point.name in names]
+    return [point.workers for point in points if point.workers is not None]
+
+
+def _line(axes: Axes, group: Group, quantity: Quantity, number: int) -> None:
+    """The points of a group, joined; a gap where one is missing."""
+    colour = PALETTE[number % len(PALETTE)]
+    points = [point for point in group.points if point.workers is not None]
+    at = [float(point.workers or 0) for point in points]
+    found = [quantity.of(point) for point in points]
+    value = np.array([np.nan if one is None else one.value for one in found]) * quantity.scale
+    low = np.array([np.nan if one is None else one.value - one.low for one in found]) * quantity.scale
+    high = np.array([np.nan if one is None else one.high - one.value for one in found]) * quantity.scale
+    bars = np.nan_to_num(np.clip([low, high], 0, None))
+    label = literal(group.label) or "measured"
+    axes.errorbar(
+        at, value, yerr=bars, color=colour, lw=1.5, ls=("-", "--", "-.")[number // len(PALETTE) % 3], capsize=2.5,
+        elinewidth=1.0, marker=MARKERS[number % len(MARKERS)], ms=4.5, label=label, zorder=3,
+    )  # fmt: skip
+    for x, y, point in zip(at, value, points, strict=True):
+        if not np.isfinite(y):  # beside each other, so that several groups that miss a point are seen
+            axes.plot(
+                [x], [0.03 + 0.045 * (number % 8)], "x", color=colour, ms=6, mew=1.6, clip_on=False, zorder=5,
+                transform=axes.get_xaxis_transform(),
+            )  # fmt: skip
+        elif _super_linear(point, quantity):
+            axes.plot([x], [y], "*", color=colour, ms=13, mec=BLACK, mew=0.6, zorder=4)
+
+
+def _super_linear(point: Point, quantity: Quantity) -> bool:
+    """Whether a point is marked so, in a figure of speed-up or efficiency."""
+    wanted = f"computation {SUPER_LINEAR}" if quantity.name.endswith(COMPUTE) else SUPER_LINEAR
+    return quantity.ideal is not None and any(mark.startswith(wanted) for mark in point.marks)
+
+
+def _workers_axis(axes: Axes, workers: Sequence[int], unit: str) -> None:
+    """An axis with a tick for each number of workers that was tried; logarithmic if they are far apart."""
+    from matplotlib.ticker import NullLocator
+
+    if max(workers) > MOST_LINEAR * min(workers):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(min(workers) / 1.15, max(workers) * 1.15)
+    axes.set_xticks(workers, [f"{number:,}" for number in workers])
+    axes.set_xlabel(unit, fontsize=9)
+
+
+def _caption(study: Study, quantity: Quantity) -> str:
+    """What the marks of a figure mean, and why points are missing."""
+    points = [point for group in study.groups for point in group.points]
+    known = [point for point in points if quantity.of(point) is not None]
+    said = []
+    if any(found.low < found.high for point in known if (found := quantity.of(point)) is not None):
+        said.append("Bars: 95 % interval.")
+    if quantity.ideal is not None:
+        bases = dict.fromkeys(group.baseline for group in study.groups)
+        said.append(f"Against {'; '.join(list(bases)[:3])}{' and others' if len(bases) > 3 else ''}.")
+        if quantity.name == "speed_up" and any(_drawn(fit) for group in study.groups for fit in group.fits):
+            said.append("Dotted: Amdahl's law, fitted.")
+        if faster := [point.name for point in known if _super_linear(point, quantity)]:
+            said.append(f"Stars: super-linear ({', '.join(faster)}).")
+    if missing := [point for point in points if quantity.of(point) is None]:
+        reasons = [f"{point.name}: {_why(point)}" for point in missing]
+        more = f"; and {len(reasons) - 6} more" if len(reasons) > 6 else ""
+        said.append(f"Crosses, missing: {'; '.join(reasons[:6])}{more}.")
+    return " ".join(said)
+
+
+def _why(point: Point) -> str:
+    """Why a point has no number, in a few words."""
+    if point.state is PointState.DONE:
+        return "not measured"
+    return f"{point.state} ({point.why.partition(';')[0].rstrip('.')})" if point.why else str(point.state)
+
+
+def _over_points(study: Study, quantity: Quantity) -> Picture:
+    """A bar for each point of a study in which nothing grows."""
+    points = [point for group in study.groups for point in group.points]
+    shown = points[:MOST_BARS]
+
+    def draw() -> Figure:
+        from matplotlib.figure import Figure
+
+        figure, axes = bars_figure([point.name for point in shown], Figure)
+        found = [quantity.of(point) for point in shown]
+        value = np.array([np.nan if one is None else one.value for one in found]) * quantity.scale
+        ends = [[np.nan] * 2 if one is None else [one.value - one.low, one.high - one.value] for one in found]
+        errors = np.nan_to_num(np.clip(np.array(ends).T * quantity.scale, 0, None))
+        axes.barh(range(len(shown)), np.nan_to_num(value), xerr=errors, color=PALETTE[0], height=0.7, capsize=2.5)
+        for row in np.flatnonzero(~np.isfinite(value)):
+            axes.plot([0.012], [row], "x", color=PALETTE[1], transform=axes.get_yaxis_transform(), clip_on=False)
+        axes.set_xlabel(quantity.axis, fontsize=9)
+        return figure
+
+    left_out = f" The first {MOST_BARS} of {len(points)} points." if len(points) > MOST_BARS else ""
+    return Picture(quantity.name, quantity.title, _caption(study, quantity) + left_out, draw)
+
+
+def _parts(points: Sequence[Point]) -> Picture:
+    known = [point for point in points if point.parts_s]
+    caption = "Means over ranks and repeats."
+    if missing := [point.name for point in points if not point.parts_s]:
+        caption += (
+            f" Missing, because not measured: {', '.join(missing[:6])}{' and others' if len(missing) > 6 else ''}."
+        )
+    return stacked("parts", "Where the time of a step goes", caption, {point.name: point.parts_s for point in known})
+
+
+def seconds_axis(longest: float) -> tuple[float, str]:
+    """The scale and the label of an axis of seconds of a step."""
+    return (1e3, "milliseconds of a step") if longest < 1 else (1.0, "seconds of a step")
+
+
+def bytes_axis(longest: float) -> tuple[float, str]:
+    """The scale and the label of an axis of bytes of a rank."""
+    return (2.0**-30, "GiB of a rank") if longest >= 2**30 else (2.0**-20, "MiB of a rank")
+
+
+def stacked(
+    name: str,
+    title: str,
+    caption: str,
+    rows: Mapping[str, Mapping[str, float]],
+    parts: Mapping[str, tuple[str, str]] = PARTS,
+    axis: Callable[[float], tuple[float, str]] = seconds_axis,
+) -> Picture:
+    """Bars of parts, one for each name; at most MOST_BARS. `parts`: their names and colours."""
+    shown = dict(list(rows.items())[:MOST_BARS])
+
+    def draw() -> Figure:
+        from matplotlib.figure import Figure
+
+        figure, axes = bars_figure(list(shown), Figure)
+        scale, unit = axis(
+            max((sum(row[part] for part in parts if part in row) for row in shown.values()), default=1.0)
+        )
+        left = np.zeros(len(shown))
+        for part, (label, colour) in parts.items():
+            widths = np.array([max(0.0, row.get(part, 0.0)) * scale for row in shown.values()])
+            if widths.any():
+                axes.barh(range(len(shown)), widths, left=left, color=colour, height=0.72, label=label)
+                left += widths
+        axes.set_xlabel(unit, fontsize=9)
+        figure.legend(loc="outside upper left", ncols=4, fontsize=8, frameon=False, handlelength=1.0)
+        return figure
+
+    left_out = f" The first {MOST_BARS} of {len(rows)}." if len(rows) > MOST_BARS else ""
+    return Picture(name, title, (caption + left_out).strip(), draw)
+
+
+def bars_figure(names: Sequence[str], figure_type: type[Figure]) -> tuple[Figure, Axes]:
+    """A figure with a row for each name, from the top."""
+    figure = figure_type(figsize=(PICTURE_IN[0], 1.1 + 0.24 * max(3, len(names))), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    plain(axes)
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(names)), [literal(shortened(name)) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    return figure, axes
+
+
+def shortened(name: str, most: int = 34) -> str:
+    """The name with its middle left out, if it is long."""
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2 - 1) :]}"

@@ -1,0 +1,108 @@
+"""In: a figure of matplotlib. Out: its bytes as PNG or SVG; the colours and the look that all figures share.
+Does not draw (the other files of this room do) and does not write a file. It imports matplotlib only to write one."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from codescent.base.visible import visible
+from codescent.plan import Verb
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PICTURES: dict[str, dict[str, str | None]] = {".png": {}, ".svg": {"Creator": None, "Date": None}}
+"""The suffix of each picture format, with metadata for matplotlib. None leaves out the date and the version."""
+SVG: dict[Any, str] = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
+"""Settings of matplotlib for SVG: equal pictures are equal files, and text is stored as text."""
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours of the palette of Okabe and Ito, which colour-blind readers can distinguish. Yellow is left out: too pale."""
+BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK = PALETTE
+LINE_GREY, TEXT_GREY, PALE_GREY = "#DDDDDD", "#444444", "#999999"
+"""Of grids; of captions; of loading and of what is left over."""
+PICTURE_IN = (5.2, 3.3)
+"""Width and height of a figure of a report: two stand beside each other, one fits a telephone."""
+WAITING, COLLECTIVE = "#EEEEEE", VERMILION
+
+COLOURS: dict[Verb, str] = {
+    Verb.LOAD: PALE_GREY,
+    Verb.FORWARD: BLUE,
+    Verb.BACKWARD: GREEN,
+    Verb.BACKWARD_INPUT: ORANGE,
+    Verb.BACKWARD_WEIGHT: PINK,
+    Verb.SEND_ACTIVATION: SKY,
+    Verb.RECEIVE_ACTIVATION: SKY,
+    Verb.SEND_GRADIENT: SKY,
+    Verb.RECEIVE_GRADIENT: SKY,
+    Verb.REDUCE: VERMILION,
+    Verb.STEP: BLACK,
+}
+"""The colour of each instruction in a picture of a step."""
+PARTS: dict[str, tuple[str, str]] = {
+    "forward_s": ("forward", COLOURS[Verb.FORWARD]),
+    "backward_s": ("backward", COLOURS[Verb.BACKWARD]),
+    "communication_s": ("communication", COLLECTIVE),
+    "bubble_s": ("bubble", "#C8C8C8"),
+    "optimizer_s": ("optimizer", COLOURS[Verb.STEP]),
+    "data_s": ("data", ORANGE),
+    "other_s": ("other", PINK),
+}
+"""The name and the colour of each part of a step (results.PARTS), from the bottom of a bar to its top."""
+
+
+MEMORY: dict[str, tuple[str, str]] = {
+    "weights_bytes": ("weights", BLUE),
+    "gradients_bytes": ("gradients", GREEN),
+    "optimizer_bytes": ("optimizer", BLACK),
+    "activations_bytes": ("activations", ORANGE),
+    "buffers_bytes": ("buckets and gathered units", VERMILION),
+    "rest_bytes": ("the rest", "#C8C8C8"),
+}
+"""The name and the colour of each part of a rank's memory (memory.csv), from the left of a bar."""
+
+
+def no_matplotlib(otherwise: str = "") -> str:
+    """Why no picture can be drawn here, and what mends that; "" if one can.
+
+    Args:
+        otherwise: what else would do, such as ", or write a .json trace".
+    """
+    if importlib.util.find_spec("matplotlib") is not None:
+        return ""
+    return f"a picture needs matplotlib: pip install matplotlib{otherwise}"
+
+
+def picture_bytes(
+    figure: Figure, suffix: str, metadata: Mapping[str, str] | None = None, salt: str = SVG["svg.hashsalt"]
+) -> bytes:
+    """The figure as a file with this suffix, one of `PICTURES`. Equal figures give equal bytes.
+
+    Args:
+        figure: of matplotlib.
+        suffix: of the format.
+        metadata: keys of the format's metadata, such as Software (PNG) or Title (SVG).
+        salt: of the names inside of an SVG, so that those of two figures in one page differ.
+    """
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context({**SVG, "svg.hashsalt": salt}):
+        figure.savefig(content, format=suffix[1:], metadata={**PICTURES[suffix], **(metadata or {})})
+    return content.getvalue()
+
+
+def plain(axes: Axes) -> None:
+    """The look of all figures with axes: a pale grid, small numbers, no frame at the top and at the right."""
+    axes.tick_params(which="both", labelsize=8)
+    axes.grid(color=LINE_GREY, lw=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def literal(name: str) -> str:
+    """A name in a figure: $ begins no formula, and control characters are shown as text."""
+    return visible(name).replace("$", r"\$")

@@ -1,0 +1,155 @@
+"""In: opened runs. Out: the numbers of each run that a report shows, and its name there.
+Does not judge them (findings.py does) and does not write."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
+from codescent.record.memory import MemoryRow
+from codescent.report.metrics import Curves, of_run
+from codescent.results import PARTS, Interval, Parts, Run, median_of_many, parts_of_ranks
+
+Values = npt.NDArray[np.float64]
+
+MOST_WARMUP = 10
+"""Steps at the begin that no speed counts: caches are cold and kernels are chosen."""
+WARMUP_SHARE = 0.2
+"""A shorter run leaves out this share of its steps."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of a run. Speeds are medians over the steps after the first `warmup` ones.
+
+    Attributes:
+        run: the opened run.
+        name: unique in the report.
+    """
+
+    run: Run
+    name: str
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps done."""
+        steps = self.run.columns["step"]
+        return int(steps[-1]) if len(steps) else 0
+
+    @cached_property
+    def warmup(self) -> int:
+        """Steps that are left out."""
+        return min(MOST_WARMUP, int(WARMUP_SHARE * self.steps))
+
+    @cached_property
+    def step_s(self) -> Interval | None:
+        """Seconds of a step, with the 95 % interval of the median; None: no step."""
+        times = self._known("step_s")
+        return median_of_many(times) if len(times) else None
+
+    @cached_property
+    def varies(self) -> float:
+        """How much longer the slowest tenth of the steps takes than the median; NaN below ten steps."""
+        times = self._known("step_s")
+        return float(np.quantile(times, 0.9) / np.median(times) - 1) if len(times) >= 10 else math.nan
+
+    def median(self, column: str) -> float:
+        """The median of a column of the metrics; NaN: no value."""
+        values = self._known(column)
+        return float(np.median(values)) if len(values) else math.nan
+
+    @cached_property
+    def ranks(self) -> Sequence[Parts]:
+        """The parts of a step on each rank. Of a run so short that no row is left, the rows of all steps."""
+        return parts_of_ranks(self.run, self.warmup) or parts_of_ranks(self.run)
+
+    @cached_property
+    def shares(self) -> Mapping[str, float]:
+        """The share of each part in the time of all ranks; empty: unknown."""
+        whole = sum(parts.step_s for parts in self.ranks)
+        if not whole:
+            return {}
+        return {name: sum(getattr(parts, name) for parts in self.ranks) / whole for name in PARTS}
+
+    @property
+    def compute_share(self) -> float:
+        """The share of forward and backward passes; NaN: unknown."""
+        return self.shares["forward_s"] + self.shares["backward_s"] if self.shares else math.nan
+
+    @cached_property
+    def memory_bytes(self) -> Sequence[float]:
+        """Peak memory of each rank; of rank 0 alone if there is no ranks.csv; empty: unknown."""
+        last = {int(row["rank"]): float(row["peak_memory_bytes"]) for row in self.run.ranks}
+        known = self._known("peak_memory_bytes", all_steps=True)
+        found = [last[rank] for rank in sorted(last) if rank < self.run.num_ranks]
+        return found or ([float(known.max())] if len(known) else [])
+
+    @cached_property
+    def memory(self) -> Mapping[int, MemoryRow]:
+        """The last row of memory.csv of each rank: its memory by part; empty: an older version wrote the run."""
+        rows = self.run.folder.last_memory()
+        return {rank: rows[rank] for rank in sorted(rows) if rank < self.run.num_ranks}
+
+    @cached_property
+    def train_loss(self) -> float:
+        """The mean training loss of the last tenth of the rows, at most 50; NaN: none is finite."""
+        losses = self.run.columns["train_loss"]
+        last = losses[-max(1, min(50, len(losses) // 10)) :]
+        return float(np.mean(last[np.isfinite(last)])) if np.isfinite(last).any() else math.nan
+
+    @cached_property
+    def val_loss(self) -> float:
+        """The lowest validation loss; NaN: none."""
+        losses = self._known("val_loss", all_steps=True)
+        return float(losses.min()) if len(losses) else math.nan
+
+    @cached_property
+    def curves(self) -> Curves:
+        """The metrics as columns for drawing."""
+        return of_run(self.run, self.name)
+
+    @property
+    def layout(self) -> str:
+        """The axes with several ranks, such as "pp 2 x dp_replicate 2"; "1 rank"."""
+        if self.run.plan is None:
+            return f"{self.run.num_ranks} ranks"
+        mesh = self.run.plan.mesh
+        axes = [f"{axis} {degree}" for axis in vars(mesh) if (degree := mesh.degree(axis)) > 1]
+        zero = f", ZeRO {self.run.plan.layout.zero_stage}" if mesh.dp_shard > 1 else ""
+        pipeline = f", {self.run.plan.layout.schedule}" if mesh.pp > 1 else ""
+        return (" x ".join(axes) or "1 rank") + zero + pipeline
+
+    @cached_property
+    def state_bytes(self) -> StateBytes | None:
+        """What the Plan says of the fullest rank: weights, gradients, optimizer state; None: no plan."""
+        return None if self.run.plan is None else state_bytes(self.run.plan)
+
+    @cached_property
+    def wire_bytes(self) -> float:
+        """What the Plan says that the busiest rank sends in a step; NaN: no plan."""
+        return math.nan if self.run.plan is None else wire_bytes(self.run.plan)
+
+    def _known(self, column: str, *, all_steps: bool = False) -> Values:
+        values = self.run.columns[column] if all_steps else self.run.after(self.warmup, column)
+        return values[np.isfinite(values)]
+
+
+def summaries(runs: Sequence[Run], depth: int = 1) -> list[Summary]:
+    """A summary of each run. Runs of one name get as much of their paths as tells them apart.
+
+    depth: the least number of names of a path.
+    """
+    paths = [Path(run.folder.path).resolve() for run in runs]
+    names = [run.name if depth == 1 else "/".join(path.parts[-depth:]) for path, run in zip(paths, runs)]
+    while doubled := {name for name, times in Counter(names).items() if times > 1}:
+        depth += 1
+        names = ["/".join(path.parts[-depth:]) if name in doubled else name for path, name in zip(paths, names)]
+    return [Summary(run, name) for run, name in zip(runs, names, strict=True)]

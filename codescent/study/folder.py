@@ -1,0 +1,245 @@
+"""In: the folder of a study. Out: its definition, and the state of each repeat, which its run folders decide.
+Does not start runs (runner.py does) and does not evaluate them (evaluate.py does)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.durable import write_json
+from codescent.base.errors import UserError
+from codescent.base.formats import unreadable
+from codescent.base.published import in_words
+from codescent.results import Run, State, open_run
+from codescent.study.file import Scalar, StudyFile
+from codescent.study.points import Spec
+from codescent.study.result import Kind, PointState
+
+DEFINITION = "study.json"
+FORMAT = 1
+LOCK = ".lock"
+REFUSED_CODE = 2
+"""Exit code of a run that is refused before its first step, such as one for a device that is not there."""
+
+NO_MEMORY = re.compile(
+    r"(?<!perhaps the machine ran )out ?of ?memory|DefaultCPUAllocator|lack of memory"
+    r"|(cannot|can't|could not|unable to) allocate memory",
+    re.IGNORECASE,
+)
+"""Words of torch, of the kernel and of the launcher about a run that had too little memory."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A study as its folder keeps it.
+
+    Attributes:
+        axes: their names, in order.
+        specs: all points.
+        refused: why points cannot exist, by name.
+    """
+
+    name: str
+    kind: Kind
+    config: str
+    repeats: int
+    steps: int
+    warmup: int
+    baseline: Mapping[str, Scalar]
+    axes: Sequence[str]
+    specs: Sequence[Spec]
+    refused: Mapping[str, str]
+
+    @classmethod
+    def of(cls, study: StudyFile, specs: Sequence[Spec], refused: Mapping[str, str]) -> Definition:
+        """That of a study file."""
+        keys = study.study
+        return cls(
+            name=keys.name,
+            kind=keys.kind,
+            config=keys.config,
+            repeats=keys.repeats,
+            steps=keys.steps,
+            warmup=keys.warmup,
+            baseline=keys.baseline,
+            axes=study.axis_names,
+            specs=specs,
+            refused=refused,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Definition:
+        """Out of JSON data. Raises KeyError, TypeError, ValueError: it is none."""
+        values = {name: value for name, value in data.items() if name != "format"}
+        specs = [Spec(**spec) for spec in values.pop("specs")]
+        return cls(**{**values, "kind": Kind(values["kind"]), "specs": specs})
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A repeat that was run, or that still runs.
+
+    Attributes:
+        number: from 1.
+        state: DONE, FAILED, OUT_OF_MEMORY; REFUSED: by the machine, before its first step; TO_DO: its run has not
+            ended, and is taken again.
+        why: it failed.
+        run: its folder; None: there is none.
+        record: what was noted about it.
+    """
+
+    number: int
+    state: PointState
+    why: str
+    run: Run | None
+    record: Mapping[str, Any]
+
+
+class StudyFolder:
+    """The folder of a study: study.json, study.csv, and POINT/NUMBER, a run folder for each repeat.
+
+    POINT/NUMBER.json is written when a run has ended: its exit code, why it failed, load of the machine, seconds.
+    """
+
+    def __init__(self, path: Path, definition: Definition) -> None:
+        self.path, self.definition = path, definition
+
+    @classmethod
+    def create(cls, path: Path, definition: Definition) -> StudyFolder:
+        """Write the definition of a study that is new, or continues.
+
+        Raises UserError: the folder is not a study's, or its runs were made with other values.
+        """
+        if (path / DEFINITION).is_file():
+            cls.open(path)._refuse_changes(definition)
+        elif path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
+            raise UserError(f"{path}: is not empty, and has no {DEFINITION}: give another folder with --folder")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / DEFINITION, definition.to_json())
+        except OSError as error:
+            raise UserError(f"{path}: {in_words(error)}") from error
+        return cls(path, definition)
+
+    @classmethod
+    def open(cls, path: Path | str) -> StudyFolder:
+        """Open the folder of a study. Raises UserError: it is none, or its definition is damaged."""
+        path = Path(path)
+        file = path / DEFINITION
+        if not file.is_file():
+            raise UserError(f"{path}: not the folder of a study: it has no {DEFINITION}")
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if problem := unreadable(data.get("format"), FORMAT, FORMAT):
+                raise UserError(f"{file}: {problem}")
+            return cls(path, Definition.from_json(data))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file}: not readable as the definition of a study ({error})") from error
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other processes from running this study. Raises UserError: another one runs it."""
+        with (self.path / LOCK).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"{self.path}: another process runs this study; wait for its end, or stop it"
+                ) from error
+            yield
+
+    def run_path(self, spec: Spec, number: int) -> Path:
+        """The run folder of a repeat."""
+        return self.path / spec.slug / str(number)
+
+    def attempts(self, spec: Spec) -> list[Attempt]:
+        """The repeats of a point that have begun, by number. Raises UserError: a run folder is damaged."""
+        folder = self.path / spec.slug
+        names = {entry.name.removesuffix(".json") for entry in folder.iterdir()} if folder.is_dir() else set()
+        return [self._attempt(spec, number) for number in sorted(int(name) for name in names if name.isdecimal())]
+
+    def note(self, spec: Spec, number: int, record: Mapping[str, Any]) -> None:
+        """Keep what was noted about a run that has ended. Raises UserError: it cannot be written."""
+        path = self._record(spec, number)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, dict(record))
+        except OSError as error:
+            raise UserError(f"{path}: {in_words(error)}") from error
+
+    def forget(self, spec: Spec, number: int) -> None:
+        """Remove a repeat, so that it can be run again."""
+        shutil.rmtree(self.run_path(spec, number), ignore_errors=True)
+        self._record(spec, number).unlink(missing_ok=True)
+
+    def state(self, spec: Spec, attempts: Sequence[Attempt]) -> tuple[PointState, str]:
+        """The state of a point, and why it is one of FAILED, OUT_OF_MEMORY and REFUSED."""
+        if spec.name in self.definition.refused:
+            return PointState.REFUSED, self.definition.refused[spec.name]
+        for state in (PointState.DONE, PointState.OUT_OF_MEMORY, PointState.FAILED, PointState.REFUSED):
+            found = [attempt for attempt in attempts if attempt.state is state]
+            if found:
+                return state, found[-1].why
+        return PointState.TO_DO, ""
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Seconds of the runs so far, by point: those that were noted."""
+        found: dict[str, list[float]] = {}
+        for spec in self.definition.specs:
+            for attempt in self.attempts(spec):
+                if attempt.state is PointState.DONE and "wall_s" in attempt.record:
+                    found.setdefault(spec.name, []).append(attempt.record["wall_s"])
+        return found
+
+    def _record(self, spec: Spec, number: int) -> Path:
+        return self.path / spec.slug / f"{number}.json"
+
+    def _attempt(self, spec: Spec, number: int) -> Attempt:
+        path, file = self.run_path(spec, number), self._record(spec, number)
+        try:
+            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except ValueError as error:
+            raise UserError(
+                f"{file}: not readable as JSON ({error}); delete it, and the repeat is taken again"
+            ) from error
+        run = open_run(path) if path.is_dir() and any(path.iterdir()) else None
+        why = "; ".join(dict.fromkeys(filter(None, [record.get("why", ""), run.why if run else ""])))
+        if run and (run.state is State.DONE or "collected" in record):
+            return Attempt(number, PointState.DONE, "", run, record)
+        if record.get("code") == REFUSED_CODE and run is None:
+            return Attempt(number, PointState.REFUSED, why, run, record)
+        if record.get("code") or (run and run.state is State.FAILED):
+            state = PointState.OUT_OF_MEMORY if NO_MEMORY.search(why) else PointState.FAILED
+            return Attempt(number, state, why, run, record)
+        return Attempt(number, PointState.TO_DO, "", run, record)
+
+    def _refuse_changes(self, definition: Definition) -> None:
+        """Raise UserError if runs of this folder were made with other values than a definition has now."""
+        before = {spec.name: spec.overrides for spec in self.definition.specs}
+        changed: dict[str, str] = {}
+        for spec in definition.specs:
+            if not any(attempt.run for attempt in self.attempts(spec)):
+                continue
+            was = before.get(spec.name, {})
+            for key in sorted(was.keys() | spec.overrides.keys()):
+                if was.get(key) != spec.overrides.get(key):
+                    changed[key] = f"{key}: was {was.get(key)}, is {spec.overrides.get(key)}"
+        has_runs = any(attempt.run for spec in self.definition.specs for attempt in self.attempts(spec))
+        if has_runs and Path(self.definition.config).stem != Path(definition.config).stem:
+            changed["config"] = f"config: was {self.definition.config}, is {definition.config}"
+        if changed:
+            raise UserError(
+                f"{self.path}: its runs were made with other values ({'; '.join(changed.values())}): give another "
+                "folder with --folder, or delete this one"
+            )

@@ -1,0 +1,118 @@
+"""In: a run folder of a point. Out: what one repeat measured, in seconds, bytes and FLOP/s.
+Does not compare repeats (evaluate.py does) and does not know how a run came to its folder (folder.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from codescent.base.errors import UserError
+from codescent.plan import AXES
+from codescent.results import PARTS, Run, parts_of_ranks
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One repeat of a point. None: unknown.
+
+    Attributes:
+        step_s: median seconds of its steps after the warm-up; of a table: seconds of what it measured.
+        tokens: of a step, of all ranks: its work.
+        flops: model FLOPs of a step, of all ranks.
+        compute_s: forward and backward passes of a step, mean over ranks.
+        parts_s: seconds of each part of `results.PARTS` in a step, mean over ranks; they sum to step_s.
+        mfu: median of its steps.
+        memory_bytes: largest peak of a rank.
+        load: load of the machine before and after the run, per core.
+        others: share of the machine's cores that other programs used meanwhile.
+        wall_s: seconds of the whole run with its start.
+        threads: of a rank, where they are those that compute: on a CPU.
+        mesh: degree of each axis of its mesh; empty: unknown.
+        notes: what a reader must know, such as "oversubscribed: ...".
+        run: its folder.
+    """
+
+    step_s: float
+    number: int = 1
+    tokens: float | None = None
+    flops: float | None = None
+    compute_s: float | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    load: tuple[float, float] | None = None
+    others: float | None = None
+    wall_s: float | None = None
+    threads: int | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    run: str = ""
+
+
+def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> Repeat:
+    """What a run measured after its first `warmup` steps.
+
+    Args:
+        run: it need not have ended.
+        number: of the repeat, from 1.
+        warmup: steps that are left out.
+        record: what the study has noted about the run: load, others, wall_s.
+
+    Raises UserError: no step after the warm-up, or damaged files.
+    """
+    steps = run.after(warmup, "step_s")
+    if not len(steps):
+        raise UserError(f"{run.folder.path}: has no step after the {warmup} of the warm-up")
+    step_s, plan = float(np.median(steps)), run.plan
+    ranks = parts_of_ranks(run, warmup)
+    parts = {name: float(np.mean([getattr(of_rank, name) for of_rank in ranks])) for name in PARTS} if ranks else {}
+    # The parts are means, and the step is a median, which a disturbed step does not move: keep the parts' shares.
+    whole = sum(parts.values())
+    parts = {name: seconds * step_s / whole for name, seconds in parts.items()} if whole else {}
+    compute_s = parts["forward_s"] + parts["backward_s"] if parts else _median(run, warmup, "compute_s")
+    peaks = [row["peak_memory_bytes"] for row in run.ranks] or list(run.after(0, "peak_memory_bytes"))
+    speeds, seconds = run.after(warmup, "tokens_per_s"), steps
+    flops = run.after(warmup, "flops_per_s")
+    return Repeat(
+        step_s=step_s,
+        number=number,
+        tokens=float(plan.work.tokens) if plan else float(np.median(speeds * seconds)),
+        flops=float(plan.flops().total_flops) if plan else float(np.median(flops * seconds)),
+        compute_s=compute_s,
+        parts_s=parts,
+        mfu=_median(run, warmup, "mfu"),
+        memory_bytes=int(max(peaks)) if peaks and np.isfinite(max(peaks)) else None,
+        load=(record["load_before"], record["load_after"]) if "load_before" in record else None,
+        others=record.get("others"),
+        wall_s=record.get("wall_s"),
+        threads=run.environment.get("num_threads") if run.environment.get("device") == "cpu" else None,
+        mesh={axis: plan.mesh.degree(axis) for axis in AXES} if plan else {},
+        notes=tuple(_notes(run)),
+        run=str(run.folder.path),
+    )
+
+
+def _median(run: Run, warmup: int, column: str) -> float | None:
+    """The median of a column after the warm-up; None: it has no values."""
+    values = run.after(warmup, column)
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else None
+
+
+def _notes(run: Run) -> list[str]:
+    """What the environment of a run says about its times."""
+    found, environment = [], run.environment
+    hosts = [rank.get("host") for rank in environment.get("ranks", [])]
+    cores, threads = environment.get("cores"), environment.get("num_threads")
+    if environment.get("device") == "cpu" and hosts and cores and threads:
+        wanted = max(map(hosts.count, hosts)) * threads
+        if wanted > cores:
+            found.append(f"{OVERSUBSCRIBED}: {wanted} threads on {cores} cores")
+    return found
+
+
+OVERSUBSCRIBED = "oversubscribed"
+"""How the note begins about a run that had more threads than cores: fits leave its point out."""

@@ -1,0 +1,176 @@
+"""In: repeats of a study; or a table (CSV) that others measured. Out: study.csv; or the repeats of the table.
+Does not evaluate them (evaluate.py does)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codescent.base.durable import replace_file
+from codescent.base.errors import UserError
+from codescent.base.published import in_words
+from codescent.results import PARTS
+from codescent.study.evaluate import Taken
+from codescent.study.points import growing
+from codescent.study.repeat import Repeat
+from codescent.study.result import Kind, PointState
+
+STUDY_CSV = "study.csv"
+
+MEASURED = ("step_s", "tokens", "flops", "compute_s", "mfu", "memory_bytes", "others", "wall_s")
+"""Columns that are numbers of a `Repeat`."""
+
+TIMES: Mapping[str, float] = {"step_s": 1.0, "seconds": 1.0, "minutes": 60.0}
+"""Columns of a table that have the time, each with its seconds. A table has one of them."""
+
+COLUMNS = (
+    *("point", "repeat", "state", "why", "run"),
+    *MEASURED,
+    *("tokens_per_s", "flops_per_s", "compute_flops_per_s"),
+    *PARTS,
+    *("load_before", "load_after", "notes"),
+)
+"""Columns of study.csv; those of the axes come before."""
+
+
+def write_table(path: Path, axes: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write study.csv atomically. Raises UserError: it cannot be written."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*axes, *COLUMNS], restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    try:
+        replace_file(path, text.getvalue())
+    except OSError as error:
+        raise UserError(f"{path}: {in_words(error)}") from error
+
+
+def rows_of(one: Taken, others: Sequence[tuple[int, PointState, str]]) -> Iterator[dict[str, Any]]:
+    """The rows of a point: one for each repeat that is done, and one for each that is not.
+
+    Args:
+        one: the point.
+        others: number, state and reason of its other repeats; without any, a point without repeats has a row, too.
+    """
+    common = {**one.axes, "point": one.name}
+    for repeat in one.repeats:
+        yield {**common, "state": PointState.DONE, **_row(repeat)}
+    for number, state, why in others:
+        yield {**common, "repeat": number, "state": state, "why": why}
+    if not one.repeats and not others:
+        yield {**common, "state": one.state, "why": one.why}
+
+
+def read_table(file: Path, kind: Kind, axes: Sequence[str]) -> list[Taken]:
+    """The points of a table that others measured: one row per repeat.
+
+    It needs a column for each axis, and one of TIMES. Rows whose column `state` is not "done" are points without
+    repeats. Other columns are those of study.csv, and may be missing.
+
+    Raises UserError: every missing column, and every cell that is no number.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    reader = csv.DictReader(io.StringIO(text))
+    columns = [name.strip() for name in reader.fieldnames or []]
+    reader.fieldnames = columns
+    times = [name for name in TIMES if name in columns]
+    problems = [f"{file}: has no column {name}: the study has this axis" for name in axes if name not in columns]
+    if not times:
+        problems.append(f"{file}: has no column for the time: {', '.join(TIMES)}")
+    if len(times) > 1:
+        problems.append(f"{file}: has several columns for the time ({', '.join(times)}); leave one")
+    if problems:
+        raise UserError(*problems)
+    taken: dict[str, Taken] = {}
+    for line, row in enumerate(reader, start=2):
+        values = {name: (row.get(name) or "").strip() for name in columns}
+        point = {name: _value(values[name]) for name in axes}
+        before = taken.get(repr(point)) or Taken(point, growing(kind, point), PointState.TO_DO)
+        state = PointState(values["state"]) if values.get("state") in list(PointState) else PointState.DONE
+        repeats = list(before.repeats)
+        if state is PointState.DONE:
+            try:
+                repeats.append(_repeat(values, times[0], len(repeats) + 1))
+            except ValueError as error:
+                problems.append(f"{file} line {line}: {error}")
+        state = PointState.DONE if repeats else state
+        taken[repr(point)] = Taken(point, before.workers, state, values.get("why", ""), repeats)
+    if not taken:
+        problems.append(f"{file}: has no row")
+    if problems:
+        raise UserError(*problems)
+    return list(taken.values())
+
+
+def _row(repeat: Repeat) -> dict[str, Any]:
+    """The columns of a repeat that is done."""
+    before, after = repeat.load or (None, None)
+    tokens, flops = repeat.tokens, repeat.flops
+    return {
+        "repeat": repeat.number,
+        "run": repeat.run,
+        **{name: getattr(repeat, name) for name in MEASURED},
+        "tokens_per_s": tokens / repeat.step_s if tokens else None,
+        "flops_per_s": flops / repeat.step_s if flops else None,
+        "compute_flops_per_s": flops / repeat.compute_s if flops and repeat.compute_s else None,
+        **repeat.parts_s,
+        "load_before": before,
+        "load_after": after,
+        "notes": "; ".join(repeat.notes),
+    }
+
+
+def _repeat(values: Mapping[str, str], time: str, number: int) -> Repeat:
+    """A repeat out of a row. Raises ValueError: a cell is no number, or the time is not above 0."""
+    numbers = {name: _number(name, values[name]) for name in (*MEASURED, *PARTS, time) if values.get(name)}
+    step_s = numbers.pop(time, 0.0) * TIMES[time]
+    if not step_s > 0:
+        raise ValueError(f"{time}: given {values.get(time)!r}; must be a number above 0")
+    parts = {name: numbers.pop(name) for name in PARTS if name in numbers}
+    memory = numbers.pop("memory_bytes", None)
+    rest: dict[str, Any] = {name: numbers.get(name) for name in MEASURED if name not in ("step_s", "memory_bytes")}
+    notes = tuple(filter(None, values.get("notes", "").split("; ")))
+    if parts and len(parts) == len(PARTS) and rest["compute_s"] is None:
+        rest["compute_s"] = parts["forward_s"] + parts["backward_s"]
+    return Repeat(
+        step_s=step_s,
+        number=number,
+        parts_s=parts if len(parts) == len(PARTS) else {},
+        memory_bytes=None if memory is None else int(memory),
+        notes=notes,
+        **rest,
+    )
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: given {text!r}; must be a number, with a point and no unit")
+    return value
+
+
+def _value(text: str) -> Any:
+    """A value of an axis: a number if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,283 @@
+"""In: an evaluated study. Out: what it says in plain words: speed-up, what grew, why it stopped, what is inconsistent.
+Does not evaluate (evaluate.py does) and does not print."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from codescent.base.counted import counted
+from codescent.results import PARTS
+from codescent.study.batch import KEPT, said_of
+from codescent.study.file import NODES
+from codescent.study.points import shown
+from codescent.study.repeat import OVERSUBSCRIBED
+from codescent.study.result import Group, Kind, Point, PointState, Study
+
+ALMOST_LINEAR = 0.95
+"""Efficiency from which scaling is called almost linear."""
+
+SUPER_LINEAR = "super-linear"
+"""The mark of a point whose efficiency is clearly above 1."""
+
+SPREADS = "spreads"
+"""How the mark of a point begins whose repeats spread more than SPREAD."""
+
+SPREAD = 0.05
+"""(largest - smallest) / median of the repeats of a point."""
+
+BUSY = 0.1
+"""A point is marked if other programs used more than this share of the cores."""
+
+NO_GAIN = 1.05
+"""More workers gain nothing if they are not this many times as fast."""
+
+PART_WORDS: Mapping[str, str] = {
+    "data_s": "waiting for data",
+    "forward_s": "forward passes",
+    "backward_s": "backward passes",
+    "communication_s": "exposed communication",
+    "bubble_s": "the pipeline's bubble",
+    "optimizer_s": "the optimizer",
+    "other_s": "the rest of the step",
+}
+
+
+def paragraphs(study: Study) -> list[str]:
+    """What a study says: one paragraph for each group; for Kind.GRID one for each axis."""
+    if study.kind is Kind.GRID:
+        return [*_grid(study), *_trust(study)]
+    return [*(text for group in study.groups if (text := " ".join(_group(study, group)))), *_trust(study)]
+
+
+def _group(study: Study, group: Group) -> Iterator[str]:
+    """Sentences about the points of a group."""
+    points = [point for point in group.points if point.speed_up.total is not None]
+    baseline = _baseline(study, group)
+    if baseline is None or baseline.step_s.total is None:
+        yield f"{_named(group)}The baseline {group.baseline} is not measured: there is no speed-up."
+        return
+    more = [point for point in points if (point.workers or 0) > (baseline.workers or 0)]
+    if not more:
+        if group.points and group.baseline not in [point.name for point in group.points]:
+            yield from (f"{_named(group)}{_speed(point, group, study.unit)}" for point in points)
+        return
+    fair = [point for point in more if not _is_oversubscribed(point)]
+    last = (fair or more)[-1]
+    yield f"{_named(group)}{_speed(last, group, study.unit)} {_judged(last, study.unit)}"
+    own = [point for point in group.points if point.name == group.baseline]
+    yield from _best([*own, *more], study.unit)
+    yield from _lost(baseline, last, study.unit)
+    yield from _marked(group, study.unit)
+    efficiency = last.efficiency.total
+    if efficiency is not None and efficiency.value < KEPT:
+        yield said_of(study, group, baseline, last)
+
+
+def _trust(study: Study) -> Iterator[str]:
+    """Whether the times can be trusted."""
+    points = [point for group in study.groups for point in group.points if point.repeats > 1]
+    wide = [point for point in points if any(mark.startswith(SPREADS) for mark in point.marks)]
+    if wide:
+        busy = max((point.others or 0.0 for point in wide), default=0.0)
+        why = f"; other programs used up to {busy:.0%} of the cores" if busy > BUSY else ""
+        yield (
+            f"{len(wide)} of {counted(len(points), 'point')} spread by more than {SPREAD:.0%}{why}. Differences within "
+            "the spread show nothing: repeat the study on an idle machine."
+        )
+
+
+def _named(group: Group) -> str:
+    return f"{group.label}: " if group.label else ""
+
+
+def _baseline(study: Study, group: Group) -> Point | None:
+    points = [point for one in (group, *study.groups) for point in one.points]
+    return next((point for point in points if point.name == group.baseline), None)
+
+
+def short_name(point: Point, group: Group, unit: str) -> str:
+    """The name of a point within its group: its workers; and its machines, if the group has several.
+
+    Points without workers are named by their values alone.
+    """
+    if point.workers is None:
+        return ", ".join(map(shown, point.axes.values()))
+    alike = [one for one in group.points if one.workers == point.workers]
+    if len(alike) > 1:
+        return point.name
+    machines = {str(one.axes.get(NODES, 1)) for one in group.points}
+    on = f" on {counted(int(point.axes.get(NODES, 1)), 'node')}" if machines != {"1"} else ""
+    return f"{counted(point.workers, unit.removesuffix('s'))}{on}"
+
+
+def _speed(point: Point, group: Group, unit: str) -> str:
+    """The speed-up of a point in a sentence."""
+    assert point.speed_up.total is not None
+    gain, efficiency = point.speed_up.total.value, point.efficiency.total
+    of = f", an efficiency of {efficiency.value:.0%}" if efficiency is not None else ""
+    base = next((one for one in group.points if one.name == group.baseline), None)
+    than = short_name(base, group, unit) if base else f"the baseline ({group.baseline})"
+    verb = "is" if point.workers == 1 else "are"
+    fast = f"{verb} {gain:.2f} times as fast as" if gain >= 0.9 else f"{verb} slower, {gain:.2f} times as fast as"
+    return f"{short_name(point, group, unit)} {fast} {than}{of}."
+
+
+def _judged(point: Point, unit: str) -> str:
+    """Whether that is linear."""
+    efficiency = point.efficiency.total
+    if efficiency is None or point.workers is None:
+        return ""
+    if SUPER_LINEAR in point.marks:
+        return "That is more than linear: look for a cause, such as a cache, before trusting it."
+    if efficiency.value >= ALMOST_LINEAR:
+        return "That is almost linear."
+    lost = (1 - efficiency.value) * point.workers
+    return f"That is not linear: the time of {lost:.2g} of {point.workers} {unit} is lost."
+
+
+def _best(more: Sequence[Point], unit: str) -> Iterator[str]:
+    """From which number of workers on more of them gain nothing."""
+    for small, large in itertools.pairwise(more):
+        assert small.speed_up.total is not None
+        assert large.speed_up.total is not None
+        gain = large.speed_up.total.value / small.speed_up.total.value
+        if gain < NO_GAIN:
+            why = " (more threads than cores)" if _is_oversubscribed(large) else ""
+            beyond = f"{small.workers} {unit if small.workers != 1 else unit.removesuffix('s')}"
+            yield f"Beyond {beyond} there is no gain: {large.workers} are {gain:.2f} times as fast{why}."
+            return
+
+
+def _lost(baseline: Point, point: Point, unit: str) -> Iterator[str]:
+    """Which parts of a step took the time that is lost.
+
+    With p workers a step costs p x seconds. What it costs beyond the baseline's seconds for the same work is lost, part
+    by part; the sum over the parts is 1 - efficiency.
+    """
+    if not (baseline.workers and point.workers):
+        return
+    if not (baseline.parts_s and point.parts_s):
+        yield "The parts of a step are not known, so what took the rest cannot be said."
+        return
+    growth = point.workers / baseline.workers
+    work = point.tokens / baseline.tokens if point.tokens and baseline.tokens else 1.0
+    all_s = growth * sum(point.parts_s.values())
+    lost = {name: (growth * point.parts_s[name] - work * baseline.parts_s[name]) / all_s for name in PARTS}
+    largest = sorted(((share, name) for name, share in lost.items() if share >= 0.01), reverse=True)[:3]
+    if not largest:
+        yield "No part of a step costs more than at the baseline."
+        return
+    listed = ", ".join(f"{PART_WORDS[name]} {share:.0%}" for share, name in largest)
+    yield f"Of the time of all {point.workers} {unit}, this is lost: {listed}."
+    name = largest[0][1]
+    parts = [_share(one, name) for one in (baseline, point)]
+    verb = "grew" if parts[1] > parts[0] else "went"
+    yield f"The share of {PART_WORDS[name]} in a step {verb} from {parts[0]:.0%} to {parts[1]:.0%}: {_WHY[name]}."
+
+
+_WHY: Mapping[str, str] = {
+    "data_s": "reading is slower than computing",
+    "forward_s": "each worker computes more slowly than one alone, or its share of the batch is too small",
+    "backward_s": "each worker computes more slowly than one alone, or its share of the batch is too small",
+    "communication_s": "the ranks wait for each other, and for messages",
+    "bubble_s": "stages wait for micro-batches; more micro-batches shorten it",
+    "optimizer_s": "every rank updates what it holds, however many ranks there are",
+    "other_s": "what is done once a step does not become less",
+}
+
+
+def _share(point: Point, name: str) -> float:
+    return point.parts_s[name] / sum(point.parts_s.values())
+
+
+def _marked(group: Group, unit: str) -> Iterator[str]:
+    """Pairs of points that do not fit together."""
+    for point in group.points:
+        for mark in point.marks:
+            if mark.startswith("faster than ideal"):
+                name = short_name(point, group, unit)
+                yield f"Inconsistent: {name}: {mark}. Either time is not of the same conditions: measure both again."
+
+
+def _is_oversubscribed(point: Point) -> bool:
+    return any(mark.startswith(OVERSUBSCRIBED) for mark in point.marks)
+
+
+def _grid(study: Study) -> Iterator[str]:
+    """For each axis and value: how many times as fast as with the baseline's value, all other axes equal."""
+    points = [point for group in study.groups for point in group.points if point.step_s.total is not None]
+    names = [group.baseline for group in study.groups]
+    baseline = next((point for point in points if point.name in names), None)
+    if baseline is None:
+        yield "The baseline is not measured: there is no comparison."
+        return
+    for axis, usual in baseline.axes.items():
+        for value in dict.fromkeys(str(point.axes[axis]) for point in points):
+            if value != str(usual):
+                yield from _effect(points, axis, str(usual), value)
+    others = [point for point in points if point is not baseline]
+    fastest = max(others, key=lambda point: point.speed_up.total.value if point.speed_up.total else 0.0, default=None)
+    if fastest is None or fastest.speed_up.total is None:
+        return
+    gain = fastest.speed_up.total
+    if gain.value <= 1 or gain.low <= 1:
+        yield f"No point is shown to be faster than {baseline.name}."
+    else:
+        yield f"Fastest: {fastest.name}, {gain.value:.2f} times as fast as {baseline.name}."
+
+
+def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Iterator[str]:
+    """What a value of an axis changes."""
+    of = {_key(point.axes, axis, str(point.axes[axis])): point for point in points}
+    pairs = [
+        (of[before], point)
+        for point in points
+        if str(point.axes[axis]) == value and (before := _key(point.axes, axis, usual)) in of
+    ]
+    if not pairs:
+        return
+    ratios = [seconds(after) / seconds(before) for before, after in pairs]
+    middle = statistics.median(ratios)
+    ends = f" ({min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
+    change = f"{abs(middle - 1):.1%} {'more' if middle > 1 else 'less'} time{ends}"
+    unclear = sum(_overlap(one, other) for one, other in pairs)
+    if unclear == len(pairs):
+        said = f"no difference is shown, the intervals overlap; the medians say {change}."
+    else:
+        some = f" In {unclear} of them the intervals overlap." if unclear else ""
+        said = f"{change}.{some}{_moved(pairs)}"
+    yield f"{axis.rpartition('.')[2]} {value} instead of {usual}: {said}"
+
+
+def _moved(pairs: Sequence[tuple[Point, Point]]) -> str:
+    """The part that changed most between points, in a sentence."""
+    known = [pair for pair in pairs if pair[0].parts_s and pair[1].parts_s]
+    if not known:
+        return ""
+    changes = {name: statistics.median(b.parts_s[name] - a.parts_s[name] for a, b in known) for name in PARTS}
+    name = max(changes, key=lambda part: abs(changes[part]))
+    return f" What changed most: {PART_WORDS[name]}, by {changes[name] * 1000:+.3g} ms."
+
+
+def _overlap(one: Point, other: Point) -> bool:
+    a, b = one.step_s.total, other.step_s.total
+    return a is not None and b is not None and a.low <= b.high and b.low <= a.high
+
+
+def seconds(point: Point) -> float:
+    """Seconds per unit of a point's work: of a step, or of a token where batches differ."""
+    assert point.step_s.total is not None
+    return point.step_s.total.value / (point.tokens or 1.0)
+
+
+def _key(axes: Mapping[str, object], axis: str, value: str) -> str:
+    """All axes of a point as text, with another value of one of them."""
+    return repr({name: value if name == axis else str(found) for name, found in axes.items()})
+
+
+def states_said(study: Study) -> str:
+    """How many points have each state, such as "12 done, 2 refused"."""
+    states = [point.state for group in study.groups for point in group.points]
+    return ", ".join(f"{states.count(state)} {state}" for state in PointState if state in states)

@@ -1,0 +1,281 @@
+"""In: the tensors of one rank, each instruction of its steps as it ends. Out: its memory by part, where its peak rose.
+Does not declare what a plan needs (plan/state.py does), and does not write a file (record/memory.py does)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from codescent.plan import Instruction, Plan, Verb
+from codescent.record.memory import MOST, PARTS, MemoryRow
+from codescent.train.machine import memory_now_bytes, peak_memory_bytes
+
+if TYPE_CHECKING:
+    from codescent.train.execute import Executor
+
+BEFORE, BETWEEN = -1, -2
+"""Places outside of a step's instruction list, where the peak may rise: before the first step, and after a step."""
+WHERE = {BEFORE: "before the first step", BETWEEN: "between steps"}
+MOST_COUNTS, ENDS = 1000, 2
+"""In a longer instruction list only every n-th instruction is counted, and the last two: reduce and step."""
+NONE = -1.0
+"""A number that this device does not have."""
+
+Split = dict[str, int]
+"""Bytes by name of PARTS."""
+
+
+class Storages:
+    """Sums the bytes of tensors on a device. A storage counts once, in the first part that names it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seen: set[int] = set()
+        self.host_bytes = 0  # in the host's memory, if the device has its own
+
+    def add(self, tensors: Iterable[torch.Tensor | None]) -> int:
+        """The bytes of storages that were not counted yet."""
+        return sum(self.add_storage(_local(tensor).untyped_storage()) for tensor in tensors if tensor is not None)
+
+    def add_storage(self, storage: torch.UntypedStorage) -> int:
+        """The bytes of a storage, or 0."""
+        place, size = storage.data_ptr(), storage.nbytes()
+        if not size or place in self.seen:
+            return 0
+        self.seen.add(place)
+        if storage.device.type == self.device.type:
+            return size
+        self.host_bytes += size
+        return 0
+
+
+class SavedStorages:
+    """Inside `noted`: the storages that autograd saves. A storage that was freed since is not among `alive`."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.touched: set[int] = set()  # places of the storages saved in the running instruction
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """A block whose saved tensors are noted. It changes no value: backward gets the same memory."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+            yield
+
+    def alive(self) -> Iterator[torch.UntypedStorage]:
+        """The storages that still have memory."""
+        for reference in self._refs.values():
+            if (storage := reference()) is not None:
+                yield storage
+
+    def forget(self) -> None:
+        """Drop all notes."""
+        self._refs.clear()
+        self.touched.clear()
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return tensor
+        storage = _local(tensor).untyped_storage()
+        place = storage.data_ptr()
+        self.touched.add(place)
+        noted = self._refs.get(place)
+        if noted is None or noted() is None:  # the memory may be that of a storage that was freed
+            self._refs[place] = weakref.ref(storage)
+        return tensor.detach()  # the tensor itself would be a cycle of references
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a rank held when a step failed. `activations_bytes`: about those of a whole step; 0: unknown."""
+
+    held_bytes: int
+    split: Split
+    activations_bytes: float
+
+
+class MemoryWatch:
+    """The memory of one rank.
+
+    In the first step of a command it counts the bytes of each part after every instruction. In all steps it looks at
+    the peak after every instruction. The counted moment is the one at which all parts together are largest.
+
+    Attributes:
+        split: bytes of each part at the counted moment.
+        most: the most bytes of each part after any instruction.
+        counted_at: index of the counted instruction in the stage's list.
+        host_bytes: bytes in host memory, if the device has its own.
+        peak_bytes: of the process or the device, so far.
+        peak_at: the step and the instruction in which the peak rose last: an index, or BEFORE or BETWEEN.
+        running: the step (from 1) and the index of the instruction that runs now.
+        failed: what the rank held when a step failed; None: none has.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor, self.device = executor, executor.device
+        self.sharded = _gathered_names(executor.plan)
+        self.kept_apart = {tensor.parameter.name for tensor in executor.plan.trained if tensor.master_dtype}
+        self.length = len(executor.program)
+        self.stride = -(-self.length // MOST_COUNTS)
+        self.saved = SavedStorages()
+        self.split: Split = dict.fromkeys(PARTS, 0)
+        self.most: Split = dict(self.split)
+        self.counted_at, self.host_bytes, self.counted = BEFORE, 0, False
+        self.peak_bytes, self.peak_at = 0, (0, BEFORE)
+        self.running = (0, BEFORE)
+        self.failed: Failed | None = None
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """A block that computes step `number` (from 0). If it fails, `failed` has what the rank held."""
+        self._look(BETWEEN if self.counted else BEFORE)
+        self.running = number + 1, 0
+        try:
+            with nullcontext() if self.counted else self.saved.noted():
+                yield
+        except Exception:
+            self.failed = self._failed()
+            raise
+        self.counted = True
+        self.saved.forget()
+        self.running = number + 1, BETWEEN
+
+    def after(self, index: int) -> None:
+        """Called after each instruction, with its index in the list of this stage."""
+        self._look(index)
+        if not self.counted and (index % self.stride == 0 or index >= self.length - ENDS):
+            self._count(index)
+        self.saved.touched.clear()
+        self.running = self.running[0], index + 1
+
+    def numbers(self) -> list[float]:
+        """What rank 0 needs for a row of record/memory.py, without a collective; see `row`."""
+        self._look(BETWEEN)
+        step, index = self.peak_at
+        reserved, retries = _allocator(self.device)
+        parts = [float(split[part]) for split in (self.split, self.most) for part in PARTS]
+        return [self.peak_bytes, step, index, *parts, self.counted_at, self.host_bytes, reserved, retries]
+
+    def _failed(self) -> Failed:
+        """What the rank holds, in the middle of an instruction. After the counted step its activations are those of
+        that step."""
+        split, most = self._parts()[0], self.most["activations_bytes"]
+        if self.counted:
+            split["activations_bytes"] = most
+            return Failed(memory_now_bytes(self.device), split, most)
+        plan, stage, index = self.executor.plan, self.executor.world.stage, self.running[1]
+        at_once = plan.schedule.most_in_flight(stage)
+        whole = float(split["activations_bytes"])
+        if index:
+            whole = max(whole, most * at_once / plan.schedule.most_in_flight(stage, index))
+        if passes := plan.schedule.in_flight(stage, index) + self._passed(plan.schedule.programs[stage][index]):
+            whole = max(whole, split["activations_bytes"] * at_once / passes)
+        return Failed(memory_now_bytes(self.device), split, whole)
+
+    def _passed(self, instruction: Instruction) -> float:
+        """Which share of a forward pass has been computed: by the matrices of the blocks that autograd has saved."""
+        if instruction.verb is not Verb.FORWARD:
+            return 0.0
+        blocks = self.executor.chunks[instruction.chunk].part.blocks
+        matrices = [_local(p) for p in blocks.parameters() if p.dim() > 1]
+        read = sum(p.numel() for p in matrices if p.untyped_storage().data_ptr() in self.saved.touched)
+        return read / max(1, sum(p.numel() for p in matrices))
+
+    def _look(self, index: int) -> None:
+        peak_bytes = peak_memory_bytes(self.device)
+        if peak_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_at = peak_bytes, (self.running[0], index)
+
+    def _count(self, index: int) -> None:
+        split, host_bytes = self._parts()
+        self.most = {part: max(self.most[part], split[part]) for part in PARTS}
+        self.host_bytes = max(self.host_bytes, host_bytes)
+        if sum(split.values()) > sum(self.split.values()):
+            self.split, self.counted_at = split, index
+
+    def _parts(self) -> tuple[Split, int]:
+        """Bytes of each part, and of host memory. The order decides to which part a storage belongs."""
+        executor, count = self.executor, Storages(self.device)
+        optimizer, held = executor.optimizer, executor.gradients.held()
+        apart = [weight.master for weight in optimizer.weights if weight.name in self.kept_apart]
+        state = (
+            value
+            for weight, name, value in optimizer.named_state()
+            if name.startswith("optimizer.") and value.shape == weight.master.shape
+        )
+        found = {"optimizer_bytes": count.add([*apart, *state])}
+        read, gathered = self._parameters()
+        found["weights_bytes"] = count.add([*(weight.master for weight in optimizer.weights), *read])
+        found["gradients_bytes"] = count.add(held.gradients) + held.unseen_bytes
+        buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers()]
+        found["buffers_bytes"] = count.add(buffers)
+        flying = (tensor for chunk in executor.chunks for one in chunk.in_flight.values() for tensor in one.tensors())
+        found["activations_bytes"] = count.add(flying) + sum(map(count.add_storage, self.saved.alive()))
+        return {part: found[part] for part in PARTS}, count.host_bytes
+
+    def _parameters(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The parameters as forward and backward read them now: weights, and units gathered from their shards."""
+        read: list[torch.Tensor] = []
+        gathered: list[torch.Tensor] = []
+        for chunk in self.executor.chunks:
+            for name, parameter in chunk.part.named_parameters():
+                whole = name in self.sharded and not isinstance(parameter, DTensor)
+                (gathered if whole else read).append(parameter)
+        return read, gathered
+
+
+def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
+    """A row of record/memory.py, from `MemoryWatch.numbers` of a rank."""
+    program = plan.schedule.programs[plan.mesh.coordinates(rank)["pp"]]
+
+    def where(index: float) -> str:
+        return WHERE.get(int(index)) or str(program[int(index)])
+
+    peak_bytes, peak_step, peak_index, *others = numbers
+    parts, most = ([int(number) for number in others[len(PARTS) * at : len(PARTS) * (at + 1)]] for at in (0, 1))
+    counted_at, host_bytes, reserved, retries = others[2 * len(PARTS) :]
+    return {
+        "step": step,
+        "rank": rank,
+        "peak_bytes": int(peak_bytes),
+        "peak_step": int(peak_step),
+        "peak_at": where(peak_index),
+        **dict(zip(PARTS, parts, strict=True)),
+        "rest_bytes": int(peak_bytes) - sum(parts),
+        "counted_at": where(counted_at),
+        **dict(zip(MOST, most, strict=True)),
+        "host_bytes": int(host_bytes),
+        "reserved_bytes": None if reserved == NONE else int(reserved),
+        "allocator_retries": None if retries == NONE else int(retries),
+    }
+
+
+def _gathered_names(plan: Plan) -> set[str]:
+    """Names of the parameters whose weights are gathered from shards for a while, and freed."""
+    return {tensor.parameter.name for tensor in plan.tensors if "dp_shard" in tensor.weights.axes(plan.mesh)}
+
+
+def _allocator(device: torch.device) -> tuple[float, float]:
+    """Bytes that torch's allocator has reserved at most, and how often it had to free and try again. CUDA only."""
+    if device.type != "cuda":
+        return NONE, NONE
+    stats: dict[str, Any] = torch.cuda.memory_stats(device)
+    return float(torch.cuda.max_memory_reserved(device)), float(stats.get("num_alloc_retries", 0))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is on this rank."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,133 @@
+"""In: an error of a run on one rank. Out: if memory ran out, `OutOfMemory`: what held the memory, and what needs less.
+Does not see a kill by the kernel (launch/memory_kills.py does) and does not count (memory.py does)."""
+
+from __future__ import annotations
+
+import errno
+import re
+from contextlib import suppress
+from types import TracebackType
+
+import torch
+
+from codescent.base.amounts import of_bytes
+from codescent.base.command import resume_command
+from codescent.base.errors import RunFailed, UserError
+from codescent.build.less_memory import Shortage, advice, held_in_words
+from codescent.record import RunFolder
+from codescent.record.memory import PARTS
+from codescent.train.machine import memory_now_bytes
+from codescent.train.memory import WHERE, MemoryWatch
+from codescent.train.open import OpenRun
+
+TEXTS = (
+    "can't allocate memory",  # torch's allocator on a CPU
+    "not enough memory",  # the same, on other systems
+    "std::bad_alloc",
+    "out of memory",  # libraries of CUDA
+)
+ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
+UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class OutOfMemory(RunFailed):
+    """The memory of a rank's device, or of its process, ran out."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, is a failed allocation."""
+    if error is None or isinstance(error, OutOfMemory):
+        return False
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in TEXTS):
+        return True
+    return is_out_of_memory(error.__cause__)
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """The size of the allocation that failed; None: the error does not say it."""
+    found = ASKED.search(str(error))
+    if found is None:
+        return None if error.__cause__ is None else asked_bytes(error.__cause__)
+    return round(float(found[1]) * UNITS[found[2].lower()])
+
+
+class Explained:
+    """A block of a run. If memory runs out in it, it raises OutOfMemory, and the run folder gets the event
+    "out_of_memory".
+
+    `watch`: of the run's executor, as soon as there is one.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self.run = run
+        self.watch: MemoryWatch | None = None
+        self.where, self.has_begun = "", False
+
+    def __enter__(self) -> Explained:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None or not is_out_of_memory(error):
+            return
+        short, asked = self._shortage(), asked_bytes(error)
+        # Frames hold tensors, and what follows needs some memory.
+        self.watch = None
+        _clear(error)
+        run, place = self.run, self.run.world.place
+        wanted = "" if asked is None else f": {of_bytes(asked)} more were asked for"
+        said = f"{run.path}: rank {place.rank} of {place.world_size} ran out of memory {self.where}{wanted}"
+        try:
+            more, change = advice(run.config, run.plan, run.dataset.vocab_size, short)
+            sentences = [said, held_in_words(run.plan, short), more]
+        except MemoryError:  # not even for words
+            sentences, change = [said], None
+        if change is not None and self.has_begun:
+            sentences.append(f"to go on with the first of them: {resume_command(run.path, *change.words())}")
+        self._record(short, asked, sentences)
+        raise OutOfMemory(*sentences) from None
+
+    def _shortage(self) -> Shortage:
+        run, rank = self.run, self.run.world.place.rank
+        held = memory_now_bytes(run.world.device)
+        self.where, self.has_begun = "before the first step", False
+        if self.watch is None:
+            return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0)
+        step, index = self.watch.running
+        program = run.plan.schedule.programs[run.world.stage]
+        inside = 0 <= index < len(program)
+        at = f'in "{program[index]}"' if inside else WHERE.get(index, "at the end of its instructions")
+        self.where, self.has_begun = (f"in step {step}, {at}", True) if step else (at, False)
+        failed = self.watch.failed
+        if failed is None:
+            return Shortage(rank, held, self.watch.split, self.watch.most["activations_bytes"])
+        return Shortage(rank, max(failed.held_bytes, held), failed.split, failed.activations_bytes)
+
+    def _record(self, short: Shortage, asked: int | None, sentences: list[str]) -> None:
+        """Write the event. A rank without the folder's lock may do so, too: an event is one appended line."""
+        run = self.run
+        with suppress(UserError):
+            folder = run.folder or RunFolder.open(run.path)
+            folder.event(
+                "out_of_memory",
+                rank=short.rank,
+                where=self.where,
+                asked_bytes=asked,
+                held_bytes=short.held_bytes,
+                **short.split,
+                problems=sentences,
+            )
+
+
+def _clear(error: BaseException | None) -> None:
+    """Free the local variables of the frames through which an error came."""
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            with suppress(RuntimeError):  # a frame that is still running
+                trace.tb_frame.clear()
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,155 @@
+"""In: arguments of `codescent report`. Out: a page (HTML) or Markdown about runs or a study, and files of its figures.
+Does not evaluate or draw (the room report/ does) and does not write a run folder. It does not import torch."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from codescent.base.counted import counted
+from codescent.base.durable import replace_file
+from codescent.base.errors import UserError
+from codescent.base.output import say, warn
+from codescent.base.published import in_words
+from codescent.report.content import Picture, Report, Timeline
+from codescent.report.markdown import MARK as MARKDOWN_MARK
+from codescent.report.markdown import markdown
+from codescent.report.page import MARK, page
+from codescent.report.run_figures import step_picture
+from codescent.report.sections import file_name, report
+from codescent.report.style import no_matplotlib, picture_bytes
+from codescent.results import Run, State, open_runs
+from codescent.study import Study, open_study
+from codescent.study.folder import DEFINITION
+from codescent.verbs.learning_rate import FILES
+from codescent.verbs.picture import may_replace, no_file
+
+PAGE = Path("report.html")
+"""The page's file without --out."""
+
+
+def main(arguments: Namespace) -> int:
+    """Write the report, and say where it is; or print what a profile says."""
+    if arguments.profile is not None:
+        return _profile(arguments)
+    if not arguments.runs:
+        raise UserError("give run folders, the folder of a study, or --profile RUN")
+    if arguments.window is not None:
+        raise UserError("--window: has no effect without --profile")
+    if arguments.format is not None and arguments.figures is None:
+        raise UserError("--format: has no effect without --figures")
+    out: Path | None = arguments.out
+    if out is None and not arguments.markdown:
+        out = PAGE
+    problems = list(refusals(out, arguments.figures, is_markdown=arguments.markdown))
+    runs: list[Run] = []
+    study: Study | None = None
+    try:
+        runs, study = opened(arguments.runs)
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    for run in runs:
+        if run.state is State.UNFINISHED:
+            warn(f"{run.folder.path}: has not ended; its steps so far are used")
+    found = report(runs, study)
+    links = (
+        write_figures(found, arguments.figures, arguments.format or "svg", out) if arguments.figures is not None else {}
+    )
+    text = markdown(found, links) if arguments.markdown else page(found)
+    if out is None:
+        print(text, end="")
+        return 0
+    write(out, text)
+    if missing := no_matplotlib():
+        warn(f"{out}: has no figures: {missing}")
+    say([f"{out}: {counted(len(runs), 'run')}" + (f" of the study {study.name}" if study is not None else "")])
+    return 0
+
+
+def _profile(arguments: Namespace) -> int:
+    """Print what a profile says. Raises UserError: words of the other way are given, too."""
+    given = {
+        "RUN": arguments.runs,
+        "--out": arguments.out,
+        "--figures": arguments.figures,
+        "--format": arguments.format,
+    }
+    given["--markdown"] = arguments.markdown
+    if found := [name for name, value in given.items() if value]:
+        raise UserError(f"--profile: prints what one profile says, without {' and '.join(found)}")
+    from codescent.verbs.report_profile import main as print_profile
+
+    return print_profile(arguments)
+
+
+def opened(paths: Sequence[Path]) -> tuple[list[Run], Study | None]:
+    """The runs of folders, or a study with its runs. Raises UserError with the problems of all folders."""
+    paths = [path for path in paths if not path.name.endswith(FILES)]  # `runs/*` has such files, too
+    studies = [path for path in paths if (path / DEFINITION).is_file()]
+    if not studies:
+        return open_runs(paths), None
+    if len(paths) > 1:
+        raise UserError(f"{studies[0]}: is the folder of a study; give a report one study, or runs")
+    study = open_study(studies[0])
+    return open_runs(run for group in study.groups for point in group.points for run in point.runs), study
+
+
+def refusals(out: Path | None, figures: Path | None, *, is_markdown: bool) -> Iterator[str]:
+    """Yield why the report cannot be written."""
+    suffix, mark = (".md", MARKDOWN_MARK) if is_markdown else (".html", MARK)
+    if out is not None:
+        if out.suffix.lower() != suffix:
+            yield f"--out {out}: the name must end in {suffix}"
+        elif problem := no_file("--out", out):
+            yield problem
+        elif not may_replace(out, mark):
+            yield f"--out {out}: is there already, and `codescent report` has not written it; give another name"
+    if figures is not None:
+        if figures.exists() and not figures.is_dir():
+            yield f"--figures {figures}: is a file; give the name of a folder"
+        elif not figures.absolute().parent.is_dir():
+            yield f"--figures {figures}: there is no folder {figures.absolute().parent}"
+        elif problem := no_matplotlib():
+            yield f"--figures {figures}: {problem}, or leave out --figures: the tables need no matplotlib"
+
+
+def write_figures(found: Report, folder: Path, suffix: str, out: Path | None) -> Mapping[str, str]:
+    """Write each figure of the report into a file of the folder. Returns the link to each, from the place of `out`.
+
+    Raises UserError: a file of another origin is there, before any is written; or one cannot be written.
+    """
+    pictures = [*found.pictures, *_steps(found)]
+    files = {picture.name: folder / f"{picture.name}.{suffix}" for picture in pictures}
+    taken = [path for path in files.values() if not may_replace(path, MARK)]
+    if taken:
+        raise UserError(*(f"{path}: is there already, and `codescent report` has not drawn it" for path in taken))
+    try:
+        folder.mkdir(exist_ok=True)
+        for picture in pictures:
+            metadata = {"Software": MARK} if suffix == "png" else {"Title": MARK}
+            replace_file(files[picture.name], picture_bytes(picture.draw(), f".{suffix}", metadata))
+    except OSError as error:
+        raise UserError(f"--figures {folder}: cannot be written: {in_words(error)}") from error
+    say([f"{folder}: {counted(len(files), 'figure')}"])
+    base = out.absolute().parent if out is not None else Path.cwd()
+    return {name: Path(os.path.relpath(path.absolute(), base)).as_posix() for name, path in files.items()}
+
+
+def _steps(found: Report) -> list[Picture]:
+    """A picture of each timeline."""
+    timelines = [item for section in found.sections for item in section.items if isinstance(item, Timeline)]
+    names = [f"step_{file_name(timeline.run)}" for timeline in timelines]
+    unique = [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names)]
+    return [step_picture(timeline, name) for timeline, name in zip(timelines, unique, strict=True)]
+
+
+def write(path: Path, text: str) -> None:
+    """Write the report, whole or not at all."""
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot be written: {in_words(error)}") from error

@@ -1,0 +1,153 @@
+"""In: arguments of `codescent study`. Out: the study's points run, listed, collected or read; its tables and words.
+Does not evaluate (codescent/study does) and does not train: each point is a `codescent train` of its own."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.base.output import say, warn
+from codescent.base.visible import visible
+from codescent.results import Ended, stopped_by_signals
+from codescent.study.accept import prepare, refusals
+from codescent.study.collect import collect
+from codescent.study.evaluate import check_baseline, evaluated
+from codescent.study.file import StudyFile, read_study
+from codescent.study.folder import DEFINITION, Definition, StudyFolder
+from codescent.study.listing import commands
+from codescent.study.opened import evaluate_folder
+from codescent.study.points import specs_of
+from codescent.study.repeat import repeat_of
+from codescent.study.result import PointState
+from codescent.study.runner import Progress, Turn, run_turns, turns_of
+from codescent.study.shipped import find
+from codescent.study.table import STUDY_CSV, read_table, rows_of, write_table
+from codescent.verbs.study_tables import in_unit, show
+
+FOLDER = "study-runs"
+"""Where studies are, beside the folder of single runs: `codescent plot runs/*` draws no study."""
+
+
+def main(arguments: Namespace) -> int:
+    """Run a study, or do with it what one option says. Returns 1 if a point has failed, else 0."""
+    baseline = _baseline(arguments.baseline)
+    if (arguments.file / DEFINITION).is_file():
+        return _shown(arguments, StudyFolder.open(arguments.file), baseline)
+    file = find(arguments.file)
+    study = read_study(file)
+    if arguments.table is not None:
+        keys = study.study
+        taken = read_table(arguments.table, keys.kind, study.axis_names)
+        found = evaluated(keys.name, keys.kind, baseline or keys.baseline, taken)
+        show(found, arguments.table.name)
+        return 0
+    specs = specs_of(study)
+    definition = Definition.of(study, specs, refusals(study, specs))
+    for given in filter(None, (definition.baseline, baseline)):
+        check_baseline(replace(definition, baseline=given))
+    folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
+    if arguments.list:
+        _list(folder)
+        return 0
+    with folder.hold():
+        if arguments.collect:
+            say(collect(folder, study, arguments.collect))
+        else:
+            folder = _run(folder, study, retry=arguments.retry is not None)
+    return _finish(folder, baseline)
+
+
+def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
+    """Do the runs that there are to do. Returns the folder, with the points that their data refuses."""
+    definition = folder.definition
+    names = {turn.spec.name for turn in turns_of(folder, retry=retry)}
+    refused = prepare(study, [spec for spec in definition.specs if spec.name in names])
+    if refused:
+        folder = StudyFolder.create(folder.path, replace(definition, refused={**definition.refused, **refused}))
+    progress = Progress(turns_of(folder, retry=retry), folder.seconds())
+    console = Console(highlight=False)
+    total, done = len(progress.turns), 0
+    to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
+    say([f"study   {definition.name}: {to_do}", f"folder  {folder.path}"])
+    try:
+        with stopped_by_signals(), console.status("") if console.is_terminal else nullcontext() as status:
+            for index, turn, ended in run_turns(folder, progress):
+                if ended is None and status is not None:
+                    status.update(escape(f"{index + 1} of {total}: {turn.spec.name}, repeat {turn.number}"))
+                elif ended is not None:
+                    done += 1
+                    console.print(visible(_line(folder, progress, index, turn, ended)), markup=False, soft_wrap=True)
+                    console.file.flush()
+    except (KeyboardInterrupt, SystemExit):
+        warn(f"stopped after {done} of {counted(total, 'run')}; the same command goes on, and repeats the last run")
+        raise
+    return folder
+
+
+def _line(folder: StudyFolder, progress: Progress, index: int, turn: Turn, ended: Ended) -> str:
+    """One line about a run that has ended."""
+    attempt = next(one for one in folder.attempts(turn.spec) if one.number == turn.number)
+    what = f"{attempt.state}: {ended.why}"
+    if attempt.run is not None and attempt.state is PointState.DONE:
+        what = f"{in_unit(repeat_of(attempt.run, turn.number, folder.definition.warmup, attempt.record).step_s)} a step"
+    where = f"{index + 1} of {len(progress.turns)}  {turn.spec.name}, repeat {turn.number}"
+    return f"{where}  {what}{_about(progress, index + 1)}"
+
+
+def _about(progress: Progress, done: int) -> str:
+    """How long the rest will take."""
+    left_s = progress.left_s(done)
+    return f"  about {left_s / 60:.0f} min left" if left_s and left_s >= 30 else ""
+
+
+def _list(folder: StudyFolder) -> None:
+    """Print the command of every repeat that is to do."""
+    nodes = False
+    for spec, line, why in commands(folder):
+        say([f"# {spec.name}{f': {why}' if why else ''}", *([line] if line else [])])
+        nodes = nodes or (spec.nodes > 1 and bool(line))
+    if nodes:
+        warn("HOST is the first machine. Every machine runs the command; the study's folder is on a shared disk.")
+    warn(f"Runs on a disk that is not shared: codescent study FILE --collect FOLDER... Folder: {folder.path}")
+
+
+def _shown(arguments: Namespace, folder: StudyFolder, baseline: Mapping[str, Any]) -> int:
+    """Evaluate a study's folder, without its file."""
+    given = [name for name in ("list", "collect", "table", "retry", "folder") if getattr(arguments, name)]
+    if given:
+        raise UserError(f"--{given[0]}: needs the study file, not the folder {folder.path}")
+    return _finish(folder, baseline)
+
+
+def _finish(folder: StudyFolder, baseline: Mapping[str, Any]) -> int:
+    """Write study.csv and print what the study says."""
+    study, points = evaluate_folder(folder, baseline or None)
+    rows = []
+    for taken, attempts in points:
+        others = [(one.number, one.state, one.why) for one in attempts if one.state is not PointState.DONE]
+        rows += list(rows_of(taken, others))
+    file = folder.path / STUDY_CSV
+    write_table(file, folder.definition.axes, rows)
+    show(study, str(file))
+    failed = (PointState.FAILED, PointState.OUT_OF_MEMORY)
+    return int(any(attempt.state in failed for _, attempts in points for attempt in attempts))
+
+
+def _baseline(words: Sequence[str]) -> dict[str, Any]:
+    """The baseline of the command line. Raises UserError: a word is not AXIS=VALUE."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (equals and name.strip() and value.strip()):
+            raise UserError(f"--baseline: {word!r} is not AXIS=VALUE, such as ranks=1")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,228 @@
+"""In: an evaluated study. Out: its tables, fits and sentences, printed for a terminal of 80 columns.
+Does not evaluate and writes no file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from codescent.base.counted import counted
+from codescent.base.visible import visible
+from codescent.results import Interval
+from codescent.study.result import Kind, Measured, Point, PointState, Study
+from codescent.study.words import short_name, states_said
+
+UNITS = ((60.0, "min", 120.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3), (1e-6, "µs", 0.0))
+"""Seconds of a unit of time, its name, and the seconds from which it is used."""
+
+KINDS = {
+    Kind.STRONG: "strong scaling: the global batch stays the same",
+    Kind.WEAK: "weak scaling: the batch of each rank stays the same",
+    Kind.THREADS: "threads of one rank",
+    Kind.GRID: "a grid of settings",
+}
+
+Column = tuple[str, Callable[[Point], str]]
+
+
+def show(study: Study, source: str) -> None:
+    """Print what a study says. `source`: the file with all its numbers."""
+    console = Console(highlight=False)
+    _line(console, f"{study.name}: {KINDS[study.kind]}; {states_said(study)}")
+    if study.machine:
+        _line(console, f"on {_machine(study)}")
+    repeats = sorted({point.repeats for point in _points(study) if point.repeats})
+    if repeats:
+        of = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
+        several = f"medians of {of} repeats, with intervals of 95 %"
+        said = several if of != "1" else "one value for each point, no intervals"
+        _line(console, said)
+        if study.kind is Kind.GRID:
+            _line(console, f"a point is: {', '.join(name.rpartition('.')[2] for name in _points(study)[0].axes)}")
+        _line(console, f"every value is in {source}")
+        for title, columns in _tables(study):
+            _table(console, study, title, columns)
+    _fits(console, study)
+    _remarks(console, study)
+    for text in study.paragraphs:
+        console.print()
+        _line(console, text)
+
+
+def in_unit(seconds: float) -> str:
+    """Seconds with three digits and a fitting unit."""
+    size, name = _unit(seconds)
+    return f"{_three(seconds / size)} {name}"
+
+
+def _tables(study: Study) -> list[tuple[str, list[Column]]]:
+    """Several small tables: each fits on a terminal of 80 columns. A table of which nothing is known is left out."""
+    grows = study.kind is not Kind.GRID
+    share = [("serial", lambda point: _percent(point.serial_share))] if grows else []
+    efficient: list[Column] = [("efficiency", lambda point: _ratio(point.efficiency.total, "%"))] if grows else []
+    alone: list[Column] = [("efficiency", lambda point: _ratio(point.efficiency.compute, "%"))] if grows else []
+    points = _points(study)
+    tables: list[tuple[str, list[Column]]] = [
+        (
+            "time",
+            [
+                ("median", lambda point: _seconds(point.step_s)),
+                ("95 % interval", lambda point: _ends(point.step_s.total)),
+                ("speed-up", lambda point: _ratio(point.speed_up.total)),
+                *efficient,
+                *share,
+            ],
+        )
+    ]
+    if any(point.flops_per_s.total for point in points):
+        tables.append(
+            (
+                "rate of all",
+                [
+                    ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
+                    ("MFU", lambda point: _percent(point.mfu.value if point.mfu else None)),
+                    ("tokens/s", lambda point: f"{point.tokens_per_s.value:,.0f}" if point.tokens_per_s else ""),
+                    ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
+                    ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
+                ],
+            )
+        )
+    if any(point.step_s.compute for point in points):
+        tables.append(
+            (
+                "computation",
+                [
+                    ("median", lambda point: _seconds(Measured(point.step_s.compute))),
+                    ("95 % interval", lambda point: _ends(point.step_s.compute)),
+                    ("speed-up", lambda point: _ratio(point.speed_up.compute)),
+                    *alone,
+                    ("GFLOP/s", lambda point: _giga(point.flops_per_s.compute)),
+                ],
+            )
+        )
+    if any(point.parts_s for point in points):
+        parts = ("forward_s", "backward_s"), ("communication_s",), ("bubble_s",), ("data_s",)
+        names = ("compute", "comm", "bubble", "data")
+        columns: list[Column] = [(name, _part(part)) for name, part in zip(names, parts, strict=True)]
+        columns += [("optimizer", _part(("optimizer_s",))), ("other", _part(("other_s",)))]
+        tables.append(("of a step", [*columns, ("overhead", _overhead)]))
+    return tables
+
+
+def _table(console: Console, study: Study, title: str, columns: Sequence[Column]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(title, overflow="fold")
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for group in study.groups:
+        if group.label:
+            table.add_row(Text(visible(group.label), style="bold"))
+        for point in group.points:
+            name = visible(short_name(point, group, study.unit))
+            if point.step_s.total is None:
+                table.add_row(Text(name), str(point.state), *[""] * (len(columns) - 1))
+            else:
+                table.add_row(Text(f"{name}{' *' * bool(point.marks)}"), *(value(point) for _, value in columns))
+        table.add_section()
+    console.print()
+    console.print(table)
+
+
+def _fits(console: Console, study: Study) -> None:
+    """The laws. What is the same for several groups is said once."""
+    said: dict[str, list[str]] = {}
+    for group in study.groups:
+        for fit in group.fits:
+            said.setdefault(f"{fit.law}: {fit.said}", []).append(group.label)
+    if said:
+        console.print()
+    for text, labels in said.items():
+        everywhere = len(labels) == len(study.groups)
+        _line(console, text if everywhere else f"{', '.join(labels)}: {text}")
+
+
+def _remarks(console: Console, study: Study) -> None:
+    """What a reader must know about points, and why some have no numbers. Equal reasons are said once."""
+    points = _points(study)
+    marked = [point for point in points if point.marks]
+    if marked:
+        console.print()
+    for point in marked:
+        _line(console, f"* {point.name}: {'; '.join(point.marks)}")
+    reasons: dict[str, list[str]] = {}
+    for point in points:
+        if point.state is not PointState.DONE and point.why:
+            reasons.setdefault(f"{point.state}: {point.why}", []).append(point.name)
+    if reasons:
+        console.print()
+    for reason, names in reasons.items():
+        shown = "; ".join(names[:4]) + (f" and {counted(len(names) - 4, 'more point')}" if len(names) > 4 else "")
+        _line(console, f"{shown}: {reason}")
+
+
+def _points(study: Study) -> list[Point]:
+    return [point for group in study.groups for point in group.points]
+
+
+def _machine(study: Study) -> str:
+    """The machine in a line."""
+    known = study.machine
+    cores = f", {counted(int(known['cores']), 'core')}" if known.get("cores") else ""
+    return f"{known.get('device')} ({known.get('processor')}{cores}), torch {known.get('torch')}"
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(visible(text)), soft_wrap=not console.is_terminal)
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    return next((size, name) for size, name, least in UNITS if seconds >= least)
+
+
+def _three(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
+
+
+def _seconds(found: Measured) -> str:
+    return in_unit(found.total.value) if found.total else ""
+
+
+def _ends(found: Interval | None) -> str:
+    if found is None or math.isnan(found.low):
+        return ""
+    size, _ = _unit(found.value)
+    return f"{_three(found.low / size)}-{_three(found.high / size)}"
+
+
+def _ratio(found: Interval | None, unit: str = "") -> str:
+    if found is None:
+        return ""
+    return f"{found.value:.0%}" if unit else f"{found.value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _giga(found: Interval | None) -> str:
+    return "" if found is None else f"{found.value / 1e9:,.4g}"
+
+
+def _part(names: Sequence[str]) -> Callable[[Point], str]:
+    def share(point: Point) -> str:
+        whole = sum(point.parts_s.values())
+        return f"{sum(point.parts_s[name] for name in names) / whole:.1%}" if whole else ""
+
+    return share
+
+
+def _overhead(point: Point) -> str:
+    whole = sum(point.parts_s.values())
+    compute = point.parts_s.get("forward_s", 0.0) + point.parts_s.get("backward_s", 0.0)
+    return f"{1 - compute / whole:.1%}" if whole else ""

@@ -1,0 +1,234 @@
+"""In: runs of several layouts, and with little memory. Out: memory by part; what a run says that ran out of it.
+Does not compare all layouts with their plans: test_declared does."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forker import Forker
+from runs import make_project
+from test_declared import case
+
+from codescent.base.refusal import Change
+from codescent.build import build
+from codescent.build.less_memory import Shortage, advice, less_memory
+from codescent.config.sections import Config
+from codescent.launch.memory_kills import is_suspected
+from codescent.plan.state import state_of_rank
+from codescent.preflight import saved_plan
+from codescent.record import RunFolder
+from codescent.record.memory import COLUMNS, PARTS
+from codescent.train.out_of_memory import asked_bytes, is_out_of_memory
+from codescent.verbs.train import _of_memory
+
+LAYOUTS = [
+    (1, ()),
+    (1, ("train.precision=bf16", "train.microbatch_size=2")),
+    (2, ("parallel.dp_replicate=2",)),
+    (2, ("parallel.dp_shard=2", "parallel.zero_stage=3")),
+    (2, ("parallel.tp=2",)),
+    (2, ("parallel.pp=2", "train.microbatch_size=2")),
+]
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    make_project(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("number", "words"), LAYOUTS, ids=[" ".join(words) or "one" for _, words in LAYOUTS])
+def test_parts_and_rest_sum_to_the_peak_of_every_rank(
+    project: Path, forker: Forker, number: int, words: tuple[str, ...]
+) -> None:
+    name = "-".join(("run", *words)).replace("parallel.", "").replace("=", "")
+    run = forker.train(project, name, number, *words, "train.num_steps=4", "log.every=1", "checkpoint.last=false")
+    plan, rows = saved_plan(run), list(run.iter_memory())
+    peaks = {(row["step"], row["rank"]): row["peak_memory_bytes"] for row in run.iter_ranks()}
+    assert rows[0]["step"] == 1
+    assert len(rows) % number == 0
+    for row in rows:
+        assert sum(row[part] for part in PARTS) + row["rest_bytes"] == row["peak_bytes"]
+        assert row["rest_bytes"] > 0
+        assert row["peak_bytes"] <= peaks[row["step"], row["rank"]]
+        assert row["reserved_bytes"] is None
+        program = plan.schedule.programs[plan.mesh.coordinates(row["rank"])["pp"]]
+        places = [*map(str, program), "before the first step", "between steps"]
+        assert row["peak_at"] in places
+        assert row["counted_at"] in places
+        assert 0 <= row["peak_step"] <= row["step"]
+        assert all(row[f"most_{part}"] >= row[part] for part in PARTS)
+        state = state_of_rank(plan, row["rank"])
+        uneven = 1.02 if "parallel.dp_shard=2" in words else 1.0  # fully_shard pads a vocabulary of 257
+        for part in PARTS[:3]:
+            assert getattr(state, part) <= row[f"most_{part}"] <= uneven * getattr(state, part)
+    assert sorted(run.last_memory()) == list(range(number))
+
+
+def test_rows_are_written_when_a_number_changes_and_cut_on_resume(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "one", "", {})
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, 5) | {"peak_at": "step", "counted_at": "forward 0", "rank": 0}
+    row["reserved_bytes"] = None
+    for step, peak in ((1, 10), (2, 10), (3, 12)):
+        run.write_memory([row | {"step": step, "peak_bytes": peak}])
+    assert [(one["step"], one["peak_bytes"]) for one in run.iter_memory()] == [(1, 10), (3, 12)]
+    assert run.last_memory()[0] == row | {"step": 3, "peak_bytes": 12}
+    run.rewind(2)
+    assert [one["step"] for one in run.iter_memory()] == [1]
+    assert list(RunFolder.create(tmp_path / "older", "", {}).iter_memory()) == []
+
+
+L, D, H, V, T, SAMPLES = 3, 32, 4, 97, 16, 2
+F, N = 4 * D, SAMPLES * T
+END = N * (4 * D + 8) + N * 4 * D + 4 * V * D  # input of the last norm with two numbers a row; gradients of the head
+READ = SAMPLES * (T + 1) * 8 + 4  # tokens and targets; the loss
+
+
+@pytest.mark.parametrize(
+    ("what", "block"),
+    [
+        # Inputs and outputs of two norms, each with two numbers a row; queries, keys, values; output of attention; its
+        # probabilities; value and slope of GELU.
+        ("none", N * (4 * (8 * D + 2 * F) + 16) + 4 * SAMPLES * H * T * T),
+        ("selective", N * (4 * (8 * D + F) + 16)),
+        ("full", N * 4 * D),
+    ],
+)
+def test_activations_of_a_gpt2_are_the_closed_form(forker: Forker, tmp_path: Path, what: str, block: int) -> None:
+    cases = {"one": case(recompute=what)}
+    (found,) = forker.call("declared_ranks:on_fake_ranks", tmp_path, cases=cases)
+    counted = found["one"]["0"]["counted"]
+    assert counted["activations_bytes"] == L * block + END + READ
+    assert counted["buffers_bytes"] == 0
+
+
+BIG = ("train.global_batch_size=128", "model.num_layers=6", "model.hidden_dim=64", "model.seq_len=64")
+BIG = (*BIG, "train.num_steps=2", "train.eval_every=0", "checkpoint.last=false", "log.every=1")
+
+
+def test_a_run_out_of_memory_says_what_held_it_and_what_fits(project: Path, forker: Forker) -> None:
+    fault = "little_memory 40"
+    done = forker.run(project, 1, ("run.name=short", *BIG), fault=fault)
+    assert done.codes == [1], done.said
+    said = done.said
+    assert "Traceback" not in said
+    assert re.search(
+        r'error: runs/short: rank 0 of 1 ran out of memory in step 1, in "forward 0": \d.* were asked for', said
+    )
+    assert re.search(r"it held .*: weights .*, gradients 0 bytes, optimizer .*, activations \d.* MiB, .*the rest", said)
+    (size,) = re.findall(r"nearest that fit, by these numbers: train.microbatch_size = (\d+) \(about", said)
+    run = RunFolder.open(project / "runs" / "short")
+    (event,) = [one for one in run.read_events() if one["kind"] == "out_of_memory"]
+    assert event["rank"] == 0
+    assert event["activations_bytes"] > 8 * MIB
+    assert event["asked_bytes"] > 0
+    assert not [one for one in run.read_events() if one["kind"] == "error"]
+    assert f"codescent train --resume runs/short train.microbatch_size={size}" in said
+    words = ("run.name=short", *BIG, f"train.microbatch_size={size}")
+    again = forker.run(project, 1, words, resume=True, fault=fault)  # with as little memory
+    assert again.codes == [0], again.said
+    assert len(run.read_metrics()) == 2
+
+
+def test_the_rank_that_ran_out_is_named(project: Path, forker: Forker) -> None:
+    words = ("run.name=second", *BIG, "parallel.dp_replicate=2")
+    done = forker.run(project, 2, words, fault="little_memory 8")
+    assert done.codes[1] == 1
+    assert "error: runs/second: rank 1 of 2 ran out of memory in step 1" in done.said
+    events = RunFolder.open(project / "runs" / "second").read_events()
+    assert [one["rank"] for one in events if one["kind"] == "out_of_memory"] == [1]
+
+
+def test_a_killed_rank_is_described_by_its_last_row(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "killed", 1, *BIG)
+    config = Config.model_validate({"model": {"preset": "gpt2"}, "run": {"folder": run.path}})
+    last, more, *_ = _of_memory(config, 0)
+    assert last.startswith("codescent: rank 0 at step 2, its last row in memory.csv: it held ")
+    assert "nearest that fit" in more
+    assert run.read_events()[-1]["kind"] == "out_of_memory"
+    assert _of_memory(config, 7) == []
+    assert _of_memory(Config.model_validate({"model": {"preset": "gpt2"}, "run": {"folder": "none"}}), 0) == []
+    assert is_suspected(": out of memory: meanwhile the kernel has killed 1 process on this machine")
+    assert is_suspected("; perhaps the machine ran out of memory")
+    assert not is_suspected("; the kernel has counted no out-of-memory kill: a user or a program sent it")
+
+
+Sections = dict[str, dict[str, Any]]
+
+
+def shortage(held_bytes: int = 1000 * MIB, **parts: int) -> Shortage:
+    split = {part: parts.get(part.removesuffix("_bytes"), 0) for part in PARTS}
+    return Shortage(0, held_bytes, split, split["activations_bytes"])
+
+
+def less(short: Shortage, ranks: int, **sections: dict[str, Any]) -> list[tuple[dict[str, Any], bool]]:
+    model = {"num_layers": 8, "num_heads": 8, "hidden_dim": 512, "seq_len": 128, "vocab_size": 1000}
+    config = Config.model_validate({"model": model, "train": {"global_batch_size": 16}, **sections})
+    plan = build(config, 1000, ranks)
+    return [(dict(one.change.values), one.same_losses) for one in less_memory(config, plan, 1000, short)]
+
+
+def test_activations_need_a_smaller_batch_or_recompute() -> None:
+    short = shortage(activations=900 * MIB)
+    assert less(short, 1) == [
+        ({"train.microbatch_size": 4}, True),  # 8 would take 450 MiB, and the state 400 of the 800 that may be taken
+        ({"parallel.recompute": "full"}, True),
+        ({"train.precision": "bf16"}, False),
+    ]
+
+
+def test_state_is_sharded_over_the_same_ranks() -> None:
+    short = shortage(weights=100 * MIB, gradients=100 * MIB, optimizer=200 * MIB, held_bytes=410 * MIB)
+    found = less(short, 4)
+    assert found[-2:] == [({"parallel.dp_shard": 4}, True), ({"train.precision": "bf16"}, False)]
+    given = less(short, 4, parallel={"dp_replicate": 4, "zero_stage": 1})
+    assert ({"parallel.dp_shard": 4, "parallel.dp_replicate": 1, "parallel.zero_stage": 3}, True) in given
+    assert [values for values, _ in less(short, 4, parallel={"dp_shard": 4, "zero_stage": 1})][-3:-1] == [
+        {"parallel.recompute": "full"},
+        {"parallel.zero_stage": 2},
+    ]
+
+
+def test_every_change_has_a_plan() -> None:
+    """An interleaved pipeline needs micro-batches in multiples of its stages; 48 samples of 4 stages."""
+    parallel = {"pp": 4, "schedule": "interleaved", "virtual_stages": 2}
+    train = {"global_batch_size": 48, "microbatch_size": 12}
+    found = less(shortage(activations=900 * MIB), 4, parallel=parallel, train=train)
+    sizes = [values["train.microbatch_size"] for values, _ in found if "train.microbatch_size" in values]
+    assert all(48 // size % 4 == 0 for size in sizes)
+    assert sizes
+
+
+def test_what_fits_nowhere_is_said() -> None:
+    config = Config.model_validate({"model": {"preset": "gpt2"}, "train": {"global_batch_size": 1}})
+    plan = build(config, None, 1)
+    said, change = advice(config, plan, None, shortage(held_bytes=400 * MIB, weights=300 * MIB))
+    assert said.startswith("no change of batch, layout or precision alone needs less than that; the least is ")
+    assert change is None
+    assert Change({"a": None, "b": True}).words() == ["a=auto", "b=true"]
+
+
+@pytest.mark.parametrize(
+    ("make", "found", "asked"),
+    [
+        (lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), True, 2 << 30),
+        (lambda: MemoryError(), True, None),
+        (lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 77 bytes."), True, 77),
+        (lambda: OSError(errno.ENOMEM, "Cannot allocate memory"), True, None),
+        (lambda: OSError(errno.ENOSPC, "No space left on device"), False, None),
+        (lambda: RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, None),
+    ],
+)
+def test_what_is_a_lack_of_memory(make: Callable[[], Exception], found: bool, asked: int | None) -> None:
+    error, around = make(), RuntimeError("a step failed")
+    around.__cause__ = error
+    assert is_out_of_memory(error) is is_out_of_memory(around) is found
+    assert asked_bytes(error) == asked_bytes(around) == asked

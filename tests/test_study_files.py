@@ -1,0 +1,231 @@
+"""In: study files with mistakes, tables, the shipped studies. Out: one clear message each; what tables say; points.
+Does not run a point (test_study.py does)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import called, make_project
+
+from codescent.base.errors import UserError
+from codescent.config.words import KEYS
+from codescent.study import Kind, PointState, Study
+from codescent.study.accept import refusals
+from codescent.study.evaluate import evaluated
+from codescent.study.file import read_study
+from codescent.study.points import specs_of
+from codescent.study.shipped import find, shipped_studies
+from codescent.study.table import read_table
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "studies" / "bert_squad_published.csv"
+
+HEAD = '[study]\nname = "s"\nconfig = "run.toml"\nkind = "strong"\nbaseline = { ranks = 1 }\n'
+RANKS = "[axes]\nranks = [1, 2]\n"
+
+WRONG = {
+    "no baseline": (HEAD.replace("baseline", "# ") + RANKS, "baseline: not given; name the point"),
+    "a baseline of another axis": (HEAD.replace("ranks", "batch") + RANKS, "batch is no axis of this study"),
+    "a baseline that is no point": (HEAD.replace("= 1", "= 7") + RANKS, "baseline ranks=7: is no point"),
+    "an axis that is no key": (HEAD + RANKS + "bach = [1]\n", "axis bach: is no key of a config; did you mean batch?"),
+    "an axis of a key elsewhere": (HEAD + RANKS + "compile = [1]\n", "did you mean train.compile?"),
+    "a value of the wrong type": (HEAD + RANKS + 'batch = ["x"]\n', "axis batch: given 'x'; must be whole number"),
+    "a choice that is none": (HEAD + RANKS + 'train.compile = ["blok"]\n', 'must be "none", "blocks" or "model"'),
+    "a value twice": (HEAD + "[axes]\nranks = [1, 1]\n", "axis ranks: has a value twice"),
+    "no value": (HEAD + RANKS + "batch = []\n", "axis batch: has no value"),
+    "no list": (HEAD + RANKS + "batch = 4\n", "axis batch: must be a list of values, or a table of choices"),
+    "no axis": (HEAD, "no axis: write [axes]"),
+    "an unknown section": (HEAD + RANKS + "[sets]\na = 1\n", "[sets]: unknown; did you mean set?"),
+    "an unknown key": (HEAD + "repeat = 3\n" + RANKS, "[study] repeat: unknown; did you mean repeats?"),
+    "a kind that is none": (HEAD.replace('"strong"', '"stronk"') + RANKS, "must be strong or weak or threads or grid"),
+    "a kind without its axis": (HEAD.replace("strong", "threads") + RANKS, "needs the axis threads; or write"),
+    "no repeats": (HEAD + "repeats = 0\n" + RANKS, "[study] repeats: given 0; input should be greater than or equal"),
+    "a key of the study": (HEAD + "[set]\ntrain.num_steps = 3\n" + RANKS, "the study sets it for each run"),
+    "a key of [set] that is none": (HEAD + "[set]\nbach = 3\n" + RANKS, "[set] bach: is no key of a config"),
+    "a layout": (HEAD + RANKS + 'layout = ["dp_shard"]\n', "'dp_shard' is not key=value"),
+    "a layout's key": (HEAD + RANKS + 'layout = ["dpshard=2"]\n', "parallel.dpshard: is no key"),
+    "machines": (HEAD + RANKS + "nodes = [0]\n", "must be a number of machines"),
+    "points of unlike axes": (
+        HEAD + "[[points]]\nranks = 1\n[[points]]\nbatch = 2\n",
+        "every point needs the same axes",
+    ),
+    "an axis twice": (HEAD + RANKS + "[[points]]\nranks = 1\n", "ranks: is an axis of [axes] already"),
+    "too many points": (
+        HEAD + f"[axes]\nranks = [1]\nrun.seed = {list(range(10_001))}\n",
+        "ranks 1 x run.seed 10001 = 10,001 points; at most 10,000",
+    ),
+    "no config": (HEAD.replace("run.toml", "none.toml") + RANKS, "none.toml: no such file"),
+    "no point can exist": (HEAD.replace("= 1", "= 3") + "[axes]\nranks = [3]\n", "no point can exist"),
+    "no TOML": ("[study", "not TOML"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    make_project(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_mistakes_have_one_clear_message(project: Path, what: str) -> None:
+    text, message = WRONG[what]
+    (project / "s.toml").write_text(text)
+    done = called(project, "study", "s.toml")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (project / "study-runs").exists(), "a study that is refused leaves nothing"
+
+
+def test_a_study_is_named_by_file_folder_or_name(project: Path) -> None:
+    (project / "runs").mkdir()
+    assert "is a folder, and not one of a study" in called(project, "study", "runs").stderr
+    assert "did you mean threads_batch?" in called(project, "study", "thread_batch").stderr
+    assert find(Path("nodes")) == shipped_studies()["nodes"]
+    both = called(project, "study", "nodes", "--list", "--retry", "failed")
+    assert both.returncode == 2
+    assert "is not AXIS=VALUE" in called(project, "study", "nodes", "--baseline", "x").stderr
+
+
+def published(baseline: dict[str, object]) -> Study:
+    file = read_study(find(Path("bert_squad")))
+    return evaluated("bert_squad", Kind.STRONG, baseline, read_table(PUBLISHED, Kind.STRONG, file.axis_names))
+
+
+def test_what_it_says_of_the_founding_table_of_bert() -> None:
+    """The document: 0.94, 1.67, 2.72 against Hugging Face's Trainer; "almost linear"; FSDP 1.30 and 2.92."""
+    study = published({"strategy": "HF"})
+    points = {(point.axes["strategy"], point.workers): point for group in study.groups for point in group.points}
+
+    def speed_up(strategy: str, ranks: int) -> float:
+        found = points[strategy, ranks].speed_up.total
+        assert found is not None
+        return round(found.value, 2)
+
+    assert [speed_up("ddp", ranks) for ranks in (1, 2, 4)] == [0.94, 1.67, 2.72]
+    assert [speed_up("fsdp", ranks) for ranks in (2, 4)] == [1.30, 2.92]
+    text = {group.label: said for group, said in zip(study.groups[1:], study.paragraphs, strict=True)}
+    assert (
+        "2.72 times as fast as the baseline (strategy=HF nodes=1 ranks=1), an efficiency of 68%" in text["strategy=ddp"]
+    )
+    assert "That is not linear" in text["strategy=ddp"]
+    assert "Inconsistent: 4 ranks on 2 nodes: faster than ideal: 2.25 times as fast as 2" in text["strategy=fsdp"]
+    assert [key for key, point in points.items() if point.marks] == [("fsdp", 4)]
+    share = study.groups[1].fits[0].parameters["serial share"]
+    assert share.value == pytest.approx(0.128, abs=0.001)
+
+
+def test_other_baselines_of_a_table() -> None:
+    with pytest.raises(UserError, match="baseline strategy=ddp of strategy=HF: is strategy=ddp nodes=1 ranks=1, "):
+        published({"strategy": "ddp"})
+    own = published({"strategy": "ddp", "ranks": 1})
+    assert own.groups[1].points[2].speed_up.total is not None
+    assert own.groups[1].points[2].speed_up.total.value == pytest.approx(13.77 / 4.77)
+
+
+TABLES = {
+    "strategy,nodes,minutes\nddp,1,2\n": "has no column ranks: the study has this axis",
+    "strategy,nodes,ranks\nddp,1,2\n": "has no column for the time: step_s, seconds, minutes",
+    "strategy,nodes,ranks,step_s,minutes\nddp,1,2,3,4\n": "has several columns for the time (step_s, minutes)",
+    "strategy,nodes,ranks,minutes\nddp,1,2,3 min\n": "line 2: minutes: given '3 min'; must be a number",
+    "strategy,nodes,ranks,minutes\nddp,1,2,0\n": "line 2: minutes: given '0'; must be a number above 0",
+    "strategy,nodes,ranks,minutes\n": "has no row",
+}
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_tables_that_lack_something(project: Path, text: str) -> None:
+    (project / "table.csv").write_text(text)
+    done = called(project, "study", "bert_squad", "--table", "table.csv")
+    assert done.returncode == 2
+    assert TABLES[text] in done.stderr
+
+
+def test_the_table_of_a_study_is_a_table(project: Path) -> None:
+    """A study.csv of another machine: repeats, states and parts come through."""
+    (project / "s.toml").write_text(HEAD + RANKS)
+    parts = {"data_s": 0.0, "forward_s": 0.3, "backward_s": 0.6, "communication_s": 0.0, "bubble_s": 0.0}
+    names = ",".join([*parts, "optimizer_s", "other_s"])
+    lines = [
+        f"1,done,1.0,64,{','.join(map(str, parts.values()))},0.1,0.0",
+        f"1,done,1.2,64,{','.join(map(str, parts.values()))},0.1,0.0",
+        "2,done,0.75,64,0,0.15,0.3,0.2,0,0.1,0",
+        "4,out of memory,,,,,,,,,",
+    ]
+    (project / "t.csv").write_text(f"ranks,state,step_s,tokens,{names}\n" + "\n".join(lines) + "\n")
+    one, two, four = read_table(project / "t.csv", Kind.STRONG, ["ranks"])
+    assert [len(point.repeats) for point in (one, two, four)] == [2, 1, 0]
+    assert four.state is PointState.OUT_OF_MEMORY
+    study = evaluated("s", Kind.STRONG, {"ranks": 1}, [one, two, four])
+    assert study.groups[0].points[0].marks == ["spreads 18%"]
+    said, _ = study.paragraphs
+    assert "exposed communication 27%" in said, "2 x 0.2 s of 2 x 0.75 s"
+    assert "grew from 0% to 27%: the ranks wait for each other" in said
+    # 80 %: 0.9 s / 64 per token divides, 0.3 s do not: (0.8 x 2 x 0.3 - 0.1) / (0.2 x 0.9 / 64) = 135 tokens
+    assert "80% at 2 ranks would need about 135 tokens a step instead of 64" in said
+    done = called(project, "study", "s.toml", "--table", "t.csv")
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.split("Amdahl")[0].splitlines())) <= 80
+
+
+def test_what_never_keeps_the_efficiency_is_said(project: Path) -> None:
+    (project / "s.toml").write_text(HEAD + RANKS)
+    (project / "t.csv").write_text(
+        "ranks,step_s,tokens,data_s,forward_s,backward_s,communication_s,bubble_s,optimizer_s,other_s\n"
+        "1,1.0,64,0,0.5,0.5,0,0,0,0\n2,1.0,64,0,0.4,0.5,0.1,0,0,0\n"
+    )
+    assert "computation alone reaches 56%" in called(project, "study", "s.toml", "--table", "t.csv").stdout
+
+
+def test_the_batch_of_a_weak_study(project: Path) -> None:
+    """Efficiency with batch B over 2 ranks: (2 x 0.1 + B / 80) / (2 x (0.6 + B / 160)); 0.8 at B = 304."""
+    (project / "s.toml").write_text(HEAD.replace("strong", "weak") + RANKS)
+    (project / "t.csv").write_text(
+        "ranks,step_s,tokens,data_s,forward_s,backward_s,communication_s,bubble_s,optimizer_s,other_s\n"
+        "1,1.1,80,0,0.5,0.5,0,0,0.1,0\n2,1.6,160,0,0.5,0.5,0.5,0,0.1,0\n"
+    )
+    said = called(project, "study", "s.toml", "--table", "t.csv").stdout
+    assert "80% at 2 ranks would need about 304 tokens a step instead of 160" in said
+    assert "2 ranks are 1.38 times as fast as 1 rank, an efficiency of 69%" in said
+
+
+NEEDS_PROFILE = pytest.mark.xfail("profile.active" not in KEYS, reason="needs the section [profile]", strict=True)
+
+
+COMPILED = [f"data={data} mode=compile profiler={on}" for data in ("memory", "hdf5") for on in ("off", "on")]
+
+
+@pytest.mark.parametrize(
+    ("name", "points", "refused"),
+    [
+        ("threads_batch", 15, []),
+        ("devices_strong", 12, ["tokens=1024 ranks=8"]),
+        ("nodes", 9, []),
+        ("bert_squad", 6, []),
+        pytest.param("io_compile_profile", 8, COMPILED, marks=NEEDS_PROFILE),
+        pytest.param("compile_profile", 6, [], marks=NEEDS_PROFILE),
+    ],
+)
+def test_the_shipped_studies_have_the_points_of_the_founding_documents(
+    name: str, points: int, refused: list[str], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = read_study(find(Path(name)))
+    specs = specs_of(study)
+    assert study.study.name == name
+    assert len(specs) == points
+    found = refusals(study, specs)
+    assert list(found) == refused
+    reasons = "not a multiple of 2048 = 256 tokens of a sample", 'train.compile = "model": model.kind = "transformer"'
+    assert all(any(reason in why for reason in reasons) for why in found.values())
+    listed = called(tmp_path, "study", name, "--list")
+    assert listed.returncode == 0, listed.stderr
+    assert sum(line.startswith("#") for line in listed.stdout.splitlines()) == points
+    torchrun = "for repeat in 1 2 3 4 5; do torchrun --nnodes"
+    assert listed.stdout.count(torchrun) == sum(spec.nodes > 1 for spec in specs)
+
+
+def test_every_shipped_study_is_tested() -> None:
+    names = {"threads_batch", "devices_strong", "nodes", "bert_squad", "io_compile_profile", "compile_profile"}
+    assert set(shipped_studies()) == names

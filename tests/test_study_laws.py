@@ -1,0 +1,88 @@
+"""In: tables made of known laws of scaling. Out: the fits find their parameters, with intervals that contain them.
+Does not run a study (test_study.py does)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codescent.study.batch import Line, batch_that_keeps
+from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
+
+WORKERS = [1, 2, 4, 8, 16]
+SHARES = st.floats(0.001, 0.9)
+
+
+def near(found: float, expected: float) -> bool:
+    """Within 2 %."""
+    return abs(found / expected - 1) < 0.02
+
+
+@given(share=SHARES, speed=st.floats(1e-3, 1e6))
+def test_amdahls_serial_share_is_found(share: float, speed: float) -> None:
+    speeds = [[speed / (share + (1 - share) / p)] for p in WORKERS]
+    fit = fitted(AMDAHL, WORKERS, speeds, per=speed)
+    assert near(fit.parameters["serial share"].value, share)
+    assert list(fit.curve) == list(range(1, 17)), "every number between the measured ones"
+    assert near(fit.curve[16], 1 / (share + (1 - share) / 16))
+    assert math.isnan(fit.parameters["serial share"].low), "one repeat allows no interval"
+
+
+@given(share=SHARES, speed=st.floats(1e-3, 1e6))
+def test_gustafsons_serial_share_is_found(share: float, speed: float) -> None:
+    speeds = [[speed * (share + (1 - share) * p)] for p in WORKERS]
+    fit = fitted(GUSTAFSON, WORKERS, speeds, per=speed)
+    assert near(fit.parameters["serial share"].value, share)
+    assert near(fit.curve[8], share + (1 - share) * 8)
+
+
+@given(contention=st.floats(0.001, 0.5), coherency=st.floats(1e-5, 0.05), speed=st.floats(1e-3, 1e6))
+def test_the_parameters_of_the_universal_law_are_found(contention: float, coherency: float, speed: float) -> None:
+    def x(p: int) -> float:
+        return speed * p / (1 + contention * (p - 1) + coherency * p * (p - 1))
+
+    fit = fitted(UNIVERSAL, WORKERS, [[x(p)] for p in WORKERS], per=x(1))
+    assert near(fit.parameters["contention"].value, contention)
+    assert near(fit.parameters["coherency"].value, coherency)
+    assert near(fit.curve[16], x(16) / x(1))
+
+
+def test_the_interval_contains_the_law_behind_noisy_repeats() -> None:
+    noise = np.random.default_rng(3)
+    speeds = [[1 / (0.1 + 0.9 / p) * noise.normal(1, 0.02) for _ in range(5)] for p in WORKERS]
+    found = fitted(AMDAHL, WORKERS, speeds).parameters["serial share"]
+    assert found.low < found.value < found.high
+    assert found.contains(0.1)
+    assert found == fitted(AMDAHL, WORKERS, speeds).parameters["serial share"], "the same numbers, the same interval"
+
+
+def test_no_coefficient_is_negative() -> None:
+    """Faster than ideal: the nearest law has no serial share and no contention."""
+    superlinear = [[p**1.2] for p in WORKERS]
+    assert fitted(AMDAHL, WORKERS, superlinear).parameters["serial share"].value == 0
+    assert fitted(UNIVERSAL, WORKERS, superlinear).parameters["contention"].value == 0
+    assert "no limit shows" in fitted(AMDAHL, WORKERS, superlinear).said
+
+
+@pytest.mark.parametrize(("law", "fewest"), [(AMDAHL, 3), (GUSTAFSON, 3), (UNIVERSAL, 4)])
+def test_too_few_points_are_said(law: object, fewest: int) -> None:
+    assert law.fewest == fewest  # type: ignore[attr-defined]
+    fit = fitted(law, WORKERS[: fewest - 1], [[1.0]] * (fewest - 1))  # type: ignore[arg-type]
+    assert (fit.parameters, fit.curve) == ({}, {})
+    assert fit.said.startswith("too few points")
+    assert fitted(law, [1, *[2] * 9], [[1.0]] * 10).said.startswith("too few points")  # type: ignore[arg-type]
+
+
+@given(compute=st.floats(1e-6, 1e-2), fixed=st.floats(1e-3, 1.0), serial=st.floats(0.0, 1e-3), p=st.integers(2, 64))
+def test_the_batch_that_keeps_the_efficiency_keeps_it(compute: float, fixed: float, serial: float, p: int) -> None:
+    """Computation divides among the workers, the rest of a step does not."""
+    small, large = Line(serial, compute), Line(fixed, compute / p)
+    batch = batch_that_keeps(small, large, p, 0.8)
+    alone_s, together_s = (line.fixed_s + line.per_token_s * batch for line in (small, large))
+    assert alone_s / (p * together_s) == pytest.approx(0.8)
+    assert batch_that_keeps(small, Line(fixed, compute), p, 0.8) == math.inf, "computation does not divide"
+    assert batch_that_keeps(small, Line(0.0, compute / p), p, 0.8) == 0, "nothing is lost"
