@@ -22,9 +22,13 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import llmc  # noqa: E402 - found by the line above: a folder of scripts, no package
 import measure  # noqa: E402
+import pipeline  # noqa: E402
 import python_samples  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
+
+from codescent.cost.simulate import Costs, simulate  # noqa: E402
+from codescent.plan.pipeline import pipeline as build_pipeline  # noqa: E402
 
 SCRIPTS = (
     "peers",
@@ -40,6 +44,8 @@ SCRIPTS = (
     "muon",
     "threads",
     "python_samples",
+    "compare_runs",
+    "measuring",
 )
 
 PEER = """
@@ -112,6 +118,9 @@ def test_help_says_what_it_measures(name: str) -> None:
         (["pipeline", "--microbatches", "8,6"], "6 micro-batches are no multiple of 4 pipeline stages"),
         (["pipeline", "--layers", "4"], "--layers 4: fewer than the 8 virtual stages of interleaved"),
         (["pipeline", "--real", "--device-ms", "5"], "not allowed with"),
+        (["compare_runs", "--ways", "turns,apart"], "--ways: no apart; give beside, turns or both"),
+        (["compare_runs", "--ranks", "1,0"], "--ranks: 0: give whole numbers of at least 1"),
+        (["measuring", "--cases", "1 rank; ep=2"], "--cases: no ep=2; the cases are 1 rank; dp_replicate=2;"),
         (["alike", "--ranks", "1"], "--ranks 1: one rank has no copies to compare; give at least 2"),
         (["alike", "--rounds", "x"], "argument --rounds: 'x' is not a whole number of at least 1"),
         (["all_reduce", "--ranks", "1"], "--ranks 1: give 2 to 64: one rank sends nothing"),
@@ -263,6 +272,24 @@ def test_hardware_record_is_complete_and_json() -> None:
     assert record["memory_bytes"] > 2**28
     for key in ("date", "cpu", "torch", "python", "codescent", "load_average"):
         assert record[key], key
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"), [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)]
+)
+def test_the_bubble_from_sums_is_that_of_the_steps_which_they_sum(name: str, chunks: int) -> None:
+    """Spans as the ranks record them, of a pipeline whose messages take no time: both bubbles are the same."""
+    schedule = build_pipeline(name, 4, 8, chunks)
+    simulation = simulate(schedule, Costs())
+    spans: list[list[dict[str, Any]]] = [[] for _ in schedule.programs]
+    for span in simulation.timeline:
+        at = span.instruction
+        if at.verb.value not in pipeline.ENDS:
+            spans[span.stage].append({"verb": at.verb.value, "begin_s": span.start_s, "end_s": span.end_s})
+    step = pipeline.Step(chunks, spans)
+    assert pipeline.from_sums(name, 8, step) == pytest.approx(step.bubble)
+    assert step.bubble == pytest.approx(pipeline.closed_form(name, 4, 8, chunks))
+    assert pipeline.of_makespan(0.25) == pytest.approx(0.2)
 
 
 def test_number_of_parameters_is_openais() -> None:

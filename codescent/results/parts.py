@@ -79,7 +79,7 @@ def _mean(rows: Sequence[RankRow]) -> dict[str, float]:
 
 def _divided(means: Sequence[Mapping[str, float]], plan: Plan | None) -> list[Parts]:
     """Divide each rank's waiting into bubble and communication."""
-    bubbles = _bubbles(means, plan)
+    found = bubbles(means, plan)
     return [
         Parts(
             step_s=mean["step_s"],
@@ -93,12 +93,15 @@ def _divided(means: Sequence[Mapping[str, float]], plan: Plan | None) -> list[Pa
             rank=int(mean["rank"]),
             steps=int(mean["steps"]),
         )
-        for mean, bubble in zip(means, bubbles, strict=True)
+        for mean, bubble in zip(means, found, strict=True)
     ]
 
 
-def _bubbles(means: Sequence[Mapping[str, float]], plan: Plan | None) -> list[float]:
-    """The bubble of each rank; never more than it waits. Without a pipeline there is none."""
+def bubbles(means: Sequence[Mapping[str, float]], plan: Plan | None) -> list[float]:
+    """The bubble of each rank; never more than it waits. Without a pipeline there is none.
+
+    `means`: for each rank its "rank", "forward_s", "backward_s" and "exposed_comm_s".
+    """
     if plan is None or plan.mesh.pp == 1 or not means:
         return [0.0] * len(means)
     stage_of = [plan.mesh.coordinates(int(mean["rank"]))["pp"] for mean in means]
@@ -106,5 +109,5 @@ def _bubbles(means: Sequence[Mapping[str, float]], plan: Plan | None) -> list[fl
     for stage in range(plan.mesh.pp):
         of_stage = [mean for mean, at in zip(means, stage_of, strict=True) if at == stage]
         stages.append({n: sum(mean[n] for mean in of_stage) / len(of_stage) for n in ("forward_s", "backward_s")})
-    bubbles = bubble_s(plan.schedule, stages)
-    return [min(bubbles[at], mean["exposed_comm_s"]) for mean, at in zip(means, stage_of, strict=True)]
+    of_stages = bubble_s(plan.schedule, stages)
+    return [min(of_stages[at], mean["exposed_comm_s"]) for mean, at in zip(means, stage_of, strict=True)]

@@ -285,6 +285,7 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "instructions": _instructions(),
         "cores": os.cpu_count(),
         "memory_bytes": memory_bytes(),
+        "load": os.getloadavg()[0],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "world_size": world_size,
         "num_threads": num_threads,

@@ -193,6 +193,15 @@ def _report(verb: argparse.ArgumentParser) -> None:
     add("--window", type=_positive, metavar="N", help="which window, with profile.repeat (default 1)")
 
 
+def _compare(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
+    add("--with", dest="others", type=_path, nargs="+", metavar="RUN", help="run folders of B")
+    add("--warmup", type=_whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
+    fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
+    add("--fail-above", type=_text, metavar="PERCENT", help=fail_help)
+
+
 def _study(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("file", type=_path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
@@ -242,6 +251,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
     ("report", "write what runs or a study say into one page: speed, limits, slow ranks, figures", _report),
+    ("compare", "say what differs between runs: step time by part, losses, memory, config, machine", _compare),
     ("study", "measure one config at many points, and say how it scales", _study),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
@@ -252,6 +262,12 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
 def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    return int(word)
+
+
+def _whole(word: str) -> int:
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
     return int(word)
 
 

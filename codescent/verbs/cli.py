@@ -27,6 +27,7 @@ VERBS: Mapping[str, str] = {
     "sample": "sample.main",
     "evaluate": "evaluate.main",
     "plot": "plot.main",
+    "compare": "compare.main",
     "study": "study.main",
     "report": "report.main",
     "export": "exchange.export_main",
