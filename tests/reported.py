@@ -46,6 +46,7 @@ def make_run(
 
     Every step has a row in metrics.csv, every `every` steps one of each rank in ranks.csv.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     plan = plan_of(ranks, *words)
     folder = RunFolder.create(
         path, f"[run]\nname = {json.dumps(path.name)}\n[parallel]\nranks = {ranks}\n{keys}", plan.to_json()

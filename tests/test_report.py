@@ -22,6 +22,9 @@ from codescent.report.sections import MOST_BOXES, report, timelines
 from codescent.report.summary import summaries
 from codescent.report.walk import COMMUNICATION, OTHER, computed, measured
 from codescent.results import PARTS, open_run, open_runs, parts_of_ranks
+from codescent.study import Kind
+from codescent.study.folder import Definition, StudyFolder
+from codescent.study.points import Spec
 
 SCRIPT = "<script>alert(1)</script>"
 EVIL = "<script>alert(1)<|script>$x$"
@@ -321,6 +324,41 @@ def test_a_run_without_a_step_or_of_an_older_version_is_reported(tmp_path: Path)
     done = called(tmp_path, "report", "new")
     assert done.returncode == 0
     Page((tmp_path / "report.html").read_text())
+
+
+def test_the_folder_of_a_study_is_reported_with_its_runs(tmp_path: Path) -> None:
+    specs = [Spec(f"ranks={n}", f"ranks-{n}", {"ranks": n}, {"parallel.ranks": n}, n) for n in (1, 2, 3)]
+    definition = Definition(
+        name="scaling", kind=Kind.STRONG, config="default", repeats=2, steps=30, warmup=10, baseline={"ranks": 1},
+        axes=["ranks"], specs=specs, refused={"ranks=3": "8 samples for 3 ranks"},
+    )  # fmt: skip
+    folder = StudyFolder.create(tmp_path / "scaling", definition)
+    for spec in specs[:2]:
+        for number in (1, 2):
+            make_run(folder.run_path(spec, number), spec.ranks, keys=f"dp_replicate = {spec.ranks}\n")
+    done = called(tmp_path, "report", "scaling", "--figures", "figures")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("report.html: 4 runs of the study scaling\n")
+    shown = Page((tmp_path / "report.html").read_text())
+    for part in (
+        "A study of kind strong: the same global batch on more and more ranks. 3 points: 2 done, 1 refused.",
+        "What does the study say?",
+        "ranks=3: refused: 8 samples for 3 ranks",
+        "ranks-2/1",
+        "Crosses, missing: ranks=3: refused (8 samples for 3 ranks).",
+    ):
+        assert part in shown.text, part
+    assert {"time.svg", "speed_up.svg", "overhead.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
+    done = called(tmp_path, "report", "scaling", "scaling/ranks-1/1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: scaling: is the folder of a study; give a report one study, or runs\n",
+    )
+    shutil.rmtree(folder.path / "ranks-1")
+    shutil.rmtree(folder.path / "ranks-2")
+    done = called(tmp_path, "report", "scaling", "--markdown")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 points: 1 refused, 2 to do." in done.stdout, "a study without a run has a report, too"
 
 
 def test_without_matplotlib_there_are_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,8 @@ MOST_CONFIGS = 3
 """Configs that are shown whole."""
 
 HOW = (
-    "Speeds are medians over the steps after the warm-up: the first 10 steps, or the first fifth of a short run. "
+    "Speeds of a run are medians over the steps after the warm-up: the first 10 steps, or the first fifth of a short "
+    "run. Points of a study leave out the steps that its study file names. "
     "Intervals are 95 %, of the steps of one run: another run of the same config may lie outside. `codescent study` "
     "repeats runs, and `codescent compare` says whether two differ.",
     "The parts of a step (forward, backward, communication, bubble, optimizer, data, other) are means over the rows of "
