@@ -9,7 +9,6 @@ import pytest
 from runs import called, make_project
 
 from codescent.base.errors import UserError
-from codescent.config.words import KEYS
 from codescent.study import Kind, PointState, Study
 from codescent.study.accept import refusals
 from codescent.study.evaluate import evaluated
@@ -190,9 +189,6 @@ def test_the_batch_of_a_weak_study(project: Path) -> None:
     assert "2 ranks are 1.38 times as fast as 1 rank, an efficiency of 69%" in said
 
 
-NEEDS_PROFILE = pytest.mark.xfail("profile.active" not in KEYS, reason="needs the section [profile]", strict=True)
-
-
 COMPILED = [f"data={data} mode=compile profiler={on}" for data in ("memory", "hdf5") for on in ("off", "on")]
 
 
@@ -203,8 +199,8 @@ COMPILED = [f"data={data} mode=compile profiler={on}" for data in ("memory", "hd
         ("devices_strong", 12, ["tokens=1024 ranks=8"]),
         ("nodes", 9, []),
         ("bert_squad", 6, []),
-        pytest.param("io_compile_profile", 8, COMPILED, marks=NEEDS_PROFILE),
-        pytest.param("compile_profile", 6, [], marks=NEEDS_PROFILE),
+        ("io_compile_profile", 8, COMPILED),
+        ("compile_profile", 6, []),
     ],
 )
 def test_the_shipped_studies_have_the_points_of_the_founding_documents(
