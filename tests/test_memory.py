@@ -24,7 +24,7 @@ from codescent.plan.state import state_of_rank
 from codescent.preflight import saved_plan
 from codescent.record import RunFolder
 from codescent.record.memory import COLUMNS, PARTS
-from codescent.train.out_of_memory import asked_bytes, is_out_of_memory
+from codescent.train.failed_allocation import asked_bytes, is_out_of_memory
 from codescent.verbs.train import _of_memory
 
 LAYOUTS = [
@@ -145,6 +145,14 @@ def test_the_rank_that_ran_out_is_named(project: Path, forker: Forker) -> None:
     assert "error: runs/second: rank 1 of 2 ran out of memory in step 1" in done.said
     events = RunFolder.open(project / "runs" / "second").read_events()
     assert [one["rank"] for one in events if one["kind"] == "out_of_memory"] == [1]
+
+
+def test_an_error_after_the_last_instruction_keeps_its_words(project: Path, forker: Forker) -> None:
+    short = forker.run(project, 1, ("run.name=late",), fault="late_failure CUDA error: out of memory")
+    assert "rank 0 of 1 ran out of memory in step 1, at the end of its instructions" in short.said
+    other = forker.run(project, 1, ("run.name=other",), fault="late_failure CUDA error: unspecified launch failure")
+    assert "RuntimeError: CUDA error: unspecified launch failure" in other.said
+    assert "During handling of the above exception" not in short.said + other.said
 
 
 def test_a_killed_rank_is_described_by_its_last_row(project: Path, forker: Forker) -> None:

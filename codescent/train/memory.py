@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
+from codescent.train.failed_allocation import is_out_of_memory
 from codescent.train.machine import memory_now_bytes, peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class SavedStorages:
 
 @dataclass(frozen=True)
 class Failed:
-    """What a rank held when a step failed. `activations_bytes`: about those of a whole step; 0: unknown."""
+    """What a rank held when memory ran out in a step. `activations_bytes`: about those of a whole step; 0: unknown."""
 
     held_bytes: int
     split: Split
@@ -114,7 +115,7 @@ class MemoryWatch:
         peak_bytes: of the process or the device, so far.
         peak_at: the step and the instruction in which the peak rose last: an index, or BEFORE or BETWEEN.
         running: the step (from 1) and the index of the instruction that runs now.
-        failed: what the rank held when a step failed; None: none has.
+        failed: what the rank held when memory ran out in a step; None: it has not.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -133,14 +134,15 @@ class MemoryWatch:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A block that computes step `number` (from 0). If it fails, `failed` has what the rank held."""
+        """A block that computes step `number` (from 0). If memory runs out in it, `failed` has what the rank held."""
         self._look(BETWEEN if self.counted else BEFORE)
         self.running = number + 1, 0
         try:
             with nullcontext() if self.counted else self.saved.noted():
                 yield
-        except Exception:
-            self.failed = self._failed()
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.failed = self._failed()
             raise
         self.counted = True
         self.saved.forget()
@@ -169,7 +171,7 @@ class MemoryWatch:
         if self.counted:
             split["activations_bytes"] = most
             return Failed(memory_now_bytes(self.device), split, most)
-        plan, stage, index = self.executor.plan, self.executor.world.stage, self.running[1]
+        plan, stage, index = self.executor.plan, self.executor.world.stage, min(self.running[1], self.length - 1)
         at_once = plan.schedule.most_in_flight(stage)
         whole = float(split["activations_bytes"])
         if index:
