@@ -11,8 +11,8 @@ from forker import Forker
 from runs import called, make_project, train
 
 from codescent.base.errors import UserError
+from codescent.build import saved_plan
 from codescent.cost.memory import wire_bytes
-from codescent.preflight import saved_plan
 from codescent.record import RunFolder
 from codescent.report.profile import ProfileReport, profile_report
 from codescent.trace.chrome import ChromeTrace

@@ -104,6 +104,7 @@ class Profiler:
         """Record the next step, if it is one of a window."""
         if self.schedule(self.done) in RECORDS and not self.first:
             self.offset, self.begin_ns, self.first = self._measured(), time.time_ns(), self.done + 1
+            Recording.flights = []  # of the window before, those that ended after it
             Recording.sees_flights = self.run.world.device.type == "cpu"
             Recording.on = True
 
