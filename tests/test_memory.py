@@ -24,6 +24,7 @@ from codescent.plan.state import state_of_rank
 from codescent.record import RunFolder
 from codescent.record.memory import COLUMNS, PARTS
 from codescent.train.failed_allocation import asked_bytes, is_out_of_memory
+from codescent.train.memory import MOST_COUNTS, RUN, moments
 from codescent.verbs.train import _of_memory
 
 LAYOUTS = [
@@ -83,6 +84,16 @@ def test_rows_are_written_when_a_number_changes_and_cut_on_resume(tmp_path: Path
     run.rewind(2)
     assert [one["step"] for one in run.iter_memory()] == [1]
     assert list(RunFolder.create(tmp_path / "older", "", {}).iter_memory()) == []
+
+
+@pytest.mark.parametrize("length", [1, 5, MOST_COUNTS, MOST_COUNTS + 1, 3 * MOST_COUNTS, 7 * MOST_COUNTS + 5])
+def test_of_a_long_list_every_verb_is_counted(length: int) -> None:
+    found = moments(length)
+    assert len(found) <= MOST_COUNTS + 2 * RUN
+    assert set(range(max(0, length - RUN), length)) <= found <= set(range(length))
+    assert length > MOST_COUNTS or len(found) == length
+    for period in range(1, min(RUN, length)):  # load, forward, backward, load, ...
+        assert {index % period for index in found} == set(range(period))
 
 
 L, D, H, V, T, SAMPLES = 3, 32, 4, 97, 16, 2

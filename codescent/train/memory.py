@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BEFORE, BETWEEN = -1, -2
 """Places outside of a step's instruction list, where the peak may rise: before the first step, and after a step."""
 WHERE = {BEFORE: "before the first step", BETWEEN: "between steps"}
-MOST_COUNTS, ENDS = 1000, 2
-"""In a longer instruction list only every n-th instruction is counted, and the last two: reduce and step."""
+MOST_COUNTS, RUN = 400, 20
+"""See `moments`."""
 NONE = -1.0
 """A number that this device does not have."""
 
@@ -123,7 +123,7 @@ class MemoryWatch:
         self.sharded = _gathered_names(executor.plan)
         self.kept_apart = {tensor.parameter.name for tensor in executor.plan.trained if tensor.master_dtype}
         self.length = len(executor.program)
-        self.stride = -(-self.length // MOST_COUNTS)
+        self.moments = moments(self.length)
         self.saved = SavedStorages()
         self.split: Split = dict.fromkeys(PARTS, 0)
         self.most: Split = dict(self.split)
@@ -151,7 +151,7 @@ class MemoryWatch:
     def after(self, index: int) -> None:
         """Called after each instruction, with its index in the list of this stage."""
         self._look(index)
-        if not self.counted and (index % self.stride == 0 or index >= self.length - ENDS):
+        if not self.counted and index in self.moments:
             self._count(index)
         self.saved.touched.clear()
         self.running = self.running[0], index + 1
@@ -230,6 +230,16 @@ class MemoryWatch:
                 whole = name in self.sharded and not isinstance(parameter, DTensor)
                 (gathered if whole else read).append(parameter)
         return read, gathered
+
+
+def moments(length: int) -> frozenset[int]:
+    """The indices of a list of so many instructions after which the parts are counted.
+
+    Of a list of more than about MOST_COUNTS instructions they are every n-th run of RUN instructions, and the last
+    one. Lists repeat themselves: every n-th instruction alone might always be the same verb.
+    """
+    every = -(-length // MOST_COUNTS)
+    return frozenset(index for index in range(length) if index // RUN % every == 0 or index >= length - RUN)
 
 
 def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
