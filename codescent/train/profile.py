@@ -61,6 +61,7 @@ class Profiler:
             self.schedule = torch.profiler.schedule(
                 wait=keys.wait, warmup=keys.warmup, active=keys.active, repeat=keys.repeat
             )
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")  # each window has its own files
         first_step = self.done
         self.torch = torch.profiler.profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
