@@ -15,6 +15,7 @@ from forker import Forker
 from runs import make_project
 from test_declared import case
 
+from codescent.base.agreement import RanksFailed
 from codescent.base.refusal import Change
 from codescent.build import build, saved_plan
 from codescent.build.less_memory import Shortage, advice, less_memory
@@ -251,3 +252,10 @@ def test_what_is_a_lack_of_memory(make: Callable[[], Exception], found: bool, as
     around.__cause__ = error
     assert is_out_of_memory(error) is is_out_of_memory(around) is found
     assert asked_bytes(error) == asked_bytes(around) == asked
+
+
+def test_memory_that_ran_out_on_another_rank_did_not_on_this_one() -> None:
+    error = RanksFailed("rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert not is_out_of_memory(error)
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert is_out_of_memory(error)

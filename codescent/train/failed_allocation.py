@@ -8,6 +8,7 @@ import re
 
 import torch
 
+from codescent.base.agreement import RanksFailed
 from codescent.base.errors import RunFailed
 from codescent.base.sizes import UNITS
 
@@ -25,9 +26,11 @@ class OutOfMemory(RunFailed):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, is a failed allocation."""
+    """Whether an error, or one that caused it, is a failed allocation on this rank."""
     if error is None or isinstance(error, OutOfMemory):
         return False
+    if isinstance(error, RanksFailed):  # its words may be those of another rank
+        return is_out_of_memory(error.__cause__)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
