@@ -82,7 +82,7 @@ def test_a_page_says_what_was_run_and_contains_all_it_shows(tmp_path: Path) -> N
     for part in (
         "llama with 1,377,408 parameters, 8 samples of 128 positions a step, fp32",
         "a processor with 64 cores, device cpu, torch 2.13.0",
-        "the bubble of the pipeline",
+        "the pipeline's bubble",
         "parallel.pp",
         "node0 (2 ranks), node1 (2 ranks)",
         "1.00 GiB",
@@ -161,7 +161,7 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
         "nan: the loss of 1 step was not finite.",
         "nan: was resumed 1 time; times of several machines may be mixed.",
         "nan: look at it",
-        "other: 1 rank of 2 threads share 1 core, so its times say little.",
+        "other: 2 threads share 1 core, so its times say little.",
         *(line for line in odd if "should have the losses of" in line),
     ]
     assert any(line.startswith("other: should have the losses of nan") for line in odd)
@@ -341,7 +341,7 @@ def test_the_folder_of_a_study_is_reported_with_its_runs(tmp_path: Path) -> None
     assert done.stdout.endswith("report.html: 4 runs of the study scaling\n")
     shown = Page((tmp_path / "report.html").read_text())
     for part in (
-        "A study of kind strong: the same global batch on more and more ranks. 3 points: 2 done, 1 refused.",
+        "A study of strong scaling: the global batch stays the same. 3 points: 2 done, 1 refused.",
         "What does the study say?",
         "ranks=3: refused: 8 samples for 3 ranks",
         "ranks-2/1",

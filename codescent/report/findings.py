@@ -18,7 +18,7 @@ from codescent.cost.lengths import lengths
 from codescent.plan import Plan
 from codescent.report.content import Answer, Said
 from codescent.report.summary import Summary
-from codescent.results import State
+from codescent.results import PART_WORDS, State
 
 SLOW = 0.10
 """A rank is slow if its passes take so much longer than those of the others."""
@@ -41,13 +41,6 @@ REMEDIES = {
     "data_s": "a faster disk, or data that need less preparation: reading ahead does not keep up",
     "optimizer_s": "a larger batch per step, which spreads the update over more samples",
     "other_s": "a profile says what it is: it is outside of the parts that are measured",
-}
-NAMES = {
-    "communication_s": "waiting for communication",
-    "bubble_s": "the bubble of the pipeline",
-    "data_s": "waiting for data",
-    "optimizer_s": "the optimizer",
-    "other_s": "the rest",
 }
 
 
@@ -96,15 +89,9 @@ def stragglers(summary: Summary) -> list[Straggler]:
         waited_s = median(other.exposed_comm_s for other in parts if other.rank != one.rank) - one.exposed_comm_s
         if share > limit and waited_s > WAITED * one.step_s:
             rows = _rows_slow(summary, one.rank, plan)
-            found.append(Straggler(one.rank, share, one.compute_s, waited_s, rows, host_of(summary, one.rank), planned))
+            host = summary.run.hosts[one.rank]
+            found.append(Straggler(one.rank, share, one.compute_s, waited_s, rows, host, planned))
     return found
-
-
-def host_of(summary: Summary, rank: int) -> str:
-    """The host of a rank; "": unknown."""
-    ranks = summary.run.environment.get("ranks")
-    known = isinstance(ranks, list) and rank < len(ranks) and isinstance(ranks[rank], dict)
-    return str(ranks[rank].get("host", "")) if known and isinstance(ranks, list) else ""
 
 
 def _slower(compute_s: Sequence[float], plan: Plan) -> list[tuple[float, bool]]:
@@ -203,10 +190,10 @@ def limits(summaries: Sequence[Summary]) -> Iterator[Said]:
             found["computing"] = "only faster or more devices help"
             yield one.name, f"computing, {of_share(one.compute_share)} of a step."
         elif one.shares:
-            part = max(NAMES, key=lambda name: one.shares[name])
-            found[NAMES[part]] = REMEDIES[part]
+            part = max(REMEDIES, key=lambda name: one.shares[name])
+            found[PART_WORDS[part]] = REMEDIES[part]
             share, computing = of_share(one.shares[part]), of_share(one.compute_share)
-            yield one.name, f"{NAMES[part]}, {share} of a step; computing has {computing}."
+            yield one.name, f"{PART_WORDS[part]}, {share} of a step; computing has {computing}."
         elif one.steps:
             yield one.name, "unknown, because the run has no ranks.csv (an older version wrote it, or it ended early)."
     for name, remedy in found.items():
@@ -253,15 +240,9 @@ def _slow_said(slow: Straggler) -> str:
 
 def _crowded(one: Summary) -> Iterator[Said]:
     """Whether ranks on CPUs share cores: their times are then those of a crowded machine."""
-    facts = one.run.environment
-    cores, threads = facts.get("cores"), facts.get("num_threads")
-    if facts.get("device") != "cpu" or not isinstance(cores, int) or not isinstance(threads, int):
-        return
-    hosts = [host_of(one, rank) for rank in range(one.run.num_ranks)]
-    most = max(map(hosts.count, hosts), default=1)
-    if most * threads > cores:
-        each = "" if threads == 1 else f" of {counted(threads, 'thread')}"
-        yield one.name, f"{counted(most, 'rank')}{each} share {counted(cores, 'core')}, so its times say little."
+    if one.run.crowd is not None:
+        threads, cores = one.run.crowd
+        yield one.name, f"{counted(threads, 'thread')} share {counted(cores, 'core')}, so its times say little."
 
 
 def _events(one: Summary) -> Iterator[Said]:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from codescent.record import RunFolder
 from codescent.results import Run
-
-Values = npt.NDArray[np.float64]
+from codescent.results.statistics import Values
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "learning_rate", "grad_norm", "tokens_per_s")
 """The columns of the metrics that are drawn."""

@@ -9,15 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from codescent.base.counted import counted
 from codescent.results import Interval
-from codescent.results.statistics import LEVEL, RESAMPLES
+from codescent.results.statistics import LEVEL, RESAMPLES, Values
 from codescent.study.result import Fit
-
-Values = npt.NDArray[np.float64]
-
 
 CURVE = 64
 """Numbers of workers, at most, at which a curve is given between the measured ones."""

@@ -88,6 +88,12 @@ class Point:
     others: float | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def overhead(self) -> float | None:
+        """The share of a step that is not computation; None: unknown."""
+        whole = sum(self.parts_s.values())
+        return 1 - (self.parts_s["forward_s"] + self.parts_s["backward_s"]) / whole if whole else None
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -134,6 +140,7 @@ class Study:
         machine: facts about the machine and software, as in environment.json of its runs.
         folder: where its run folders are; None: a table that others measured.
         unit: of `workers`: "ranks" or "threads".
+        warmup: steps that each run leaves out; None: a table that others measured.
     """
 
     name: str
@@ -143,3 +150,4 @@ class Study:
     machine: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     unit: str = "ranks"
+    warmup: int | None = None

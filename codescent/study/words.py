@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from codescent.base.counted import counted
-from codescent.results import PARTS
+from codescent.results import PART_WORDS, PARTS
 from codescent.study.batch import KEPT, said_of
 from codescent.study.file import NODES
 from codescent.study.points import shown
@@ -30,18 +30,16 @@ SPREAD = 0.05
 BUSY = 0.1
 """A point is marked if other programs used more than this share of the cores."""
 
+KIND_WORDS: Mapping[Kind, str] = {
+    Kind.STRONG: "strong scaling: the global batch stays the same",
+    Kind.WEAK: "weak scaling: the batch of each rank stays the same",
+    Kind.THREADS: "threads of one rank: the batch stays the same",
+    Kind.GRID: "a grid of settings",
+}
+"""What stays constant in a study."""
+
 NO_GAIN = 1.05
 """More workers gain nothing if they are not this many times as fast."""
-
-PART_WORDS: Mapping[str, str] = {
-    "data_s": "waiting for data",
-    "forward_s": "forward passes",
-    "backward_s": "backward passes",
-    "communication_s": "exposed communication",
-    "bubble_s": "the pipeline's bubble",
-    "optimizer_s": "the optimizer",
-    "other_s": "the rest of the step",
-}
 
 
 def paragraphs(study: Study) -> list[str]:

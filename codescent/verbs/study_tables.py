@@ -15,17 +15,10 @@ from codescent.base.counted import counted
 from codescent.base.visible import visible
 from codescent.results import Interval
 from codescent.study.result import Kind, Measured, Point, PointState, Study
-from codescent.study.words import short_name, states_said
+from codescent.study.words import KIND_WORDS, short_name, states_said
 
 UNITS = ((60.0, "min", 120.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3), (1e-6, "µs", 0.0))
 """Seconds of a unit of time, its name, and the seconds from which it is used."""
-
-KINDS = {
-    Kind.STRONG: "strong scaling: the global batch stays the same",
-    Kind.WEAK: "weak scaling: the batch of each rank stays the same",
-    Kind.THREADS: "threads of one rank",
-    Kind.GRID: "a grid of settings",
-}
 
 Column = tuple[str, Callable[[Point], str]]
 
@@ -33,7 +26,7 @@ Column = tuple[str, Callable[[Point], str]]
 def show(study: Study, source: str) -> None:
     """Print what a study says. `source`: the file with all its numbers."""
     console = Console(highlight=False)
-    _line(console, f"{study.name}: {KINDS[study.kind]}; {states_said(study)}")
+    _line(console, f"{study.name}: {KIND_WORDS[study.kind]}; {states_said(study)}")
     if study.machine:
         _line(console, f"on {_machine(study)}")
     repeats = sorted({point.repeats for point in _points(study) if point.repeats})
