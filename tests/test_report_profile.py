@@ -120,13 +120,27 @@ def test_the_numbers_of_two_replicas_follow_from_their_traces(tmp_path: Path, pl
     }
     assert sentences(report) == [
         "Look first at rank 1, which is slow.",
-        "It would bring at most 18% of a step: from 100 ms to 82 ms.",
+        "It would bring at most 18 % of a step: from 100 ms to 82.0 ms.",
         "Rank 1 is slow: it works 1.27 times as long as rank 0.",
     ]
     text = printed(report)
     cells = [line.split() for line in text.splitlines()]
-    assert ["all_reduce", "dp_replicate", "2", "43.9", "kB", "31", "ms", "1.41", "MB/s", "6", "ms", "41%"] in cells
-    assert ["aten::mm", "4", "45", "ms", "90%"] in cells
+    assert [
+        "all_reduce",
+        "dp_replicate",
+        "2",
+        "43.9",
+        "kB",
+        "31.0",
+        "ms",
+        "1.41",
+        "MB/s",
+        "6.00",
+        "ms",
+        "41",
+        "%",
+    ] in cells
+    assert ["aten::mm", "4", "45.0", "ms", "90", "%"] in cells
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -134,8 +148,8 @@ def test_where_nothing_waits_the_first_operator_is_named(tmp_path: Path, planned
     write(tmp_path, lambda rank: ([block("next batch", 0, 1), block("forward 0", 1, 99)], []), 1)
     report = profile_report(tmp_path, planned(1))
     assert sentences(report) == [
-        "Look first at computation: aten::mm takes 90% of it, and all waiting is small.",
-        "It would bring at most 45% of a step: from 100 ms to 55 ms.",
+        "Look first at computation: aten::mm takes 90 % of it, and all waiting is small.",
+        "It would bring at most 45 % of a step: from 100 ms to 55.0 ms.",
         "There is one rank, so none is slow.",
     ]
     assert report.collectives == []
