@@ -19,6 +19,7 @@ from codescent.report import findings
 from codescent.report.markdown import markdown, plain
 from codescent.report.page import page
 from codescent.report.sections import MOST_BOXES, report, timelines
+from codescent.report.slow import work_of_stages
 from codescent.report.summary import summaries
 from codescent.report.walk import COMMUNICATION, OTHER, computed, measured
 from codescent.results import PARTS, open_run, open_runs, parts_of_ranks
@@ -135,7 +136,7 @@ def test_a_slow_stage_is_compared_by_the_work_that_the_plan_gives_it(tmp_path: P
     """More work is not slow."""
     words = ("parallel.pp=4",)
     plan = plan_of(4, *words)
-    work = findings._work(plan)
+    work = work_of_stages(plan)
     uneven = {rank: work[rank] / max(work) for rank in range(4)}
     make_run(tmp_path / "planned", 4, *words, slower=uneven)
     make_run(tmp_path / "slow", 4, *words, slower={**uneven, 3: 1.4})

@@ -14,12 +14,8 @@ from codescent.cost.bubble import bubble_s
 from codescent.plan import Plan
 from codescent.report.profile_collectives import CollectiveRow, collective_rows
 from codescent.report.profile_rank import RankSteps, read_rank
+from codescent.report.slow import paces
 from codescent.trace import operators, ranks
-
-SLOW = 1.1
-"""A rank that works so many times as long as the others is called slow."""
-SLOW_STAGE = 1.2
-"""The same for ranks of other pipeline stages, whose work is known by its FLOPs only."""
 
 _WAITS = (WAITING, "c10d::", "_c10d_functional::", "nccl")
 """How names of operators and kernels begin in which a rank waits for others."""
@@ -178,20 +174,12 @@ def _stages(found: Sequence[RankSteps], plan: Plan) -> list[dict[str, float]]:
 
 def _slow(found: Sequence[RankSteps], plan: Plan) -> Iterator[Slow]:
     """Ranks that work longer than the others of their stage; if a stage has one rank: longer than its FLOPs explain."""
-    flops = [sum(plan.model.forward_flops[d] for p in plan.schedule.parts(s) for d in p) for s in range(plan.mesh.pp)]
-    share = [flops[plan.mesh.coordinates(one.head.rank)["pp"]] for one in found]
-    for one in found:
-        peers = [other for other in found if other is not one and share[other.head.rank] == share[one.head.rank]]
-        usual, most, words = 0.0, SLOW, "the others"
-        if peers:
-            usual = statistics.median(other.usual_busy_s for other in peers)
-            words = f"rank {peers[0].head.rank}" if len(peers) == 1 else "the median of the others"
-        elif len(found) > 1:
-            others = [other.usual_busy_s / share[other.head.rank] for other in found if other is not one]
-            usual, most = statistics.median(others) * share[one.head.rank], SLOW_STAGE
-            words = "the FLOPs of its stage explain"
-        if usual > 0 and one.usual_busy_s > most * usual:
-            yield Slow(one.head.rank, one.usual_busy_s / usual, words, one.usual_busy_s - usual, bool(peers))
+    for one, pace in zip(found, paces([one.usual_busy_s for one in found], plan), strict=True):
+        if pace.is_slow:
+            words = "the median of the others" if pace.peers else "the FLOPs of its stage explain"
+            words = f"rank {pace.peers[0]}" if len(pace.peers) == 1 else words
+            gain_s = pace.seconds - pace.expected_s
+            yield Slow(one.head.rank, 1 + pace.slower, words, gain_s, bool(pace.peers))
 
 
 def _candidates(
