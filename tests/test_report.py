@@ -23,7 +23,7 @@ from codescent.report.slow import work_of_stages
 from codescent.report.summary import summaries
 from codescent.report.walk import COMMUNICATION, OTHER, computed, measured
 from codescent.results import PARTS, open_run, open_runs, parts_of_ranks
-from codescent.study import Kind
+from codescent.study import Kind, open_study
 from codescent.study.folder import Definition, StudyFolder
 from codescent.study.points import Spec
 
@@ -355,6 +355,9 @@ def test_the_folder_of_a_study_is_reported_with_its_runs(tmp_path: Path) -> None
         2,
         "error: scaling: is the folder of a study; give a report one study, or runs\n",
     )
+    runs = open_runs(folder.run_path(specs[0], number) for number in (1, 2))
+    assert [one.warmup for one in summaries(runs, 2, open_study(folder.path).warmup)] == [10, 10]
+    assert [one.warmup for one in summaries(runs)] == [5, 5]
     shutil.rmtree(folder.path / "ranks-1")
     shutil.rmtree(folder.path / "ranks-2")
     done = called(tmp_path, "report", "scaling", "--markdown")

@@ -174,9 +174,11 @@ def test_of_stages_of_one_rank_the_longest_is_named_if_its_flops_do_not_explain_
 def test_messages_between_stages_end_where_they_are_received(tmp_path: Path, planned: Callable[..., Plan]) -> None:
     def stage(rank: int) -> Made:
         if rank == 0:
-            return [block("forward 0", 0, 20), block("backward 0", 60, 90)], [("send over pp[0,1]", 20, 70)]
-        waits = [block("waiting", 0, 24), block("forward 0", 24, 44), block("backward 0", 44, 60)]
-        return waits, [("receive over pp[0,1]", 0, 24)]
+            waits = [block("waiting", 20, 60), block("waiting", 90, 100)]
+            passes = [block("forward 0", 0, 20), block("backward 0", 60, 90)]
+            return [*passes, *waits], [("send over pp[0,1]", 20, 70)]
+        waits = [block("waiting", 0, 24), block("waiting", 60, 100)]
+        return [*waits, block("forward 0", 24, 44), block("backward 0", 44, 60)], [("receive over pp[0,1]", 0, 24)]
 
     plan = planned(2, "parallel.pp=2", "train.microbatch_size=8")
     write(tmp_path, stage, 2)
@@ -186,7 +188,11 @@ def test_messages_between_stages_end_where_they_are_received(tmp_path: Path, pla
     assert row.wire_s == pytest.approx(0.004)  # from the send, at 20 ms
     sent = next(t for t in plan.traffic if t.axis == "pp[0,1]").payload_bytes
     assert row.bus_bytes_per_s == pytest.approx(sent / 0.004)
-    assert report.bubble_s == pytest.approx(0.050, abs=0.02)
+    assert report.busiest.head.rank == 0
+    assert report.bubble_s == pytest.approx(0.036)  # the passes of rank 1
+    gains = {one.name: one.gain_s for one in report.candidates}
+    assert gains["the bubble of the pipeline"] == pytest.approx(0.036)
+    assert gains["communication, most of it send over stages"] == pytest.approx(0.1 - 0.050 - 0.036)
     assert "The bubble of the pipeline is " in printed(report)
 
 

@@ -61,7 +61,8 @@ class ProfileReport:
         step_s: mean length of a step.
         candidates: the largest gain first.
         slow: the ranks that are slow, the slowest first.
-        bubble_s: in a pipeline, what the stages wait for each other's work, in the stage with the largest bubble.
+        busiest: the rank that works longest: no step is shorter than its work.
+        bubble_s: in a pipeline, what the busiest rank waits for the work of other stages.
     """
 
     window: int
@@ -73,6 +74,7 @@ class ProfileReport:
     step_s: float
     candidates: list[Candidate]
     slow: list[Slow]
+    busiest: RankSteps
     bubble_s: float | None
 
 
@@ -95,7 +97,9 @@ def profile_report(run: Path, plan: Plan, window: int = 1) -> ProfileReport:
     tables = [operators.read_csv(operators.file_of(place, rank)) for rank in range(len(found))]
     step_s = statistics.fmean(one.step_s for one in found)
     slow = sorted(_slow(found, plan), key=lambda one: -one.ratio)
-    bubble = max(bubble_s(plan.schedule, _stages(found, plan))) if plan.mesh.pp > 1 else None
+    busiest = max(found, key=_own_s)
+    stage = plan.mesh.coordinates(busiest.head.rank)["pp"]
+    bubble = bubble_s(plan.schedule, _stages(found, plan))[stage] if plan.mesh.pp > 1 else None
     rows = sorted(collective_rows(found, plan), key=lambda row: -row.flight_s)
     return ProfileReport(
         window,
@@ -107,6 +111,7 @@ def profile_report(run: Path, plan: Plan, window: int = 1) -> ProfileReport:
         step_s,
         _candidates(found, step_s, slow, bubble, rows),
         slow,
+        busiest,
         bubble,
     )
 
@@ -182,6 +187,11 @@ def _slow(found: Sequence[RankSteps], plan: Plan) -> Iterator[Slow]:
             yield Slow(one.head.rank, 1 + pace.slower, words, gain_s, bool(pace.peers))
 
 
+def _own_s(one: RankSteps) -> float:
+    """Seconds of a step in which a rank does not wait for others."""
+    return one.busy_s + one.data_s + one.host_s
+
+
 def _candidates(
     found: Sequence[RankSteps],
     step_s: float,
@@ -190,12 +200,16 @@ def _candidates(
     rows: Sequence[CollectiveRow],
 ) -> list[Candidate]:
     """What a step could be rid of. No step is shorter than the work of its busiest rank, which bounds each gain."""
-    busiest = max(one.busy_s + one.data_s + one.host_s for one in found)
-    others = max(0.0, step_s - busiest - (bubble or 0.0))
+    waits_s = max(0.0, step_s - max(map(_own_s, found)))
+    bubble_gain_s = min(bubble or 0.0, waits_s)
     most = max(rows, key=lambda row: row.exposed_s, default=None)
     candidates = [
-        *([Candidate(f"communication, most of it {most.kind} over {most.axis}", others)] if most else []),
-        *([Candidate("the bubble of the pipeline", min(bubble, step_s))] if bubble is not None else []),
+        *(
+            [Candidate(f"communication, most of it {most.kind} over {most.axis}", waits_s - bubble_gain_s)]
+            if most
+            else []
+        ),
+        *([Candidate("the bubble of the pipeline", bubble_gain_s)] if bubble is not None else []),
         *(Candidate(f"rank {one.rank}, which is slow", one.gain_s) for one in slow),
         Candidate("waiting for data", max(one.data_s for one in found)),
         Candidate("the host, for which the device waits", max(one.host_s for one in found)),

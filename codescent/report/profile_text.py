@@ -107,8 +107,8 @@ def _collectives(report: ProfileReport) -> Iterator[Table | str]:
         table.add_row(row.kind, Text(row.axis), *_cells(row))
     yield table
     if report.bubble_s is not None:
-        bubble = of_seconds(report.bubble_s)
-        yield f"The bubble of the pipeline is {bubble} of a step, in the stage with the largest one."
+        busiest = f"rank {report.busiest.head.rank}, which works longest"
+        yield f"The bubble of the pipeline is {of_seconds(report.bubble_s)} of a step on {busiest}."
     for row in report.collectives:
         if row.calls != row.planned:
             said = f"{row.kind} over {row.axis}: {row.calls:g} calls were seen in a step, {row.planned} are planned"

@@ -119,14 +119,14 @@ def answers(study: Study, known: Sequence[Summary]) -> list[Answer]:
 
 
 def _fastest(study: Study) -> Iterator[Said]:
-    """The three fastest points; and the baselines."""
+    """The three fastest points."""
     points = [point for group in study.groups for point in group.points if point.tokens_per_s is not None]
+    baselines = {group.baseline for group in study.groups}
     points.sort(key=lambda point: -point.tokens_per_s.value if point.tokens_per_s else 0.0)
     for point in points[:3]:
         assert point.tokens_per_s is not None
-        times = (
-            "" if point.speed_up.total is None else f", {three_digits(point.speed_up.total.value)} times its baseline"
-        )
+        gain = point.speed_up.total
+        times = f", {three_digits(gain.value)} times its baseline" if gain and point.name not in baselines else ""
         yield point.name, f"{of_number(point.tokens_per_s.value)} tokens/s{times}."
 
 

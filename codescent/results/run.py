@@ -128,7 +128,8 @@ class Run:
     @property
     def steps(self) -> int:
         """Number of steps done."""
-        return int(self.columns["step"][-1]) if len(self.columns["step"]) else 0
+        known = self.columns["step"][np.isfinite(self.columns["step"])]
+        return int(known[-1]) if len(known) else 0
 
     @property
     def hosts(self) -> list[str]:

@@ -289,12 +289,12 @@ def _fits(kind: Kind, members: Sequence[Taken], base: Taken) -> list[Fit]:
     speeds = [[work / repeat.step_s for repeat in one.repeats] for work, one in zip(works, used)]
     per = works[-1] / float(np.median(_values(base.repeats, "step_s"))) if base.repeats else 1.0
     fitting, other = (GUSTAFSON, AMDAHL) if kind is Kind.WEAK else (AMDAHL, GUSTAFSON)
-    grows = "grows" if other is GUSTAFSON else "stays the same"
+    grows = "for work that grows with the workers" if other is GUSTAFSON else "for work that stays the same"
     fits = [fitted(law, workers, speeds, per) for law in (fitting, UNIVERSAL)]
     left_out = sum(map(_oversubscribed, members))
     if left_out:
         fits = [replace(fit, said=f"{fit.said} ({left_out} oversubscribed left out)") for fit in fits]
-    return [fits[0], Fit(other.name, {}, f"not for this kind of study: its work {grows} with the workers"), fits[1]]
+    return [fits[0], Fit(other.name, {}, f"not for this kind of study: the law is {grows}"), fits[1]]
 
 
 def _oversubscribed(one: Taken) -> bool:
