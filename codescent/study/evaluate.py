@@ -294,7 +294,7 @@ def _fits(kind: Kind, members: Sequence[Taken], base: Taken) -> list[Fit]:
     left_out = sum(map(_oversubscribed, members))
     if left_out:
         fits = [replace(fit, said=f"{fit.said} ({left_out} oversubscribed left out)") for fit in fits]
-    return [fits[0], Fit(other.name, {}, f"not for this kind of study: the law is {grows}"), fits[1]]
+    return [fits[0], Fit(other.name, {}, f"not for this study: a law {grows}"), fits[1]]
 
 
 def _oversubscribed(one: Taken) -> bool:
