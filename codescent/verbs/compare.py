@@ -48,7 +48,7 @@ def main(arguments: Namespace) -> int:
         raise UserError(f"--fail-above: {too_few(found)}, so nothing can be said; let the runs take more steps")
     say(verdict(found, differences, max(run.num_ranks for run in (*a, *b))))
     say(["", *table(found), ""])
-    print(columns(list(rows(a, b, found, differences))))
+    say([columns(list(rows(a, b, found, differences)))])
     if bound is None:
         return 0
     fails = found.step.share.low > bound
