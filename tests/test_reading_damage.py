@@ -4,16 +4,20 @@ Does not damage at random: the fuzzer does."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from reported import make_run
+from runs import called, environment
 
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 from codescent.record import RunFolder
-from codescent.results import open_run
+from codescent.report.style import no_matplotlib
+from codescent.results import open_run, open_runs
 from codescent.results.typical import rows_of
 from codescent.study.folder import Definition, StudyFolder
 from codescent.study.points import Spec
@@ -40,7 +44,7 @@ def test_facts_of_another_type_are_named(name: str, value: Any, said: str, tmp_p
     folder = make_run(tmp_path / "a")
     file = folder.path / "environment.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
-    with pytest.raises(UserError, match="environment.json: ") as caught:
+    with pytest.raises(UserError, match=r"environment\.json: ") as caught:
         open_run(folder.path)
     assert said in str(caught.value)
 
@@ -128,3 +132,40 @@ def test_the_definition_of_a_study_that_runs_stays(tmp_path: Path) -> None:
 
 def test_names_that_are_not_utf8_can_be_printed() -> None:
     assert visible(b"runs/\xff".decode("utf-8", "surrogateescape")) == r"runs/\udcff"
+
+
+def test_a_circle_of_links_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop: is a file, not a run folder"):
+        open_runs([tmp_path / "loop"])
+    end = called(tmp_path, "compare", "loop", "loop")
+    assert (end.returncode, "Traceback" in end.stderr) == (2, False)
+
+
+def test_a_matplotlib_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "cannot be imported" in no_matplotlib()
+
+
+def test_a_stream_of_another_encoding_gets_escapes(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    command = [sys.executable, "-m", "codescent", "report", "a", "--markdown"]
+    end = subprocess.run(command, cwd=tmp_path, env=environment(PYTHONIOENCODING="ascii"), capture_output=True)
+    assert end.returncode == 0, end.stderr
+    assert end.stdout.isascii()
+
+
+def test_a_run_ends_with_the_command_that_waits_for_it(tmp_path: Path) -> None:
+    """A command that is killed with -9 cannot stop its run."""
+    script = "import os; from codescent.base.parent import end_with_command; end_with_command(); import time; {}"
+    child = script.format("print('ready', flush=True); time.sleep(60)")
+    parent = (
+        "import os, subprocess, sys; from codescent.base.parent import PARENT; os.environ[PARENT] = str(os.getpid());"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        assert started.stdout.readline() == b"ready\n"
+        started.kill()
+        assert b"because its parent process" in started.stderr.read()  # up to the end of the child, which has it open

@@ -4,6 +4,7 @@ Does not compare or draw, and does not load torch. A run that is still training 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import tomllib
 from array import array
@@ -153,7 +154,7 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
     problems: list[str] = []
     given: dict[Path, Path | str] = {}
     for path in paths:
-        given.setdefault(Path(path).resolve(), path)
+        given.setdefault(Path(os.path.realpath(path)), path)  # resolve() raises on a circle of links
     for path in given.values():  # as the user has named them
         try:
             runs.append(open_run(path))
