@@ -165,11 +165,9 @@ def compared(name: str, way: str, ranks: int, delay: Delay | None, folder: Path,
         couple = [Run(folder / f"{name}-a{number}", ranks), Run(folder / f"{name}-b{number}", ranks, delay)]
         for side, one in zip(sides, couple, strict=True):
             side.append(one.folder)
-        if way == BESIDE:
-            train(couple, folder, options)
-        else:  # the order is reversed from round to round
-            for one in couple if number % 2 == 0 else reversed(couple):
-                train([one], folder, options)
+        order = couple if number % 2 == 0 else couple[::-1]  # what begins first may get the better core
+        for together in [order] if way == BESIDE else [[one] for one in order]:
+            train(together, folder, options)
     a, b = ([open_run(path) for path in side] for side in sides)
     found = times(a, b)
     for path in (*sides[0], *sides[1]):
@@ -231,9 +229,9 @@ def arguments_of() -> argparse.Namespace:
     """The command line."""
     parsed = parser("Compare runs of one config, and runs with a planted delay, as `codescent compare` does.")
     parsed.add_argument("--pairs", type=positive, default=20, help="comparisons of equal runs")
-    parsed.add_argument("--runs", type=positive, default=2, help="runs of each side of a comparison of equal runs")
-    parsed.add_argument("--planted-runs", type=positive, default=3, help="the same where a delay is planted")
-    parsed.add_argument("--steps", type=positive, default=200, help="steps of a run")
+    parsed.add_argument("--runs", type=positive, default=5, help="runs of each side of a comparison of equal runs")
+    parsed.add_argument("--planted-runs", type=positive, default=5, help="the same where a delay is planted")
+    parsed.add_argument("--steps", type=positive, default=120, help="steps of a run")
     parsed.add_argument("--ranks", default="1,2", help="numbers of ranks, with commas")
     parsed.add_argument("--ways", default=BESIDE, help=f"{BESIDE} (side by side), {TURNS} (in turns)")
     parsed.add_argument("--share", type=float, default=0.1, help="planted delay, as a share of the step")

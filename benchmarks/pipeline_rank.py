@@ -119,6 +119,10 @@ class Waiting:
         """See `Part`."""
         return self.part.parameters()
 
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """See `Part`."""
+        return self.part.named_parameters()
+
     def __call__(
         self, inputs: torch.Tensor, targets_BT: torch.Tensor | None = None, *, loss_scale: float = 1.0
     ) -> torch.Tensor:

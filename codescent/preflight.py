@@ -4,18 +4,15 @@ Does not import torch or start a process. `codescent plan` and the process that 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from codescent import models, tasks
 from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.build import Began, build, needs_vocab_size, on_resume, resolve, task_request
+from codescent.build import Began, build, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.config import decided, effects
 from codescent.config.contradictions import late_windows
 from codescent.config.load import LoadedConfig
@@ -23,7 +20,7 @@ from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting, open_folder
-from codescent.plan import DECAY_STEPS, Mesh, OlderPlan, Plan, Scalar
+from codescent.plan import DECAY_STEPS, Plan, Scalar
 from codescent.record import RunFolder
 
 
@@ -370,34 +367,3 @@ def ruined_step(folder: RunFolder) -> int | None:
             ruined: int | None = event.get("ruined_step")
             return ruined
     return None
-
-
-def saved_plan(folder: RunFolder) -> Plan:
-    """The plan with which a run began. A plan of an earlier version is built again from the run's config.
-
-    Raises:
-        UserError: the folder's config or plan is damaged.
-    """
-    try:
-        return Plan.from_json(folder.plan)
-    except OlderPlan:
-        return _built_again(folder)
-    except (KeyError, TypeError, ValueError) as error:
-        file = folder.path / "plan.json"
-        raise UserError(
-            f"{file}: damaged: not the plan of a run ({error}); restore the file, or start a new run.name"
-        ) from error
-
-
-def _built_again(folder: RunFolder) -> Plan:
-    """The plan of a run's config, in the form of this version."""
-    try:
-        config = Config.model_validate(tomllib.loads(folder.config_text))
-        mesh = Mesh(**folder.plan["mesh"])
-        return build(config, folder.plan["work"]["vocab_size"] or None, mesh.world_size)
-    except (ValidationError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder, error) from error
-
-
-def _damaged(folder: RunFolder, error: Exception) -> UserError:
-    return UserError(f"{folder.path}: its config.toml or plan.json is not of this version ({error})")

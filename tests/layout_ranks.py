@@ -17,6 +17,7 @@ from rank_server import Place
 from torch.distributed.tensor import DTensor
 
 from codescent.base.rank import Rank
+from codescent.base.stopwatch import Stopwatch
 from codescent.checkpoint.box import Box
 from codescent.config.load import load
 from codescent.data import verified
@@ -263,6 +264,15 @@ def little_memory(more: str) -> None:
     Executor.step = limited  # type: ignore[method-assign]
 
 
+def late_failure(*words: str) -> None:
+    """When the instructions of the first step have ended, an error with these words comes, as CUDA's errors do."""
+
+    def fail(watch: Stopwatch) -> dict[str, float]:
+        raise RuntimeError(" ".join(words))
+
+    Stopwatch.read = fail  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[..., None]] = {
     fault.__name__: fault
     for fault in (
@@ -283,6 +293,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         other_value,
         other_code,
         little_memory,
+        late_failure,
     )
 }
 """Faults that `run` plants in the last rank before it begins; words after the name are arguments."""

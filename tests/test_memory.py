@@ -15,16 +15,17 @@ from forker import Forker
 from runs import make_project
 from test_declared import case
 
+from codescent.base.agreement import RanksFailed
 from codescent.base.refusal import Change
-from codescent.build import build
+from codescent.build import build, saved_plan
 from codescent.build.less_memory import Shortage, advice, less_memory
 from codescent.config.sections import Config
 from codescent.launch.memory_kills import is_suspected
 from codescent.plan.state import state_of_rank
-from codescent.preflight import saved_plan
 from codescent.record import RunFolder
 from codescent.record.memory import COLUMNS, PARTS
-from codescent.train.out_of_memory import asked_bytes, is_out_of_memory
+from codescent.train.failed_allocation import asked_bytes, is_out_of_memory
+from codescent.train.memory import MOST_COUNTS, RUN, moments
 from codescent.verbs.train import _of_memory
 
 LAYOUTS = [
@@ -84,6 +85,16 @@ def test_rows_are_written_when_a_number_changes_and_cut_on_resume(tmp_path: Path
     run.rewind(2)
     assert [one["step"] for one in run.iter_memory()] == [1]
     assert list(RunFolder.create(tmp_path / "older", "", {}).iter_memory()) == []
+
+
+@pytest.mark.parametrize("length", [1, 5, MOST_COUNTS, MOST_COUNTS + 1, 3 * MOST_COUNTS, 7 * MOST_COUNTS + 5])
+def test_of_a_long_list_every_verb_is_counted(length: int) -> None:
+    found = moments(length)
+    assert len(found) <= MOST_COUNTS + 2 * RUN
+    assert set(range(max(0, length - RUN), length)) <= found <= set(range(length))
+    assert length > MOST_COUNTS or len(found) == length
+    for period in range(1, min(RUN, length)):  # load, forward, backward, load, ...
+        assert {index % period for index in found} == set(range(period))
 
 
 L, D, H, V, T, SAMPLES = 3, 32, 4, 97, 16, 2
@@ -147,11 +158,20 @@ def test_the_rank_that_ran_out_is_named(project: Path, forker: Forker) -> None:
     assert [one["rank"] for one in events if one["kind"] == "out_of_memory"] == [1]
 
 
+def test_an_error_after_the_last_instruction_keeps_its_words(project: Path, forker: Forker) -> None:
+    short = forker.run(project, 1, ("run.name=late",), fault="late_failure CUDA error: out of memory")
+    assert "rank 0 of 1 ran out of memory in step 1, at the end of its instructions" in short.said
+    other = forker.run(project, 1, ("run.name=other",), fault="late_failure CUDA error: unspecified launch failure")
+    assert "RuntimeError: CUDA error: unspecified launch failure" in other.said
+    assert "During handling of the above exception" not in short.said + other.said
+
+
 def test_a_killed_rank_is_described_by_its_last_row(project: Path, forker: Forker) -> None:
     run = forker.train(project, "killed", 1, *BIG)
     config = Config.model_validate({"model": {"preset": "gpt2"}, "run": {"folder": run.path}})
     last, more, *_ = _of_memory(config, 0)
-    assert last.startswith("codescent: rank 0 at step 2, its last row in memory.csv: it held ")
+    step = run.last_memory()[0]["step"]  # 1, or 2 if the peak has risen
+    assert last.startswith(f"codescent: rank 0 at step {step}, its last row in memory.csv: it held ")
     assert "nearest that fit" in more
     assert run.read_events()[-1]["kind"] == "out_of_memory"
     assert _of_memory(config, 7) == []
@@ -232,3 +252,10 @@ def test_what_is_a_lack_of_memory(make: Callable[[], Exception], found: bool, as
     around.__cause__ = error
     assert is_out_of_memory(error) is is_out_of_memory(around) is found
     assert asked_bytes(error) == asked_bytes(around) == asked
+
+
+def test_memory_that_ran_out_on_another_rank_did_not_on_this_one() -> None:
+    error = RanksFailed("rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert not is_out_of_memory(error)
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert is_out_of_memory(error)

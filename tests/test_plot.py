@@ -21,8 +21,9 @@ from runs import called
 
 from codescent.record import RunFolder
 from codescent.report.curves import POINTS, coinciding, draw, smooth
-from codescent.report.metrics import SECONDS, read
+from codescent.report.metrics import SECONDS, Curves, of_run
 from codescent.report.style import PALETTE
+from codescent.results import open_run
 
 NAN = math.nan
 
@@ -49,6 +50,10 @@ def make(path: Path, rows: list[dict[str, Any]], *, ends: bool = True, resumed: 
     if ends:
         folder.event("end", step=len(rows))
     return folder
+
+
+def read(folder: RunFolder, name: str) -> Curves:
+    return of_run(open_run(folder.path), name)
 
 
 def labels(svg: Path) -> list[str]:

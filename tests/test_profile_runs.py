@@ -11,8 +11,8 @@ from forker import Forker
 from runs import called, make_project, train
 
 from codescent.base.errors import UserError
+from codescent.build import saved_plan
 from codescent.cost.memory import wire_bytes
-from codescent.preflight import saved_plan
 from codescent.record import RunFolder
 from codescent.report.profile import ProfileReport, profile_report
 from codescent.trace.chrome import ChromeTrace
@@ -49,7 +49,10 @@ def assert_agrees(run: RunFolder, report: ProfileReport) -> None:
 def test_every_rank_writes_each_window(project: Path, forker: Forker) -> None:
     words = ("profile.active=2", "profile.wait=1", "profile.warmup=1", "profile.repeat=2", "train.num_steps=9")
     more = ("profile.shapes=true", "profile.memory=true", "train.microbatch_size=2", "train.eval_every=0")
-    run = forker.train(project, "windows", 2, *words, *more)
+    done = forker.run(project, 2, ("run.name=windows", *words, *more))
+    assert done.codes == [0, 0], done.said
+    assert "Warning" not in done.said
+    run = RunFolder.open(project / "runs" / "windows")
     events = [event for event in run.read_events() if event["kind"] == "profile"]
     assert [(event["step"], event["steps"], event["complete"]) for event in events] == [
         (4, [3, 4], True),

@@ -19,10 +19,11 @@ from codescent.report import findings
 from codescent.report.markdown import markdown, plain
 from codescent.report.page import page
 from codescent.report.sections import MOST_BOXES, report, timelines
+from codescent.report.slow import work_of_stages
 from codescent.report.summary import summaries
 from codescent.report.walk import COMMUNICATION, OTHER, computed, measured
 from codescent.results import PARTS, open_run, open_runs, parts_of_ranks
-from codescent.study import Kind
+from codescent.study import Kind, open_study
 from codescent.study.folder import Definition, StudyFolder
 from codescent.study.points import Spec
 
@@ -82,7 +83,7 @@ def test_a_page_says_what_was_run_and_contains_all_it_shows(tmp_path: Path) -> N
     for part in (
         "llama with 1,377,408 parameters, 8 samples of 128 positions a step, fp32",
         "a processor with 64 cores, device cpu, torch 2.13.0",
-        "the bubble of the pipeline",
+        "the pipeline's bubble",
         "parallel.pp",
         "node0 (2 ranks), node1 (2 ranks)",
         "1.00 GiB",
@@ -135,7 +136,7 @@ def test_a_slow_stage_is_compared_by_the_work_that_the_plan_gives_it(tmp_path: P
     """More work is not slow."""
     words = ("parallel.pp=4",)
     plan = plan_of(4, *words)
-    work = findings._work(plan)
+    work = work_of_stages(plan)
     uneven = {rank: work[rank] / max(work) for rank in range(4)}
     make_run(tmp_path / "planned", 4, *words, slower=uneven)
     make_run(tmp_path / "slow", 4, *words, slower={**uneven, 3: 1.4})
@@ -161,7 +162,7 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
         "nan: the loss of 1 step was not finite.",
         "nan: was resumed 1 time; times of several machines may be mixed.",
         "nan: look at it",
-        "other: 1 rank of 2 threads share 1 core, so its times say little.",
+        "other: 2 threads share 1 core, so its times say little.",
         *(line for line in odd if "should have the losses of" in line),
     ]
     assert any(line.startswith("other: should have the losses of nan") for line in odd)
@@ -341,7 +342,7 @@ def test_the_folder_of_a_study_is_reported_with_its_runs(tmp_path: Path) -> None
     assert done.stdout.endswith("report.html: 4 runs of the study scaling\n")
     shown = Page((tmp_path / "report.html").read_text())
     for part in (
-        "A study of kind strong: the same global batch on more and more ranks. 3 points: 2 done, 1 refused.",
+        "A study of strong scaling: the global batch stays the same. 3 points: 2 done, 1 refused.",
         "What does the study say?",
         "ranks=3: refused: 8 samples for 3 ranks",
         "ranks-2/1",
@@ -354,6 +355,9 @@ def test_the_folder_of_a_study_is_reported_with_its_runs(tmp_path: Path) -> None
         2,
         "error: scaling: is the folder of a study; give a report one study, or runs\n",
     )
+    runs = open_runs(folder.run_path(specs[0], number) for number in (1, 2))
+    assert [one.warmup for one in summaries(runs, 2, open_study(folder.path).warmup)] == [10, 10]
+    assert [one.warmup for one in summaries(runs)] == [5, 5]
     shutil.rmtree(folder.path / "ranks-1")
     shutil.rmtree(folder.path / "ranks-2")
     done = called(tmp_path, "report", "scaling", "--markdown")

@@ -93,6 +93,19 @@ def test_a_study_has_the_figures_of_the_founding_documents() -> None:
     assert len(axes.patches) == 5 * len(PART_NAMES)
 
 
+def test_overhead_is_all_but_computation() -> None:
+    (axes,) = pictures(STUDY)["overhead"].draw().axes
+    (line, *_) = (bar.lines[0] for bar in axes.containers)
+    assert line.get_ydata()[0] == pytest.approx(100 * 5 / 7), "the passes are two of seven equal parts"
+
+
+def test_a_fit_to_single_repeats_has_no_interval() -> None:
+    single = replace(FITTED, parameters={"serial share": Interval(0.1, NAN, NAN)})
+    table = next(iter(study_tables.fits(replace(STUDY, groups=[replace(STUDY.groups[0], fits=[single])]))))
+    assert isinstance(table, Table)
+    assert table.rows[0][2].text == "serial share 0.1"
+
+
 def test_lines_have_the_numbers_intervals_gaps_and_marks() -> None:
     (axes,) = pictures(STUDY)["time"].draw().axes
     lines = {line.get_label(): line for line in axes.lines}

@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forker import Forker
+from reported import make_run, of_rank
 from runs import make_project
 
 from codescent.base.errors import UserError
 from codescent.cost.bubble import bubble_s
 from codescent.record import RunFolder
+from codescent.record.ranks import write
 from codescent.results import (
     PARTS,
     State,
     bootstrap,
+    default_warmup,
     differing,
     median_of_many,
     open_run,
@@ -86,6 +89,25 @@ def test_states_are_those_of_the_last_event(project: Path, tmp_path: Path) -> No
     folder.event("logger_failed", logger="a:b", call="event", problem="", given_up=True)
     assert state() == (State.DONE, "")
     assert open_run(folder.path).columns["step"].size == 0
+
+
+def test_what_all_commands_ask_of_a_run(tmp_path: Path) -> None:
+    """Warm-up, hosts, threads beside cores; the peak of memory, which may be lower after a continuation."""
+    facts = {"cores": 2, "num_threads": 2}
+    folder = make_run(tmp_path / "run", 3, "parallel.dp_replicate=3", "train.global_batch_size=12", environment=facts)
+    last = [of_rank(60, 20, rank, 1.0) | {"peak_memory_bytes": 2**20 * (rank + 1)} for rank in range(3)]
+    write(folder.path, last)
+    run = open_run(folder.path)
+    assert (run.steps, run.hosts, run.crowd) == (40, ["node0", "node0", "node1"], (4, 2))
+    assert run.peak_memory_bytes == [2**30 + rank * 2**20 for rank in range(3)]
+    assert default_warmup([run]) == 5
+    long = open_run(make_run(tmp_path / "long", steps=240, environment={"device": "cuda"}).path)
+    assert (default_warmup([long]), default_warmup([long, run]), default_warmup([])) == (24, 5, 5)
+    assert long.crowd is None
+    (folder.path / "ranks.csv").unlink()
+    (folder.path / "environment.json").unlink()
+    older = open_run(folder.path)
+    assert (older.peak_memory_bytes, older.hosts, older.crowd) == ([2**30], ["", "", ""], None)
 
 
 def test_folders_that_are_no_runs_are_named_together(pipeline: RunFolder, tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def test_what_it_says_of_the_founding_table_of_bert() -> None:
     assert [speed_up("fsdp", ranks) for ranks in (2, 4)] == [1.30, 2.92]
     text = {group.label: said for group, said in zip(study.groups[1:], study.paragraphs, strict=True)}
     assert (
-        "2.72 times as fast as the baseline (strategy=HF nodes=1 ranks=1), an efficiency of 68%" in text["strategy=ddp"]
+        "2.72 times as fast as the baseline (strategy=HF nodes=1 ranks=1), an efficiency of 68 %"
+        in text["strategy=ddp"]
     )
     assert "That is not linear" in text["strategy=ddp"]
     assert "Inconsistent: 4 ranks on 2 nodes: faster than ideal: 2.25 times as fast as 2" in text["strategy=fsdp"]
@@ -157,12 +158,12 @@ def test_the_table_of_a_study_is_a_table(project: Path) -> None:
     assert [len(point.repeats) for point in (one, two, four)] == [2, 1, 0]
     assert four.state is PointState.OUT_OF_MEMORY
     study = evaluated("s", Kind.STRONG, {"ranks": 1}, [one, two, four])
-    assert study.groups[0].points[0].marks == ["spreads 18%"]
+    assert study.groups[0].points[0].marks == ["spreads 18 %"]
     said, _ = study.paragraphs
-    assert "exposed communication 27%" in said, "2 x 0.2 s of 2 x 0.75 s"
-    assert "grew from 0% to 27%: the ranks wait for each other" in said
+    assert "exposed communication 27 %" in said, "2 x 0.2 s of 2 x 0.75 s"
+    assert "grew from 0 % to 27 %: the ranks wait for each other" in said
     # 80 %: 0.9 s / 64 per token divides, 0.3 s do not: (0.8 x 2 x 0.3 - 0.1) / (0.2 x 0.9 / 64) = 135 tokens
-    assert "80% at 2 ranks would need about 135 tokens a step instead of 64" in said
+    assert "80 % at 2 ranks would need about 135 tokens a step instead of 64" in said
     done = called(project, "study", "s.toml", "--table", "t.csv")
     assert done.returncode == 0
     assert max(map(len, done.stdout.split("Amdahl")[0].splitlines())) <= 80
@@ -174,7 +175,7 @@ def test_what_never_keeps_the_efficiency_is_said(project: Path) -> None:
         "ranks,step_s,tokens,data_s,forward_s,backward_s,communication_s,bubble_s,optimizer_s,other_s\n"
         "1,1.0,64,0,0.5,0.5,0,0,0,0\n2,1.0,64,0,0.4,0.5,0.1,0,0,0\n"
     )
-    assert "computation alone reaches 56%" in called(project, "study", "s.toml", "--table", "t.csv").stdout
+    assert "computation alone reaches 56 %" in called(project, "study", "s.toml", "--table", "t.csv").stdout
 
 
 def test_the_batch_of_a_weak_study(project: Path) -> None:
@@ -185,8 +186,39 @@ def test_the_batch_of_a_weak_study(project: Path) -> None:
         "1,1.1,80,0,0.5,0.5,0,0,0.1,0\n2,1.6,160,0,0.5,0.5,0.5,0,0.1,0\n"
     )
     said = called(project, "study", "s.toml", "--table", "t.csv").stdout
-    assert "80% at 2 ranks would need about 304 tokens a step instead of 160" in said
-    assert "2 ranks are 1.38 times as fast as 1 rank, an efficiency of 69%" in said
+    assert "80 % at 2 ranks would need about 304 tokens a step instead of 160" in said
+    assert "2 ranks are 1.38 times as fast as 1 rank, an efficiency of 69 %" in said
+
+
+def test_the_work_of_a_weak_table_without_tokens_grows_with_the_ranks(project: Path) -> None:
+    """Three ranks take 1.2 s for three times the work: 2.5 times as fast. Gustafson: 2.5 = s + 3 (1 - s), s = 0.25."""
+    (project / "t.csv").write_text("ranks,batch,seconds\n1,4,1.0\n2,4,1.1\n3,4,1.2\n1,8,2.0\n3,8,2.4\n")
+    four, eight = evaluated(
+        "s", Kind.WEAK, {"ranks": 1}, read_table(project / "t.csv", Kind.WEAK, ["ranks", "batch"])
+    ).groups
+    third = four.points[-1]
+    assert third.speed_up.total is not None
+    assert third.speed_up.total.value == pytest.approx(2.5)
+    assert third.serial_share == pytest.approx(0.25)
+    (gustafson,) = [fit for fit in four.fits if fit.law == "Gustafson"]
+    assert gustafson.curve[3] == pytest.approx(2.5, rel=0.03)
+    one = evaluated(
+        "s", Kind.WEAK, {"ranks": 1, "batch": 4}, read_table(project / "t.csv", Kind.WEAK, ["ranks", "batch"])
+    ).groups[1]
+    assert eight.points[-1].speed_up == third.speed_up
+    assert one.points[0].speed_up.total is not None
+    assert one.points[0].speed_up.total.value == pytest.approx(1.0), "twice the batch in twice the time"
+
+
+def test_a_grid_compares_the_seconds_of_equal_work(project: Path) -> None:
+    rows = [
+        f"{batch},{seconds * (1 + 0.02 * n)},{batch * 8}" for batch, seconds in ((4, 1.0), (8, 2.0)) for n in (0, 1)
+    ]
+    (project / "t.csv").write_text("batch,step_s,tokens\n" + "\n".join(rows) + "\n")
+    said = evaluated("s", Kind.GRID, {"batch": 4}, read_table(project / "t.csv", Kind.GRID, ["batch"])).paragraphs
+    assert said[0] == (
+        "batch 8 instead of 4: no difference is shown, the intervals overlap; the medians say 0 % less time."
+    )
 
 
 COMPILED = [f"data={data} mode=compile profiler={on}" for data in ("memory", "hdf5") for on in ("off", "on")]

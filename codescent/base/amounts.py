@@ -50,6 +50,11 @@ def of_share(number: float | None) -> str:
     return f"{100 * number:.{1 if abs(number) < 0.0995 else 0}f} %"
 
 
+def of_change(share: float) -> str:
+    """A change as a share, such as "+3.1 %", "+312 %"."""
+    return f"{100 * share:+.{1 if abs(share) < 1 else 0}f} %"
+
+
 def of_number(number: float | None) -> str:
     """Such as "13,400", "3.21": three digits that count, and whole numbers above a hundred."""
     if number is None or not math.isfinite(number):

@@ -6,5 +6,6 @@ from __future__ import annotations
 from codescent.build.plan import build
 from codescent.build.resolve import Resolved, needs_vocab_size, resolve, task_request
 from codescent.build.resume import Began, on_resume
+from codescent.build.saved import saved_plan
 
-__all__ = ["Began", "Resolved", "build", "needs_vocab_size", "on_resume", "resolve", "task_request"]
+__all__ = ["Began", "Resolved", "build", "needs_vocab_size", "on_resume", "resolve", "saved_plan", "task_request"]

@@ -16,6 +16,7 @@ from codescent.build.accept import changed
 from codescent.build.plan import build
 from codescent.plan import DTYPE_BYTES, Plan
 from codescent.plan.state import state_bytes, state_of_rank
+from codescent.record.memory import PARTS
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -26,13 +27,7 @@ memory are often wrong (Fujii et al. 2024, "Accelerating Large Language Model Tr
 Consumption Estimator", section 4)."""
 SHOWN = 4
 """The largest number of changes that a message names."""
-NAMES = {
-    "weights_bytes": "weights",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer",
-    "activations_bytes": "activations",
-    "buffers_bytes": "buffers",
-}
+NAMES = {part: part.removesuffix("_bytes") for part in PARTS}
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Shortage:
     Attributes:
         rank: which rank.
         held_bytes: memory of the device, or of the process.
-        split: bytes by name of NAMES.
+        split: bytes by name of PARTS.
         activations_bytes: about those of a whole step, at its fullest; 0: unknown.
     """
 

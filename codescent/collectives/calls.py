@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from codescent.strategies.collectives import start_all_gather, start_reduce_scatter
+from codescent.strategies.collectives import torch_all_gather, torch_reduce_scatter
 
 MAX_RANKS = 64
 """The largest number of ranks for which every sum below is exact in bf16."""
@@ -151,7 +151,7 @@ def _all_gather(here: Here) -> list[Result]:
 
 def _all_gather_into(here: Here) -> list[Result]:
     found = torch.cat(here.blanks())
-    start_all_gather(found, here.part(here.rank))
+    torch_all_gather(found, here.part(here.rank))
     return [Result(found, torch.cat(here.parts()))]
 
 
@@ -175,7 +175,7 @@ def _reduce_scatter(here: Here) -> list[Result]:
 
 def _reduce_scatter_tensor(here: Here) -> list[Result]:
     found = here.blank()
-    start_reduce_scatter(found, torch.cat(here.outgoing()))
+    torch_reduce_scatter(found, torch.cat(here.outgoing()))
     return [Result(found, here.sum(here.rank))]
 
 

@@ -14,20 +14,16 @@ import numpy as np
 
 from codescent.base.amounts import of_number, of_seconds, of_share
 from codescent.base.counted import counted
-from codescent.cost.lengths import lengths
 from codescent.plan import Plan
 from codescent.report.content import Answer, Said
+from codescent.report.slow import paces
 from codescent.report.summary import Summary
-from codescent.results import State
+from codescent.results import PART_WORDS, State
 
-SLOW = 0.10
-"""A rank is slow if its passes take so much longer than those of the others."""
 WAITED = 0.02
-"""And if the others wait for at least this share of a step longer than it does."""
+"""A slow rank (slow.py) is named if the others wait for at least this share of a step longer than it does."""
 UNEVEN = 0.25
 """Steps vary if the slowest tenth takes so much longer than the median."""
-SLOW_PLANNED = 0.25
-"""The same, if FLOPs of the plan say what is to be expected: passes do more than the FLOPs that are counted."""
 STEADY = 0.75
 """A rank that is slow in a smaller share of the rows is slow at times: other programs may be the cause."""
 COMPUTES = 0.85
@@ -41,13 +37,6 @@ REMEDIES = {
     "data_s": "a faster disk, or data that need less preparation: reading ahead does not keep up",
     "optimizer_s": "a larger batch per step, which spreads the update over more samples",
     "other_s": "a profile says what it is: it is outside of the parts that are measured",
-}
-NAMES = {
-    "communication_s": "waiting for communication",
-    "bubble_s": "the bubble of the pipeline",
-    "data_s": "waiting for data",
-    "optimizer_s": "the optimizer",
-    "other_s": "the rest",
 }
 
 
@@ -79,61 +68,18 @@ class Straggler:
 
 
 def stragglers(summary: Summary) -> list[Straggler]:
-    """The ranks whose passes are more than SLOW slower than those of the other ranks, which wait for them.
-
-    Ranks of one pipeline stage are compared with each other. A stage of one rank is compared with the others by the
-    FLOPs that the plan gives it.
-    """
+    """The ranks whose passes are slow, and for which the others wait."""
     parts, plan = summary.ranks, summary.run.plan
     if len(parts) < 2 or plan is None or len(parts) != plan.mesh.world_size:
         return []
-    slower = _slower([one.compute_s for one in parts], plan)
     found = []
-    for one, (share, planned) in zip(parts, slower, strict=True):
-        limit = SLOW_PLANNED if planned else SLOW
-        if planned and one.compute_s < max(other.compute_s for other in parts):
-            continue  # the others wait for a stage that computes longer
+    for one, pace in zip(parts, paces([one.compute_s for one in parts], plan), strict=True):
         waited_s = median(other.exposed_comm_s for other in parts if other.rank != one.rank) - one.exposed_comm_s
-        if share > limit and waited_s > WAITED * one.step_s:
+        if pace.is_slow and waited_s > WAITED * one.step_s:
             rows = _rows_slow(summary, one.rank, plan)
-            found.append(Straggler(one.rank, share, one.compute_s, waited_s, rows, host_of(summary, one.rank), planned))
+            host = summary.run.hosts[one.rank]
+            found.append(Straggler(one.rank, pace.slower, one.compute_s, waited_s, rows, host, not pace.peers))
     return found
-
-
-def host_of(summary: Summary, rank: int) -> str:
-    """The host of a rank; "": unknown."""
-    ranks = summary.run.environment.get("ranks")
-    known = isinstance(ranks, list) and rank < len(ranks) and isinstance(ranks[rank], dict)
-    return str(ranks[rank].get("host", "")) if known and isinstance(ranks, list) else ""
-
-
-def _slower(compute_s: Sequence[float], plan: Plan) -> list[tuple[float, bool]]:
-    """For each rank the share by which it is slower than the median of the others, and whether the plan's FLOPs said
-    what was to be expected."""
-    stages = [plan.mesh.coordinates(rank)["pp"] for rank in range(len(compute_s))]
-    work = _work(plan)
-    found = []
-    for rank, (seconds, stage) in enumerate(zip(compute_s, stages, strict=True)):
-        alike = [s for other, (s, at) in enumerate(zip(compute_s, stages)) if at == stage and other != rank]
-        expected = median(alike) if alike else 0.0
-        if not alike:
-            pace = [s / work[at] for other, (s, at) in enumerate(zip(compute_s, stages)) if other != rank and work[at]]
-            expected = median(pace) * work[stage] if pace else 0.0
-        found.append((seconds / expected - 1 if expected else 0.0, not alike))
-    return found
-
-
-def _work(plan: Plan) -> list[float]:
-    """The relative length of the passes of each stage, by the FLOPs of the plan."""
-    costs = lengths(plan).costs
-    whole = [
-        forward + backward for forward, backward in zip(_each(costs.forward_s), _each(costs.backward_s), strict=True)
-    ]
-    return [sum(whole[stage :: plan.mesh.pp]) for stage in range(plan.mesh.pp)]
-
-
-def _each(seconds: float | tuple[float, ...]) -> tuple[float, ...]:
-    return seconds if isinstance(seconds, tuple) else (seconds,)
 
 
 def _rows_slow(summary: Summary, rank: int, plan: Plan) -> float:
@@ -143,7 +89,7 @@ def _rows_slow(summary: Summary, rank: int, plan: Plan) -> float:
     for _, rows in groupby(kept or summary.run.ranks, key=itemgetter("step")):
         compute_s = [row["forward_s"] + row["backward_s"] for row in rows]
         if len(compute_s) == plan.mesh.world_size:
-            slow.append(_slower(compute_s, plan)[rank][0] > SLOW)
+            slow.append(paces(compute_s, plan)[rank].is_slow)
     return sum(slow) / len(slow) if slow else math.nan
 
 
@@ -203,10 +149,10 @@ def limits(summaries: Sequence[Summary]) -> Iterator[Said]:
             found["computing"] = "only faster or more devices help"
             yield one.name, f"computing, {of_share(one.compute_share)} of a step."
         elif one.shares:
-            part = max(NAMES, key=lambda name: one.shares[name])
-            found[NAMES[part]] = REMEDIES[part]
+            part = max(REMEDIES, key=lambda name: one.shares[name])
+            found[PART_WORDS[part]] = REMEDIES[part]
             share, computing = of_share(one.shares[part]), of_share(one.compute_share)
-            yield one.name, f"{NAMES[part]}, {share} of a step; computing has {computing}."
+            yield one.name, f"{PART_WORDS[part]}, {share} of a step; computing has {computing}."
         elif one.steps:
             yield one.name, "unknown, because the run has no ranks.csv (an older version wrote it, or it ended early)."
     for name, remedy in found.items():
@@ -253,15 +199,9 @@ def _slow_said(slow: Straggler) -> str:
 
 def _crowded(one: Summary) -> Iterator[Said]:
     """Whether ranks on CPUs share cores: their times are then those of a crowded machine."""
-    facts = one.run.environment
-    cores, threads = facts.get("cores"), facts.get("num_threads")
-    if facts.get("device") != "cpu" or not isinstance(cores, int) or not isinstance(threads, int):
-        return
-    hosts = [host_of(one, rank) for rank in range(one.run.num_ranks)]
-    most = max(map(hosts.count, hosts), default=1)
-    if most * threads > cores:
-        each = "" if threads == 1 else f" of {counted(threads, 'thread')}"
-        yield one.name, f"{counted(most, 'rank')}{each} share {counted(cores, 'core')}, so its times say little."
+    if one.run.crowd is not None:
+        threads, cores = one.run.crowd
+        yield one.name, f"{counted(threads, 'thread')} share {counted(cores, 'core')}, so its times say little."
 
 
 def _events(one: Summary) -> Iterator[Said]:

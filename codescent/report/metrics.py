@@ -1,21 +1,16 @@
-"""In: a run folder. Out: the metrics of the run as columns for drawing, with marks for skipped and resumed steps.
+"""In: an opened run. Out: the metrics of the run as columns for drawing, with marks for skipped and resumed steps.
 Does not draw (curves.py does). A run that still trains can be read."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from codescent.record import RunFolder
-from codescent.results import Run
-
-Values = npt.NDArray[np.float64]
+from codescent.results import Run, State
+from codescent.results.statistics import Values
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "learning_rate", "grad_norm", "tokens_per_s")
 """The columns of the metrics that are drawn."""
@@ -46,37 +41,18 @@ class Curves:
     resumed: Sequence[float]
 
 
-def read(folder: RunFolder, name: str) -> Curves:
-    """Read the metrics of a run that may still be training. Raises UserError: a file of the run folder is damaged."""
-    given = {column: array("d") for column in (*COLUMNS, "step_s")}
-    skipped: list[float] = []
-    for row in folder.iter_metrics():
-        for column, values in given.items():
-            value = row[column]
-            values.append(value if value is not None and abs(value) < LARGEST else math.nan)
-        if row["train_loss"] is not None and not abs(row["train_loss"]) < LARGEST:
-            skipped.append(given["step"][-1])
-    columns = {column: np.array(values, dtype=np.float64) for column, values in given.items()}
-    return _curves(name, columns, folder.read_events(), skipped)
-
-
 def of_run(run: Run, name: str) -> Curves:
-    """The same of a run that was opened: its columns are read once."""
-    steps, losses = run.columns["step"], run.columns["train_loss"]
-    return _curves(name, run.columns, run.events, [float(step) for step in steps[~(np.abs(losses) < LARGEST)]])
-
-
-def _curves(
-    name: str, given: Mapping[str, Values], events: Sequence[Mapping[str, Any]], skipped: Sequence[float]
-) -> Curves:
+    """The metrics of a run that may still be training. Raises UserError: a file of the run folder is damaged."""
+    given = run.columns
     finite = {column: np.where(np.abs(given[column]) < LARGEST, given[column], math.nan) for column in COLUMNS}
-    steps, step_s = given["step"], given["step_s"]
+    steps, step_s, losses = finite["step"], given["step_s"], given["train_loss"]
     # A row stands for the steps since the last row, whose durations are unknown: log.metrics_every may be 100.
     seconds = np.cumsum(np.diff(steps, prepend=0.0) * np.where(np.abs(step_s) < LARGEST, step_s, 0.0))
-    last = float(steps[-1]) if len(steps) else 0.0
-    begun = [event.get("step") for event in events if event.get("kind") == "resume"]
-    resumed = [float(step) for step in begun if isinstance(step, int) and 0 < step <= last]
-    kinds = [event["kind"] for event in events if event.get("kind") in ("start", "resume", "end")]
-    ended = kinds[-1:] == ["end"]  # other events may follow it, such as logger_failed
-    state = "" if ended else f" (not ended: step {last:,.0f})"
-    return Curves(name, state, {**finite, SECONDS: seconds}, skipped, resumed)
+    begun = [event.get("step") for event in run.events if event.get("kind") == "resume"]
+    return Curves(
+        name,
+        state="" if run.state is State.DONE else f" (not ended: step {run.steps:,})",
+        columns={**finite, SECONDS: seconds},
+        skipped=[float(step) for step in steps[~(np.abs(losses) < LARGEST)]],
+        resumed=[float(step) for step in begun if isinstance(step, int) and 0 < step <= run.steps],
+    )

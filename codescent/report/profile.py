@@ -14,12 +14,8 @@ from codescent.cost.bubble import bubble_s
 from codescent.plan import Plan
 from codescent.report.profile_collectives import CollectiveRow, collective_rows
 from codescent.report.profile_rank import RankSteps, read_rank
+from codescent.report.slow import paces
 from codescent.trace import operators, ranks
-
-SLOW = 1.1
-"""A rank that works so many times as long as the others is called slow."""
-SLOW_STAGE = 1.2
-"""The same for ranks of other pipeline stages, whose work is known by its FLOPs only."""
 
 _WAITS = (WAITING, "c10d::", "_c10d_functional::", "nccl")
 """How names of operators and kernels begin in which a rank waits for others."""
@@ -65,7 +61,8 @@ class ProfileReport:
         step_s: mean length of a step.
         candidates: the largest gain first.
         slow: the ranks that are slow, the slowest first.
-        bubble_s: in a pipeline, what the stages wait for each other's work, in the stage with the largest bubble.
+        busiest: the rank that works longest: no step is shorter than its work.
+        bubble_s: in a pipeline, what the busiest rank waits for the work of other stages.
     """
 
     window: int
@@ -77,6 +74,7 @@ class ProfileReport:
     step_s: float
     candidates: list[Candidate]
     slow: list[Slow]
+    busiest: RankSteps
     bubble_s: float | None
 
 
@@ -99,7 +97,9 @@ def profile_report(run: Path, plan: Plan, window: int = 1) -> ProfileReport:
     tables = [operators.read_csv(operators.file_of(place, rank)) for rank in range(len(found))]
     step_s = statistics.fmean(one.step_s for one in found)
     slow = sorted(_slow(found, plan), key=lambda one: -one.ratio)
-    bubble = max(bubble_s(plan.schedule, _stages(found, plan))) if plan.mesh.pp > 1 else None
+    busiest = max(found, key=_own_s)
+    stage = plan.mesh.coordinates(busiest.head.rank)["pp"]
+    bubble = bubble_s(plan.schedule, _stages(found, plan))[stage] if plan.mesh.pp > 1 else None
     rows = sorted(collective_rows(found, plan), key=lambda row: -row.flight_s)
     return ProfileReport(
         window,
@@ -111,6 +111,7 @@ def profile_report(run: Path, plan: Plan, window: int = 1) -> ProfileReport:
         step_s,
         _candidates(found, step_s, slow, bubble, rows),
         slow,
+        busiest,
         bubble,
     )
 
@@ -178,20 +179,17 @@ def _stages(found: Sequence[RankSteps], plan: Plan) -> list[dict[str, float]]:
 
 def _slow(found: Sequence[RankSteps], plan: Plan) -> Iterator[Slow]:
     """Ranks that work longer than the others of their stage; if a stage has one rank: longer than its FLOPs explain."""
-    flops = [sum(plan.model.forward_flops[d] for p in plan.schedule.parts(s) for d in p) for s in range(plan.mesh.pp)]
-    share = [flops[plan.mesh.coordinates(one.head.rank)["pp"]] for one in found]
-    for one in found:
-        peers = [other for other in found if other is not one and share[other.head.rank] == share[one.head.rank]]
-        usual, most, words = 0.0, SLOW, "the others"
-        if peers:
-            usual = statistics.median(other.usual_busy_s for other in peers)
-            words = f"rank {peers[0].head.rank}" if len(peers) == 1 else "the median of the others"
-        elif len(found) > 1:
-            others = [other.usual_busy_s / share[other.head.rank] for other in found if other is not one]
-            usual, most = statistics.median(others) * share[one.head.rank], SLOW_STAGE
-            words = "the FLOPs of its stage explain"
-        if usual > 0 and one.usual_busy_s > most * usual:
-            yield Slow(one.head.rank, one.usual_busy_s / usual, words, one.usual_busy_s - usual, bool(peers))
+    for one, pace in zip(found, paces([one.usual_busy_s for one in found], plan), strict=True):
+        if pace.is_slow:
+            words = "the median of the others" if pace.peers else "the FLOPs of its stage explain"
+            words = f"rank {pace.peers[0]}" if len(pace.peers) == 1 else words
+            gain_s = pace.seconds - pace.expected_s
+            yield Slow(one.head.rank, 1 + pace.slower, words, gain_s, bool(pace.peers))
+
+
+def _own_s(one: RankSteps) -> float:
+    """Seconds of a step in which a rank does not wait for others."""
+    return one.busy_s + one.data_s + one.host_s
 
 
 def _candidates(
@@ -202,12 +200,16 @@ def _candidates(
     rows: Sequence[CollectiveRow],
 ) -> list[Candidate]:
     """What a step could be rid of. No step is shorter than the work of its busiest rank, which bounds each gain."""
-    busiest = max(one.busy_s + one.data_s + one.host_s for one in found)
-    others = max(0.0, step_s - busiest - (bubble or 0.0))
+    waits_s = max(0.0, step_s - max(map(_own_s, found)))
+    bubble_gain_s = min(bubble or 0.0, waits_s)
     most = max(rows, key=lambda row: row.exposed_s, default=None)
     candidates = [
-        *([Candidate(f"communication, most of it {most.kind} over {most.axis}", others)] if most else []),
-        *([Candidate("the bubble of the pipeline", min(bubble, step_s))] if bubble is not None else []),
+        *(
+            [Candidate(f"communication, most of it {most.kind} over {most.axis}", waits_s - bubble_gain_s)]
+            if most
+            else []
+        ),
+        *([Candidate("the bubble of the pipeline", bubble_gain_s)] if bubble is not None else []),
         *(Candidate(f"rank {one.rank}, which is slow", one.gain_s) for one in slow),
         Candidate("waiting for data", max(one.data_s for one in found)),
         Candidate("the host, for which the device waits", max(one.host_s for one in found)),

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from codescent.base.amounts import of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.report.profile import ProfileReport
 from codescent.report.profile_collectives import CollectiveRow
@@ -25,14 +26,14 @@ def tables(report: ProfileReport) -> Iterator[Table | str]:
     """The report: a heading, tables, and at the end what to look at."""
     first, last = report.ranks[0].head.steps
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    yield f"{steps} of {counted(len(report.ranks), 'rank')}, a mean step of {_time(report.step_s)}"
+    yield f"{steps} of {counted(len(report.ranks), 'rank')}, a mean step of {of_seconds(report.step_s)}"
     if not report.ranks[0].head.complete:
         yield "the run ended within the window"
     more = [str(number) for number in report.windows if number != report.window]
     if more:
         yield f"window {report.window}; others: --window {', '.join(more)}"
     if error := max(one.head.error_s for one in report.ranks):
-        yield f"the clocks of the ranks were compared to {_time(error)}: a smaller skew means nothing"
+        yield f"the clocks of the ranks were compared to {of_seconds(error)}: a smaller skew means nothing"
     yield _ranks(report)
     yield from _collectives(report)
     yield _operators(report)
@@ -46,10 +47,10 @@ def sentences(report: ProfileReport) -> list[str]:
     if gain_s < SMALL * step_s and report.operators:
         first = report.operators[0]
         share = first.self_s / sum(row.self_s for row in report.operators)
-        look = f"computation: {first.operator} takes {share:.0%} of it, and all waiting is small"
+        look = f"computation: {first.operator} takes {of_share(share)} of it, and all waiting is small"
         gain_s = min(step_s, first.self_s / len(report.ranks[0].steps) / len(report.ranks))
     left_s = max(0.0, step_s - gain_s)
-    bring = f"at most {gain_s / step_s:.0%} of a step: from {_time(step_s)} to {_time(left_s)}"
+    bring = f"at most {of_share(gain_s / step_s)} of a step: from {of_seconds(step_s)} to {of_seconds(left_s)}"
     return [f"Look first at {look}.", f"It would bring {bring}.", f"{_who(report)}."]
 
 
@@ -65,7 +66,7 @@ def _who(report: ProfileReport) -> str:
         return f"R{'; r'.join(said)}"
     busy = [one.busy_s for one in report.ranks]
     longest = busy.index(max(busy))
-    return f"No rank is slow: the longest work is that of rank {longest}, {_time(max(busy))} of a step"
+    return f"No rank is slow: the longest work is that of rank {longest}, {of_seconds(max(busy))} of a step"
 
 
 def _table(title: str) -> Table:
@@ -86,8 +87,8 @@ def _ranks(report: ProfileReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in shown:
         waits = [one.waiting_s, one.data_s, *([one.host_s] if host else [])]
-        shares = [f"{_time(part)} {part / one.step_s:4.0%}" for part in (one.busy_s, *waits)]
-        table.add_row(str(one.head.rank), _time(one.step_s), *shares)
+        shares = [f"{of_seconds(part)} {of_share(part / one.step_s):>5}" for part in (one.busy_s, *waits)]
+        table.add_row(str(one.head.rank), of_seconds(one.step_s), *shares)
     if not host:
         table.caption = "on a CPU the device is the host, and does not wait for it"
         table.caption_justify = "left"
@@ -106,22 +107,23 @@ def _collectives(report: ProfileReport) -> Iterator[Table | str]:
         table.add_row(row.kind, Text(row.axis), *_cells(row))
     yield table
     if report.bubble_s is not None:
-        yield f"The bubble of the pipeline is {_time(report.bubble_s)} of a step, in the stage with the largest one."
+        busiest = f"rank {report.busiest.head.rank}, which works longest"
+        yield f"The bubble of the pipeline is {of_seconds(report.bubble_s)} of a step on {busiest}."
     for row in report.collectives:
         if row.calls != row.planned:
             said = f"{row.kind} over {row.axis}: {row.calls:g} calls were seen in a step, {row.planned} are planned"
             yield f"{said}; those in code that torch.compile compiles are not seen."
     compiled = max(one.compiled_s for one in report.ranks)
     if compiled:
-        yield f"Compiled code waited {_time(compiled)} of a step for its collectives, which counts as work."
+        yield f"Compiled code waited {of_seconds(compiled)} of a step for its collectives, which counts as work."
 
 
 def _cells(row: CollectiveRow) -> list[str]:
-    bus = "" if row.bus_bytes_per_s is None else f"{_bytes(row.bus_bytes_per_s)}/s"
-    skew = "" if row.skew_s is None else _time(row.skew_s)
-    hidden = "" if row.hidden is None else f"{row.hidden:.0%}"
-    wire = _time(row.wire_s) if row.calls else ""
-    return [f"{row.calls:.3g}", _bytes(row.sent_bytes), wire, bus, skew, hidden]
+    bus = "" if row.bus_bytes_per_s is None else of_rate(row.bus_bytes_per_s, "B/s")
+    skew = "" if row.skew_s is None else of_seconds(row.skew_s)
+    hidden = "" if row.hidden is None else f"{of_share(row.hidden)}"
+    wire = of_seconds(row.wire_s) if row.calls else ""
+    return [f"{row.calls:.3g}", of_rate(row.sent_bytes, "B"), wire, bus, skew, hidden]
 
 
 def _operators(report: ProfileReport) -> Table:
@@ -139,21 +141,6 @@ def _operators(report: ProfileReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows[:MOST_OPERATORS]:
         shapes = [row.shapes] if any(one.shapes for one in rows) else []
-        cells = [f"{row.calls / steps:.3g}", _time(row.self_s / steps), f"{row.self_s / total:.0%}"]
+        cells = [f"{row.calls / steps:.3g}", of_seconds(row.self_s / steps), f"{of_share(row.self_s / total)}"]
         table.add_row(Text(row.operator), *map(Text, shapes), *cells)
     return table
-
-
-def _time(of_s: float) -> str:
-    """Seconds as text of at most eight characters."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if of_s >= size:
-            return f"{of_s / size:.3g} {unit}"
-    return f"{of_s / 1e-6:.0f} us" if of_s else "0"
-
-
-def _bytes(number: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f} B"

@@ -316,7 +316,7 @@ def _names(names: Sequence[str]) -> str:
 
 def _hosts(one: Summary) -> str:
     """The hosts of a run with the number of ranks on each."""
-    hosts = [findings.host_of(one, rank) for rank in range(one.run.num_ranks)]
+    hosts = one.run.hosts
     return ", ".join(f"{host} ({counted(hosts.count(host), 'rank')})" for host in dict.fromkeys(hosts) if host)
 
 

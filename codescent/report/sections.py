@@ -23,8 +23,8 @@ MOST_CONFIGS = 3
 """Configs that are shown whole."""
 
 HOW = (
-    "Speeds of a run are medians over the steps after the warm-up: the first 10 steps, or the first fifth of a short "
-    "run. Points of a study leave out the steps that its study file names. "
+    "Speeds of a run are medians over the steps after the warm-up: a tenth of the steps, at least 5 and at most 50. "
+    "In a study it is the number that its study file names. "
     "Intervals are 95 %, of the steps of one run: another run of the same config may lie outside. `codescent study` "
     "repeats runs, and `codescent compare` says whether two differ.",
     "The parts of a step (forward, backward, communication, bubble, optimizer, data, other) are means over the rows of "
@@ -40,7 +40,7 @@ HOW = (
 
 def report(runs: Sequence[Run], study: Study | None = None) -> Report:
     """The report about runs, or about a study and its runs. Raises UserError: a file of a run folder is damaged."""
-    known = summaries(runs, 1 if study is None else 2)
+    known = summaries(runs) if study is None else summaries(runs, 2, study.warmup)
     title = study.name if study is not None else ", ".join(one.name for one in known[:3])
     title += f" and {len(known) - 3} more" if study is None and len(known) > 3 else ""
     answers = findings.answers(known) if study is None else study_tables.answers(study, known)

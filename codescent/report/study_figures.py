@@ -13,14 +13,13 @@ from codescent.report.content import Picture
 from codescent.report.style import BLACK, PALETTE, PARTS, PICTURE_IN, TEXT_GREY, literal, plain
 from codescent.results import Interval
 from codescent.study.result import Fit, Group, Measured, Point, PointState, Study
+from codescent.study.words import SUPER_LINEAR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKERS = "osD^vPX"
-SUPER_LINEAR = "super-linear"
-"""How a mark of such a point begins (study/result.py, Point.marks)."""
 MOST_LINEAR = 16
 """A horizontal axis is logarithmic if the most workers are more than so many times the fewest."""
 COMPUTE = "_compute"
@@ -85,16 +84,11 @@ def _quantities(study: Study) -> Iterator[Quantity]:
     )
     yield from both("flops", "Speed", "GFLOP/s, all ranks", lambda point: point.flops_per_s, scale=1e-9)
     yield Quantity("mfu", "Use of the devices", "% of the measured peak", lambda point: point.mfu, 100.0)
-    yield Quantity("overhead", "Overhead: waiting of all kinds", "% of a step", _overhead, 100.0)
+    yield Quantity("overhead", "Overhead: all but computation", "% of a step", _overhead, 100.0)
 
 
 def _overhead(point: Point) -> Interval | None:
-    """The share of communication and bubble in a step."""
-    whole = sum(point.parts_s.values())
-    if not whole:
-        return None
-    share = (point.parts_s.get("communication_s", 0.0) + point.parts_s.get("bubble_s", 0.0)) / whole
-    return Interval(share, np.nan, np.nan)
+    return None if point.overhead is None else Interval(point.overhead, np.nan, np.nan)
 
 
 def _memory(point: Point) -> Interval | None:

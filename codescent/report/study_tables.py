@@ -3,34 +3,25 @@ Does not evaluate it (the room study/ does) and does not draw (study_figures.py 
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_number, three_digits
 from codescent.base.counted import counted
 from codescent.report.content import NO_CELL, Answer, Cell, Column, Said, Table, Words
 from codescent.report.findings import few, odd
-from codescent.report.run_tables import interval, number, rate, share, size
+from codescent.report.run_tables import interval, number, share, size
 from codescent.report.style import PARTS
 from codescent.report.summary import Summary
 from codescent.results import Interval
-from codescent.study.result import Kind, Measured, Point, PointState, Study
-
-KEPT = {
-    Kind.STRONG: "the same global batch on more and more",
-    Kind.WEAK: "the same batch per rank on more and more",
-    Kind.THREADS: "the same work on more and more",
-    Kind.GRID: "points beside a baseline",
-}
+from codescent.study.result import Measured, Point, PointState, Study
+from codescent.study.words import KIND_WORDS, states_said
 
 
 def about(study: Study) -> str:
     """What was studied, in a sentence."""
-    states = Counter(point.state for group in study.groups for point in group.points)
-    number = states.total()
-    points = ", ".join(f"{states[state]} {state}" for state in PointState if states[state])
-    what = KEPT[study.kind] + (f" {study.unit}" if study.kind is not Kind.GRID else "")
-    return f"A study of kind {study.kind}: {what}. {counted(number, 'point')}: {points}."
+    number = sum(len(group.points) for group in study.groups)
+    return f"A study of {KIND_WORDS[study.kind]}. {counted(number, 'point')}: {states_said(study)}."
 
 
 def points(study: Study) -> Table:
@@ -71,7 +62,7 @@ def _row(point: Point) -> list[Cell]:
         _times(point.speed_up.total),
         _times(point.speed_up.compute),
         _share(point.efficiency),
-        NO_CELL if point.flops_per_s.total is None else rate(point.flops_per_s.total.value / 1e9, ""),
+        _giga(point.flops_per_s.total),
         NO_CELL if point.mfu is None else share(point.mfu.value),
         *(share(point.parts_s.get(name, 0.0) / whole if whole else None) for name in ("communication_s", "bubble_s")),
         share(point.serial_share),
@@ -79,6 +70,10 @@ def _row(point: Point) -> list[Cell]:
         number(point.load, f"{point.load:.2f}" if point.load is not None else ""),
         Cell(marks, odd=bool(point.marks)),
     ]
+
+
+def _giga(found: Interval | None) -> Cell:
+    return NO_CELL if found is None else number(found.value / 1e9, of_number(found.value / 1e9))
 
 
 def _times(found: Interval | None) -> Cell:
@@ -109,7 +104,8 @@ def fits(study: Study) -> Iterator[Table | Words]:
 
 
 def _parameter(found: Interval) -> str:
-    return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
+    interval = "" if math.isnan(found.low) else f" ({found.low:.3g} to {found.high:.3g})"
+    return f"{found.value:.3g}{interval}"
 
 
 def answers(study: Study, known: Sequence[Summary]) -> list[Answer]:
@@ -123,14 +119,14 @@ def answers(study: Study, known: Sequence[Summary]) -> list[Answer]:
 
 
 def _fastest(study: Study) -> Iterator[Said]:
-    """The three fastest points; and the baselines."""
+    """The three fastest points."""
     points = [point for group in study.groups for point in group.points if point.tokens_per_s is not None]
+    baselines = {group.baseline for group in study.groups}
     points.sort(key=lambda point: -point.tokens_per_s.value if point.tokens_per_s else 0.0)
     for point in points[:3]:
         assert point.tokens_per_s is not None
-        times = (
-            "" if point.speed_up.total is None else f", {three_digits(point.speed_up.total.value)} times its baseline"
-        )
+        gain = point.speed_up.total
+        times = f", {three_digits(gain.value)} times its baseline" if gain and point.name not in baselines else ""
         yield point.name, f"{of_number(point.tokens_per_s.value)} tokens/s{times}."
 
 

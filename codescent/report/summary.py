@@ -11,19 +11,15 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
 from codescent.record.memory import MemoryRow
 from codescent.report.metrics import Curves, of_run
-from codescent.results import PARTS, Interval, Parts, Run, median_of_many, parts_of_ranks
+from codescent.results import PARTS, Interval, Parts, Run, default_warmup, median_of_many, parts_of_ranks
+from codescent.results.statistics import Values
 
-Values = npt.NDArray[np.float64]
-
-MOST_WARMUP = 10
-"""Steps at the begin that no speed counts: caches are cold and kernels are chosen."""
-WARMUP_SHARE = 0.2
-"""A shorter run leaves out this share of its steps."""
+FEW = 5
+"""Of a run whose whole warm-up is not shorter than it, one of so many steps is left out."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +29,23 @@ class Summary:
     Attributes:
         run: the opened run.
         name: unique in the report.
+        warmup_wanted: steps to leave out; None: `default_warmup`.
     """
 
     run: Run
     name: str
+    warmup_wanted: int | None = None
 
-    @cached_property
+    @property
     def steps(self) -> int:
         """Number of steps done."""
-        steps = self.run.columns["step"]
-        return int(steps[-1]) if len(steps) else 0
+        return self.run.steps
 
     @cached_property
     def warmup(self) -> int:
-        """Steps that are left out."""
-        return min(MOST_WARMUP, int(WARMUP_SHARE * self.steps))
+        """Steps that are left out. Of a run that has no other steps, a part of them."""
+        wanted = default_warmup([self.run]) if self.warmup_wanted is None else self.warmup_wanted
+        return wanted if wanted < self.steps else self.steps // FEW
 
     @cached_property
     def step_s(self) -> Interval | None:
@@ -84,13 +82,10 @@ class Summary:
         """The share of forward and backward passes; NaN: unknown."""
         return self.shares["forward_s"] + self.shares["backward_s"] if self.shares else math.nan
 
-    @cached_property
+    @property
     def memory_bytes(self) -> Sequence[float]:
         """Peak memory of each rank; of rank 0 alone if there is no ranks.csv; empty: unknown."""
-        last = {int(row["rank"]): float(row["peak_memory_bytes"]) for row in self.run.ranks}
-        known = self._known("peak_memory_bytes", all_steps=True)
-        found = [last[rank] for rank in sorted(last) if rank < self.run.num_ranks]
-        return found or ([float(known.max())] if len(known) else [])
+        return self.run.peak_memory_bytes
 
     @cached_property
     def memory(self) -> Mapping[int, MemoryRow]:
@@ -142,14 +137,17 @@ class Summary:
         return values[np.isfinite(values)]
 
 
-def summaries(runs: Sequence[Run], depth: int = 1) -> list[Summary]:
+def summaries(runs: Sequence[Run], depth: int = 1, warmup: int | None = None) -> list[Summary]:
     """A summary of each run. Runs of one name get as much of their paths as tells them apart.
 
-    depth: the least number of names of a path.
+    Args:
+        runs: opened.
+        depth: the least number of names of a path.
+        warmup: steps to leave out; None: `default_warmup` of each run.
     """
     paths = [Path(run.folder.path).resolve() for run in runs]
     names = [run.name if depth == 1 else "/".join(path.parts[-depth:]) for path, run in zip(paths, runs)]
     while doubled := {name for name, times in Counter(names).items() if times > 1}:
         depth += 1
         names = ["/".join(path.parts[-depth:]) if name in doubled else name for path, name in zip(paths, names)]
-    return [Summary(run, name) for run, name in zip(runs, names, strict=True)]
+    return [Summary(run, name, warmup) for run, name in zip(runs, names, strict=True)]

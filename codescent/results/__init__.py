@@ -1,11 +1,13 @@
 """In: run folders, or the words of a `codescent train` command. Out: what the runs measured; runs that were started.
 Does not write a run folder and never imports train: it reads the files that a run has left."""
 
+from codescent.results.parts import PART_WORDS as PART_WORDS
 from codescent.results.parts import PARTS as PARTS
 from codescent.results.parts import Parts as Parts
 from codescent.results.parts import parts_of_ranks as parts_of_ranks
 from codescent.results.run import Run as Run
 from codescent.results.run import State as State
+from codescent.results.run import default_warmup as default_warmup
 from codescent.results.run import differing as differing
 from codescent.results.run import open_run as open_run
 from codescent.results.run import open_runs as open_runs

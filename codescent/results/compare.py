@@ -14,7 +14,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.results import student
-from codescent.results.run import Run
+from codescent.results.run import Run, default_warmup
 from codescent.results.statistics import LEVEL, Interval, Values
 from codescent.results.typical import ENOUGH, Rows, rows_of
 
@@ -32,9 +32,6 @@ and give intervals that are too narrow (Schmeiser 1982)."""
 
 BESIDE = 0.8
 """Share of the shorter run's time that two runs must have in common to count as side by side."""
-
-WARMUP_SHARE, WARMUP_LEAST, WARMUP_MOST = 10, 5, 50
-"""Steps left out by default: the shortest run's steps / 10, at least 5, at most 50."""
 
 
 STEP, MEAN = "step_s", "mean_step_s"
@@ -122,7 +119,7 @@ def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Time
     Args:
         a: at least one run.
         b: likewise.
-        warmup: steps to leave out; None: see `WARMUP_SHARE`.
+        warmup: steps to leave out; None: `default_warmup`.
 
     Raises:
         UserError: a run has no step after the warm-up, or a file is damaged.
@@ -161,12 +158,6 @@ def of_rows(of_a: Sequence[Rows], of_b: Sequence[Rows], warmup: int, scale: floa
         parts=tuple(change(name, together) for name in parts),
         rank=(of_a[0].pace, of_b[0].pace) if every_rank else None,
     )
-
-
-def default_warmup(runs: Sequence[Run]) -> int:
-    """Steps to leave out at the begin of each of the runs."""
-    shortest = min(int(run.columns["step"][-1]) if len(run.columns["step"]) else 0 for run in runs)
-    return min(WARMUP_MOST, max(WARMUP_LEAST, shortest // WARMUP_SHARE))
 
 
 def _tokens_of_step(runs: Sequence[Run]) -> float:

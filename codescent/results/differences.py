@@ -236,7 +236,8 @@ class Amount:
 
 def memory(a: Sequence[Run], b: Sequence[Run]) -> Amount | None:
     """Peak memory of the rank with the largest, in bytes; None: a side has no number."""
-    return _amount([_peak_bytes(run) for run in a], [_peak_bytes(run) for run in b], MEMORY_SHOWN)
+    left, right = ([max(run.peak_memory_bytes, default=None) for run in side] for side in (a, b))
+    return _amount(left, right, MEMORY_SHOWN)
 
 
 def speed(a: Sequence[Run], b: Sequence[Run]) -> Amount | None:
@@ -252,12 +253,6 @@ def load(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float] | None:
     """Median load of the machine at the begin of the runs: programs that wanted a core. None: a side has no number."""
     found = _amount([r.environment.get("load") for r in a], [r.environment.get("load") for r in b], 0.0)
     return None if found is None else (found.a, found.b)
-
-
-def _peak_bytes(run: Run) -> float | None:
-    of_ranks = [row["peak_memory_bytes"] for row in run.ranks]
-    column = run.columns["peak_memory_bytes"]
-    return max([*of_ranks, *column[np.isfinite(column)].tolist()], default=None)
 
 
 def _amount(a: Sequence[float | None], b: Sequence[float | None], bound: float) -> Amount | None:

@@ -50,6 +50,17 @@ class Parts:
 PARTS = tuple(field.name for field in fields(Parts) if field.name not in ("step_s", "rank", "steps"))
 """The names of the parts, in the order of a step."""
 
+PART_WORDS: Mapping[str, str] = {
+    "data_s": "waiting for data",
+    "forward_s": "forward passes",
+    "backward_s": "backward passes",
+    "communication_s": "exposed communication",
+    "bubble_s": "the pipeline's bubble",
+    "optimizer_s": "the optimizer",
+    "other_s": "the rest of the step",
+}
+"""What the parts are called in sentences."""
+
 
 def parts_of_ranks(run: Run, warmup: int = 0) -> list[Parts]:
     """The parts of each rank, as means over the rows of ranks.csv about steps after `warmup`; none without such rows.

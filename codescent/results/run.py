@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
 from codescent.plan import OlderPlan, Plan
 from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, RunFolder
 from codescent.record.ranks import RankRow
+from codescent.results.statistics import Values
 
-Values = npt.NDArray[np.float64]
+WARMUP_SHARE, WARMUP_LEAST, WARMUP_MOST = 10, 5, 50
+"""Steps at the begin that no speed counts: a tenth of the steps, at least 5, at most 50. Caches are cold then, and
+kernels are chosen."""
 
 LARGEST = sys.float_info.max
 """A larger integer of a column has no float, and counts as infinite."""
@@ -132,6 +134,48 @@ class Run:
     def num_ranks(self) -> int:
         """Number of ranks with which the run began, or was continued last."""
         return self.plan.mesh.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps done."""
+        known = self.columns["step"][np.isfinite(self.columns["step"])]
+        return int(known[-1]) if len(known) else 0
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank; "": unknown."""
+        ranks = self.environment.get("ranks")
+        known = ranks[: self.num_ranks] if isinstance(ranks, list) else []
+        hosts = [str(rank.get("host", "")) if isinstance(rank, Mapping) else "" for rank in known]
+        return hosts + [""] * (self.num_ranks - len(hosts))
+
+    @property
+    def crowd(self) -> tuple[int, int] | None:
+        """Threads on the host with most ranks, and its cores, if ranks on CPUs have more threads than cores."""
+        hosts, facts = self.hosts, self.environment
+        cores, threads = facts.get("cores"), facts.get("num_threads")
+        if facts.get("device") != "cpu" or not isinstance(cores, int) or not isinstance(threads, int):
+            return None
+        wanted = max(map(hosts.count, hosts)) * threads
+        return (wanted, cores) if wanted > cores else None
+
+    @cached_property
+    def peak_memory_bytes(self) -> list[float]:
+        """The largest memory use of each rank; of rank 0 alone without rows of ranks.csv; empty: unknown."""
+        peaks: dict[int, float] = {}
+        for row in self.ranks:
+            if row["rank"] < self.num_ranks:
+                rank = int(row["rank"])
+                peaks[rank] = max(peaks.get(rank, 0.0), float(row["peak_memory_bytes"]))
+        column = self.columns["peak_memory_bytes"]
+        known = column[np.isfinite(column)]
+        return [peaks[rank] for rank in sorted(peaks)] or ([float(known.max())] if len(known) else [])
+
+
+def default_warmup(runs: Iterable[Run]) -> int:
+    """Steps to leave out at the begin of each of the runs: WARMUP_SHARE of the shortest one."""
+    shortest = min((run.steps for run in runs), default=0)
+    return min(WARMUP_MOST, max(WARMUP_LEAST, shortest // WARMUP_SHARE))
 
 
 def open_run(path: Path | str) -> Run:

@@ -18,8 +18,8 @@ from codescent.base.stopwatch import waiting
 from codescent.plan import Collective
 
 # torch 2.13 renamed the first two and warns if the old names are used.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+torch_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+torch_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
 
 
@@ -76,13 +76,13 @@ def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[...,
     return start
 
 
-all_gather_into = _blocking(Collective.ALL_GATHER, _all_gather)
-reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, _reduce_scatter)
+all_gather_into = _blocking(Collective.ALL_GATHER, torch_all_gather)
+reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, torch_reduce_scatter)
 all_reduce = _blocking(Collective.ALL_REDUCE, dist.all_reduce)
 all_to_all = _blocking(Collective.ALL_TO_ALL, dist.all_to_all_single)
 broadcast = _blocking(Collective.BROADCAST, dist.broadcast)
-start_all_gather = _starting(Collective.ALL_GATHER, _all_gather)
-start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, _reduce_scatter)
+start_all_gather = _starting(Collective.ALL_GATHER, torch_all_gather)
+start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, torch_reduce_scatter)
 start_all_reduce = _starting(Collective.ALL_REDUCE, dist.all_reduce)
 
 

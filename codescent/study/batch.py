@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from codescent.base.amounts import of_share
 from codescent.study.result import Group, Kind, Point, Study
 
 KEPT = 0.8
@@ -66,7 +67,7 @@ def said_of(study: Study, group: Group, baseline: Point, point: Point) -> str:
         point: with an efficiency below KEPT.
     """
     unit = study.unit
-    where = f"Which batch would keep {KEPT:.0%} at {point.workers} {unit} cannot be said"
+    where = f"Which batch would keep {of_share(KEPT)} at {point.workers} {unit} cannot be said"
     if any(point.mesh.get(axis, 1) > 1 for axis in NOT_PER_SAMPLE):
         return f"{where}: what this layout sends grows with the batch."
     if not (point.tokens and point.workers and baseline.workers):
@@ -87,9 +88,10 @@ def said_of(study: Study, group: Group, baseline: Point, point: Point) -> str:
     tokens = batch_that_keeps(small, large, growth)
     if math.isinf(tokens):
         most = small.per_token_s / (growth * large.per_token_s)
-        return f"No batch would keep {KEPT:.0%} at {point.workers} {unit}: computation alone reaches {most:.0%}."
+        where = f"No batch would keep {of_share(KEPT)} at {point.workers} {unit}"
+        return f"{where}: computation alone reaches {of_share(most)}."
     return (
-        f"{KEPT:.0%} at {point.workers} {unit} would need about {tokens:,.0f} tokens a step instead of "
+        f"{of_share(KEPT)} at {point.workers} {unit} would need about {tokens:,.0f} tokens a step instead of "
         f"{point.tokens:,.0f} ({how})."
     )
 

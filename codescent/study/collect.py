@@ -93,7 +93,7 @@ def _differing(run: Run, keys: Mapping[str, Any], spec: Spec) -> Sequence[str]:
         for key in sorted(keys.keys() | run.keys.keys())
         if not key.startswith(NOT_COMPARED) and keys.get(key) != run.keys.get(key)
     ]
-    hosts = len({rank.get("host") for rank in run.environment.get("ranks", [])}) or 1
+    hosts = len(set(run.hosts)) or 1
     if run.num_ranks != spec.ranks:
         found.insert(0, f"{spec.ranks} ranks instead of {run.num_ranks}")
     if hosts != spec.nodes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from codescent.base.amounts import of_share
 from codescent.base.errors import UserError
 from codescent.results import PARTS, Interval, bootstrap, spread
 from codescent.results.statistics import Values, medians
@@ -135,7 +136,9 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
     repeats, is_base = one.repeats, one is base
     step_s = Measured(_over(repeats, "step_s"), _over(repeats, "compute_s"))
     grown = one.workers / base.workers if one.workers and base.workers else None
-    speed_up = Measured(_speed_up(one, base, "step_s"), _speed_up(one, base, "compute_s"))
+    mine, of_base = _works(kind, [one, base]) if base.repeats else (1.0, 1.0)
+    growth = mine / of_base
+    speed_up = Measured(*(_speed_up(one, base, growth, name) for name in ("step_s", "compute_s")))
     efficiency = Measured(*(_scaled(found, grown) for found in (speed_up.total, speed_up.compute)))
     marks = [*_marks(one), *_other_threads(kind, one, base)]
     for what, found in ((SUPER_LINEAR, efficiency.total), (f"computation {SUPER_LINEAR}", efficiency.compute)):
@@ -156,6 +159,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         others=max((repeat.others for repeat in repeats if repeat.others is not None), default=None),
         tokens=repeats[0].tokens,
         mesh=repeats[0].mesh,
+        growth_of_work=growth,
         marks=marks,
         runs=[repeat.run for repeat in repeats if repeat.run],
     )
@@ -179,15 +183,27 @@ def _rate(repeats: Sequence[Repeat], work: str, seconds: str) -> Interval | None
     return bootstrap(values) if values else None
 
 
-def _speed_up(one: Taken, base: Taken, name: str) -> Interval | None:
-    """Throughput of a point / throughput of the baseline. With equal work that is the ratio of seconds."""
+def _works(kind: Kind, taken: Sequence[Taken]) -> list[float]:
+    """The work of a step of points that have repeats: its tokens; if a table lacks them, what is in proportion."""
+    tokens = [one.repeats[0].tokens for one in taken]
+    known = [float(number) for number in tokens if number]
+    return known if len(known) == len(taken) else [_relative_work(kind, one) for one in taken]
+
+
+def _relative_work(kind: Kind, one: Taken) -> float:
+    """The work of a step relative to other points of its study, by its axes."""
+    sizes = ("tokens",) if "tokens" in one.axes else ("batch", "sequence")
+    numbers = [float(one.axes[name]) for name in sizes if isinstance(one.axes.get(name), int | float)]
+    return math.prod(numbers) * (one.workers or 1 if kind is Kind.WEAK else 1)
+
+
+def _speed_up(one: Taken, base: Taken, growth: float, name: str) -> Interval | None:
+    """Throughput of a point / throughput of the baseline, with a step of `growth` times the work."""
     if one is base:
         return Interval(1.0, 1.0, 1.0) if _values(base.repeats, name) else None
     mine, of_base = _values(one.repeats, name), _values(base.repeats, name)
     if not (mine and of_base):
         return None
-    work = one.repeats[0].tokens, base.repeats[0].tokens
-    growth = work[0] / work[1] if work[0] and work[1] else 1.0
 
     def ratio(base_s: Values, mine_s: Values) -> Values:
         return growth * medians(base_s) / medians(mine_s)
@@ -224,9 +240,9 @@ def _marks(one: Taken) -> list[str]:
     repeats, seconds = one.repeats, _values(one.repeats, "step_s")
     marks = list(dict.fromkeys(note for repeat in repeats for note in repeat.notes))
     if (wide := spread(seconds)) > SPREAD:
-        marks.append(f"{SPREADS} {wide:.0%}")
+        marks.append(f"{SPREADS} {of_share(wide)}")
     if (busy := max(_values(repeats, "others"), default=0.0)) > BUSY:
-        marks.append(f"other programs used up to {busy:.0%} of the cores")
+        marks.append(f"other programs used up to {of_share(busy)} of the cores")
     marks += [f"a repeat failed: {why}" for why in dict.fromkeys(one.failed)]
     if len(repeats) < one.wanted:
         marks.append(f"{len(repeats)} of {one.wanted} repeats")
@@ -269,16 +285,16 @@ def _fits(kind: Kind, members: Sequence[Taken], base: Taken) -> list[Fit]:
         return []
     used = [one for one in members if one.repeats and one.workers and not _oversubscribed(one)]
     workers = [one.workers for one in used if one.workers]
-    speeds = [[(repeat.tokens or 1.0) / repeat.step_s for repeat in one.repeats] for one in used]
-    of_base = [(repeat.tokens or 1.0) / repeat.step_s for repeat in base.repeats]
-    per = float(np.median(of_base)) if of_base else 1.0
+    works = _works(kind, [*used, base] if base.repeats else used)
+    speeds = [[work / repeat.step_s for repeat in one.repeats] for work, one in zip(works, used)]
+    per = works[-1] / float(np.median(_values(base.repeats, "step_s"))) if base.repeats else 1.0
     fitting, other = (GUSTAFSON, AMDAHL) if kind is Kind.WEAK else (AMDAHL, GUSTAFSON)
-    grows = "grows" if other is GUSTAFSON else "stays the same"
+    grows = "for work that grows with the workers" if other is GUSTAFSON else "for work that stays the same"
     fits = [fitted(law, workers, speeds, per) for law in (fitting, UNIVERSAL)]
     left_out = sum(map(_oversubscribed, members))
     if left_out:
         fits = [replace(fit, said=f"{fit.said} ({left_out} oversubscribed left out)") for fit in fits]
-    return [fits[0], Fit(other.name, {}, f"not for this kind of study: its work {grows} with the workers"), fits[1]]
+    return [fits[0], Fit(other.name, {}, f"not for this study: a law {grows}"), fits[1]]
 
 
 def _oversubscribed(one: Taken) -> bool:

@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from codescent.base.amounts import of_number, of_share
 from codescent.base.counted import counted
 from codescent.results import Interval
-from codescent.results.statistics import LEVEL, RESAMPLES
+from codescent.results.statistics import LEVEL, RESAMPLES, Values
 from codescent.study.result import Fit
-
-Values = npt.NDArray[np.float64]
-
 
 CURVE = 64
 """Numbers of workers, at most, at which a curve is given between the measured ones."""
@@ -61,7 +58,7 @@ def _amdahl_said(found: Mapping[str, Interval]) -> str:
 
 def _gustafson_said(found: Mapping[str, Interval]) -> str:
     share = found["serial share"]
-    return f"serial share {_percent(share)}: each further worker adds {1 - share.value:.1%} of one"
+    return f"serial share {_percent(share)}: each further worker adds {of_share(1 - share.value)} of one"
 
 
 def _universal(coefficients: Values) -> Mapping[str, Values]:
@@ -138,7 +135,7 @@ def fitted(law: Law, workers: Sequence[int], speeds: Sequence[Sequence[float]], 
     drawn = np.union1d(between, p)
     curve = law.throughput(drawn, law.terms(drawn) @ coefficients[0]) / per
     points = {int(number): float(speed_up) for number, speed_up in zip(drawn, curve, strict=True)}
-    return Fit(law.name, found, f"{law.said(found)}; within {worst:.1%} of the points", points)
+    return Fit(law.name, found, f"{law.said(found)}; within {of_share(worst)} of the points", points)
 
 
 def _resampled(speeds: Sequence[Sequence[float]]) -> Values:
@@ -178,5 +175,5 @@ def _least_squares(law: Law, p: Values, x: Values) -> Values:
 def _percent(found: Interval) -> str:
     """A share with its interval."""
     if math.isnan(found.low):
-        return f"{found.value:.1%}"
-    return f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%})"
+        return f"{of_number(100 * found.value)} %"
+    return f"{of_number(100 * found.value)} % ({of_number(100 * found.low)} to {of_number(100 * found.high)} %)"

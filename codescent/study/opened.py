@@ -58,7 +58,8 @@ def evaluate_folder(
     refuse_other_models(runs, {key for spec in definition.specs for key in spec.overrides}, definition.name)
     given = definition.baseline if baseline is None else baseline
     taken = [one for one, _ in found]
-    return evaluated(definition.name, definition.kind, given, taken, machine, str(folder.path)), found
+    study = evaluated(definition.name, definition.kind, given, taken, machine, str(folder.path))
+    return replace(study, warmup=definition.warmup), found
 
 
 def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> None:

@@ -13,6 +13,9 @@ from codescent.base.errors import UserError
 from codescent.plan import AXES
 from codescent.results import PARTS, Run, parts_of_ranks
 
+OVERSUBSCRIBED = "oversubscribed"
+"""How the note begins about a run that had more threads than cores: fits leave its point out."""
+
 
 @dataclass(frozen=True)
 class Repeat:
@@ -73,24 +76,22 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
     whole = sum(parts.values())
     parts = {name: seconds * step_s / whole for name, seconds in parts.items()} if whole else {}
     compute_s = parts["forward_s"] + parts["backward_s"] if parts else _median(run, warmup, "compute_s")
-    peaks = [row["peak_memory_bytes"] for row in run.ranks] or list(run.after(0, "peak_memory_bytes"))
-    speeds, seconds = run.after(warmup, "tokens_per_s"), steps
-    flops = run.after(warmup, "flops_per_s")
+    speeds, flops = run.after(warmup, "tokens_per_s"), run.after(warmup, "flops_per_s")
     return Repeat(
         step_s=step_s,
         number=number,
-        tokens=float(plan.work.tokens) if plan else float(np.median(speeds * seconds)),
-        flops=float(plan.flops().total_flops) if plan else float(np.median(flops * seconds)),
+        tokens=float(plan.work.tokens) if plan else float(np.median(speeds * steps)),
+        flops=float(plan.flops().total_flops) if plan else float(np.median(flops * steps)),
         compute_s=compute_s,
         parts_s=parts,
         mfu=_median(run, warmup, "mfu"),
-        memory_bytes=int(max(peaks)) if peaks and np.isfinite(max(peaks)) else None,
+        memory_bytes=int(max(run.peak_memory_bytes)) if run.peak_memory_bytes else None,
         load=(record["load_before"], record["load_after"]) if "load_before" in record else None,
         others=record.get("others"),
         wall_s=record.get("wall_s"),
         threads=run.environment.get("num_threads") if run.environment.get("device") == "cpu" else None,
         mesh={axis: plan.mesh.degree(axis) for axis in AXES} if plan else {},
-        notes=tuple(_notes(run)),
+        notes=(f"{OVERSUBSCRIBED}: {run.crowd[0]} threads on {run.crowd[1]} cores",) if run.crowd else (),
         run=str(run.folder.path),
     )
 
@@ -100,19 +101,3 @@ def _median(run: Run, warmup: int, column: str) -> float | None:
     values = run.after(warmup, column)
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else None
-
-
-def _notes(run: Run) -> list[str]:
-    """What the environment of a run says about its times."""
-    found, environment = [], run.environment
-    hosts = [rank.get("host") for rank in environment.get("ranks", [])]
-    cores, threads = environment.get("cores"), environment.get("num_threads")
-    if environment.get("device") == "cpu" and hosts and cores and threads:
-        wanted = max(map(hosts.count, hosts)) * threads
-        if wanted > cores:
-            found.append(f"{OVERSUBSCRIBED}: {wanted} threads on {cores} cores")
-    return found
-
-
-OVERSUBSCRIBED = "oversubscribed"
-"""How the note begins about a run that had more threads than cores: fits leave its point out."""

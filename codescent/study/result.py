@@ -50,7 +50,7 @@ class Point:
         why: why it is FAILED, OUT_OF_MEMORY or REFUSED.
         repeats: number of repeats that are done.
         step_s: seconds of a step, and of its forward and backward passes.
-        speed_up: seconds of the baseline / seconds; for Kind.WEAK multiplied by the growth of the work.
+        speed_up: seconds of the baseline / seconds x growth_of_work.
         efficiency: speed-up / growth of the workers.
         flops_per_s: model FLOPs / seconds, of all ranks.
         tokens_per_s: of all ranks.
@@ -64,6 +64,7 @@ class Point:
         tokens: of a step, of all ranks; None: unknown.
         others: largest share of the cores that other programs used during its repeats; None: unknown.
         mesh: degree of each axis of its mesh; empty: unknown.
+        growth_of_work: tokens of its step / those of the baseline's.
     """
 
     name: str
@@ -87,6 +88,13 @@ class Point:
     tokens: float | None = None
     others: float | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    growth_of_work: float = 1.0
+
+    @property
+    def overhead(self) -> float | None:
+        """The share of a step that is not computation; None: unknown."""
+        whole = sum(self.parts_s.values())
+        return 1 - (self.parts_s["forward_s"] + self.parts_s["backward_s"]) / whole if whole else None
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,7 @@ class Study:
         machine: facts about the machine and software, as in environment.json of its runs.
         folder: where its run folders are; None: a table that others measured.
         unit: of `workers`: "ranks" or "threads".
+        warmup: steps that each run leaves out; None: a table that others measured.
     """
 
     name: str
@@ -143,3 +152,4 @@ class Study:
     machine: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     unit: str = "ranks"
+    warmup: int | None = None

@@ -7,8 +7,9 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from codescent.base.amounts import of_change, of_share
 from codescent.base.counted import counted
-from codescent.results import PARTS
+from codescent.results import PART_WORDS, PARTS
 from codescent.study.batch import KEPT, said_of
 from codescent.study.file import NODES
 from codescent.study.points import shown
@@ -30,18 +31,16 @@ SPREAD = 0.05
 BUSY = 0.1
 """A point is marked if other programs used more than this share of the cores."""
 
+KIND_WORDS: Mapping[Kind, str] = {
+    Kind.STRONG: "strong scaling: the global batch stays the same",
+    Kind.WEAK: "weak scaling: the batch of each rank stays the same",
+    Kind.THREADS: "threads of one rank: the batch stays the same",
+    Kind.GRID: "a grid of settings",
+}
+"""What stays constant in a study."""
+
 NO_GAIN = 1.05
 """More workers gain nothing if they are not this many times as fast."""
-
-PART_WORDS: Mapping[str, str] = {
-    "data_s": "waiting for data",
-    "forward_s": "forward passes",
-    "backward_s": "backward passes",
-    "communication_s": "exposed communication",
-    "bubble_s": "the pipeline's bubble",
-    "optimizer_s": "the optimizer",
-    "other_s": "the rest of the step",
-}
 
 
 def paragraphs(study: Study) -> list[str]:
@@ -81,10 +80,10 @@ def _trust(study: Study) -> Iterator[str]:
     wide = [point for point in points if any(mark.startswith(SPREADS) for mark in point.marks)]
     if wide:
         busy = max((point.others or 0.0 for point in wide), default=0.0)
-        why = f"; other programs used up to {busy:.0%} of the cores" if busy > BUSY else ""
+        why = f"; other programs used up to {of_share(busy)} of the cores" if busy > BUSY else ""
         yield (
-            f"{len(wide)} of {counted(len(points), 'point')} spread by more than {SPREAD:.0%}{why}. Differences within "
-            "the spread show nothing: repeat the study on an idle machine."
+            f"{len(wide)} of {counted(len(points), 'point')} spread by more than {100 * SPREAD:g} %{why}. Differences "
+            "within the spread show nothing: repeat the study on an idle machine."
         )
 
 
@@ -116,7 +115,7 @@ def _speed(point: Point, group: Group, unit: str) -> str:
     """The speed-up of a point in a sentence."""
     assert point.speed_up.total is not None
     gain, efficiency = point.speed_up.total.value, point.efficiency.total
-    of = f", an efficiency of {efficiency.value:.0%}" if efficiency is not None else ""
+    of = f", an efficiency of {of_share(efficiency.value)}" if efficiency is not None else ""
     base = next((one for one in group.points if one.name == group.baseline), None)
     than = short_name(base, group, unit) if base else f"the baseline ({group.baseline})"
     verb = "is" if point.workers == 1 else "are"
@@ -162,19 +161,20 @@ def _lost(baseline: Point, point: Point, unit: str) -> Iterator[str]:
         yield "The parts of a step are not known, so what took the rest cannot be said."
         return
     growth = point.workers / baseline.workers
-    work = point.tokens / baseline.tokens if point.tokens and baseline.tokens else 1.0
     all_s = growth * sum(point.parts_s.values())
-    lost = {name: (growth * point.parts_s[name] - work * baseline.parts_s[name]) / all_s for name in PARTS}
+    lost = {
+        name: (growth * point.parts_s[name] - point.growth_of_work * baseline.parts_s[name]) / all_s for name in PARTS
+    }
     largest = sorted(((share, name) for name, share in lost.items() if share >= 0.01), reverse=True)[:3]
     if not largest:
         yield "No part of a step costs more than at the baseline."
         return
-    listed = ", ".join(f"{PART_WORDS[name]} {share:.0%}" for share, name in largest)
+    listed = ", ".join(f"{PART_WORDS[name]} {of_share(share)}" for share, name in largest)
     yield f"Of the time of all {point.workers} {unit}, this is lost: {listed}."
     name = largest[0][1]
-    parts = [_share(one, name) for one in (baseline, point)]
-    verb = "grew" if parts[1] > parts[0] else "went"
-    yield f"The share of {PART_WORDS[name]} in a step {verb} from {parts[0]:.0%} to {parts[1]:.0%}: {_WHY[name]}."
+    before, after = (_share(one, name) for one in (baseline, point))
+    went = f"{'grew' if after > before else 'went'} from {of_share(before)} to {of_share(after)}"
+    yield f"The share of {PART_WORDS[name]} in a step {went}: {_WHY[name]}."
 
 
 _WHY: Mapping[str, str] = {
@@ -238,10 +238,11 @@ def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Itera
     ]
     if not pairs:
         return
-    ratios = [seconds(after) / seconds(before) for before, after in pairs]
+    ratios = [_ratio(before, after) for before, after in pairs]
     middle = statistics.median(ratios)
-    ends = f" ({min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
-    change = f"{abs(middle - 1):.1%} {'more' if middle > 1 else 'less'} time{ends}"
+    least, most = of_change(min(ratios) - 1), of_change(max(ratios) - 1)
+    ends = f" ({least} to {most} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
+    change = f"{of_share(abs(middle - 1))} {'more' if middle > 1 else 'less'} time{ends}"
     unclear = sum(_overlap(one, other) for one, other in pairs)
     if unclear == len(pairs):
         said = f"no difference is shown, the intervals overlap; the medians say {change}."
@@ -251,25 +252,33 @@ def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Itera
     yield f"{axis.rpartition('.')[2]} {value} instead of {usual}: {said}"
 
 
+def _ratio(before: Point, after: Point) -> float:
+    """Seconds of a point for the work of another, relative to its seconds."""
+    assert before.step_s.total is not None
+    assert after.step_s.total is not None
+    return after.step_s.total.value * _work(before, after) / before.step_s.total.value
+
+
 def _moved(pairs: Sequence[tuple[Point, Point]]) -> str:
     """The part that changed most between points, in a sentence."""
     known = [pair for pair in pairs if pair[0].parts_s and pair[1].parts_s]
     if not known:
         return ""
-    changes = {name: statistics.median(b.parts_s[name] - a.parts_s[name] for a, b in known) for name in PARTS}
+    changes = {
+        name: statistics.median(b.parts_s[name] * _work(a, b) - a.parts_s[name] for a, b in known) for name in PARTS
+    }
     name = max(changes, key=lambda part: abs(changes[part]))
     return f" What changed most: {PART_WORDS[name]}, by {changes[name] * 1000:+.3g} ms."
 
 
 def _overlap(one: Point, other: Point) -> bool:
-    a, b = one.step_s.total, other.step_s.total
-    return a is not None and b is not None and a.low <= b.high and b.low <= a.high
+    a, b, work = one.step_s.total, other.step_s.total, _work(one, other)
+    return a is not None and b is not None and a.low <= b.high * work and b.low * work <= a.high
 
 
-def seconds(point: Point) -> float:
-    """Seconds per unit of a point's work: of a step, or of a token where batches differ."""
-    assert point.step_s.total is not None
-    return point.step_s.total.value / (point.tokens or 1.0)
+def _work(one: Point, other: Point) -> float:
+    """Tokens of a step of a point / those of another, where both are known."""
+    return one.tokens / other.tokens if one.tokens and other.tokens else 1.0
 
 
 def _key(axes: Mapping[str, object], axis: str, value: str) -> str:

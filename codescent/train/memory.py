@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
+from codescent.train.failed_allocation import is_out_of_memory
 from codescent.train.machine import memory_now_bytes, peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 BEFORE, BETWEEN = -1, -2
 """Places outside of a step's instruction list, where the peak may rise: before the first step, and after a step."""
 WHERE = {BEFORE: "before the first step", BETWEEN: "between steps"}
-MOST_COUNTS, ENDS = 1000, 2
-"""In a longer instruction list only every n-th instruction is counted, and the last two: reduce and step."""
+MOST_COUNTS, RUN = 400, 20
+"""See `moments`."""
 NONE = -1.0
 """A number that this device does not have."""
 
@@ -93,7 +94,7 @@ class SavedStorages:
 
 @dataclass(frozen=True)
 class Failed:
-    """What a rank held when a step failed. `activations_bytes`: about those of a whole step; 0: unknown."""
+    """What a rank held when memory ran out in a step. `activations_bytes`: about those of a whole step; 0: unknown."""
 
     held_bytes: int
     split: Split
@@ -114,7 +115,7 @@ class MemoryWatch:
         peak_bytes: of the process or the device, so far.
         peak_at: the step and the instruction in which the peak rose last: an index, or BEFORE or BETWEEN.
         running: the step (from 1) and the index of the instruction that runs now.
-        failed: what the rank held when a step failed; None: none has.
+        failed: what the rank held when memory ran out in a step; None: it has not.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -122,7 +123,7 @@ class MemoryWatch:
         self.sharded = _gathered_names(executor.plan)
         self.kept_apart = {tensor.parameter.name for tensor in executor.plan.trained if tensor.master_dtype}
         self.length = len(executor.program)
-        self.stride = -(-self.length // MOST_COUNTS)
+        self.moments = moments(self.length)
         self.saved = SavedStorages()
         self.split: Split = dict.fromkeys(PARTS, 0)
         self.most: Split = dict(self.split)
@@ -133,14 +134,15 @@ class MemoryWatch:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A block that computes step `number` (from 0). If it fails, `failed` has what the rank held."""
+        """A block that computes step `number` (from 0). If memory runs out in it, `failed` has what the rank held."""
         self._look(BETWEEN if self.counted else BEFORE)
         self.running = number + 1, 0
         try:
             with nullcontext() if self.counted else self.saved.noted():
                 yield
-        except Exception:
-            self.failed = self._failed()
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.failed = self._failed()
             raise
         self.counted = True
         self.saved.forget()
@@ -149,7 +151,7 @@ class MemoryWatch:
     def after(self, index: int) -> None:
         """Called after each instruction, with its index in the list of this stage."""
         self._look(index)
-        if not self.counted and (index % self.stride == 0 or index >= self.length - ENDS):
+        if not self.counted and index in self.moments:
             self._count(index)
         self.saved.touched.clear()
         self.running = self.running[0], index + 1
@@ -169,7 +171,7 @@ class MemoryWatch:
         if self.counted:
             split["activations_bytes"] = most
             return Failed(memory_now_bytes(self.device), split, most)
-        plan, stage, index = self.executor.plan, self.executor.world.stage, self.running[1]
+        plan, stage, index = self.executor.plan, self.executor.world.stage, min(self.running[1], self.length - 1)
         at_once = plan.schedule.most_in_flight(stage)
         whole = float(split["activations_bytes"])
         if index:
@@ -228,6 +230,16 @@ class MemoryWatch:
                 whole = name in self.sharded and not isinstance(parameter, DTensor)
                 (gathered if whole else read).append(parameter)
         return read, gathered
+
+
+def moments(length: int) -> frozenset[int]:
+    """The indices of a list of so many instructions after which the parts are counted.
+
+    Of a list of more than about MOST_COUNTS instructions they are every n-th run of RUN instructions, and the last
+    one. Lists repeat themselves: every n-th instruction alone might always be the same verb.
+    """
+    every = -(-length // MOST_COUNTS)
+    return frozenset(index for index in range(length) if index // RUN % every == 0 or index >= length - RUN)
 
 
 def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:

@@ -14,7 +14,7 @@ from codescent import tasks
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.build import Began, task_request
+from codescent.build import Began, saved_plan, task_request
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
@@ -32,7 +32,6 @@ from codescent.preflight import (
     refuse_moved,
     ruined_step,
     run_folder,
-    saved_plan,
 )
 from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine

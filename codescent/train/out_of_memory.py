@@ -3,56 +3,19 @@ Does not see a kill by the kernel (launch/memory_kills.py does) and does not cou
 
 from __future__ import annotations
 
-import errno
-import re
 from contextlib import suppress
 from types import TracebackType
 
-import torch
-
 from codescent.base.amounts import of_bytes
 from codescent.base.command import resume_command
-from codescent.base.errors import RunFailed, UserError
+from codescent.base.errors import UserError
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.record import RunFolder
 from codescent.record.memory import PARTS
+from codescent.train.failed_allocation import OutOfMemory, asked_bytes, is_out_of_memory
 from codescent.train.machine import memory_now_bytes
 from codescent.train.memory import WHERE, MemoryWatch
 from codescent.train.open import OpenRun
-
-TEXTS = (
-    "can't allocate memory",  # torch's allocator on a CPU
-    "not enough memory",  # the same, on other systems
-    "std::bad_alloc",
-    "out of memory",  # libraries of CUDA
-)
-ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
-UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-class OutOfMemory(RunFailed):
-    """The memory of a rank's device, or of its process, ran out."""
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, is a failed allocation."""
-    if error is None or isinstance(error, OutOfMemory):
-        return False
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in TEXTS):
-        return True
-    return is_out_of_memory(error.__cause__)
-
-
-def asked_bytes(error: BaseException) -> int | None:
-    """The size of the allocation that failed; None: the error does not say it."""
-    found = ASKED.search(str(error))
-    if found is None:
-        return None if error.__cause__ is None else asked_bytes(error.__cause__)
-    return round(float(found[1]) * UNITS[found[2].lower()])
 
 
 class Explained:

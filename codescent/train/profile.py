@@ -61,6 +61,7 @@ class Profiler:
             self.schedule = torch.profiler.schedule(
                 wait=keys.wait, warmup=keys.warmup, active=keys.active, repeat=keys.repeat
             )
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")  # each window has its own files
         first_step = self.done
         self.torch = torch.profiler.profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
@@ -104,6 +105,7 @@ class Profiler:
         """Record the next step, if it is one of a window."""
         if self.schedule(self.done) in RECORDS and not self.first:
             self.offset, self.begin_ns, self.first = self._measured(), time.time_ns(), self.done + 1
+            Recording.flights = []  # of the window before, those that ended after it
             Recording.sees_flights = self.run.world.device.type == "cpu"
             Recording.on = True
 

@@ -29,10 +29,10 @@ from codescent.train.continuing import ended_early, how_to_continue, schedule_is
 from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
+from codescent.train.failed_allocation import is_out_of_memory
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import row
 from codescent.train.open import OpenRun
-from codescent.train.out_of_memory import is_out_of_memory
 from codescent.train.validations import Validations
 
 ROWS = 100_000

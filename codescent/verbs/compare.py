@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from codescent.base.amounts import of_change
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
@@ -97,7 +98,7 @@ def verdict(found: Times, differences: Facts, num_ranks: int) -> Iterator[str]:
     model = "The models differ. " if differences.model else ""
     step, cause = found.step, found.cause
     if not found.has_interval:
-        yield f"{model}Too few steps to tell: {percent(step.share.value)} a step."
+        yield f"{model}Too few steps to tell: {of_change(step.share.value)} a step."
         yield f"{too_few(found).capitalize()}."
     elif step.shown:
         word = "slower" if step.share.value > 0 else "faster"
@@ -131,20 +132,10 @@ def name_of(change: Change) -> str:
     return change.part.removesuffix("_s").replace("_", " ")
 
 
-def percent(share: float) -> str:
-    """Such as "+3.1 %", or "+312 %"."""
-    return f"{number(share)} %"
-
-
-def number(share: float) -> str:
-    """A share in hundredths, with its sign."""
-    return f"{100 * share:+.{1 if abs(share) < 1 else 0}f}"
-
-
 def changed(change: Change, of: str = "") -> str:
     """A change with its interval, such as "+3.1 % a step (+2.0 to +4.2 %)"."""
-    share = change.share
-    return f"{percent(share.value)}{of and f' {of}'} ({number(share.low)} to {percent(share.high)})"
+    value, low, high = map(of_change, change.share)
+    return f"{value}{of and f' {of}'} ({low.removesuffix(' %')} to {high})"
 
 
 def table(found: Times) -> Iterator[str]:
@@ -154,7 +145,7 @@ def table(found: Times) -> Iterator[str]:
         if change.a_s == change.b_s == 0:
             continue
         name = {found.step.part: "typical step", found.mean.part: "mean step"}.get(change.part, name_of(change))
-        interval = changed(change) if found.has_interval else percent(change.share.value)
+        interval = changed(change) if found.has_interval else of_change(change.share.value)
         mark = "" if not found.has_interval or change.shown else "   not shown"
         yield f"{name:14}{1e3 * change.a_s:10.3f}{1e3 * change.b_s:10.3f}   {interval}{mark}"
 
@@ -200,7 +191,7 @@ def _memory(amount: Amount | None) -> str:
     if amount is None:
         return "unknown"
     said = f"peak {amount.a / 2**20:,.0f} MiB | {amount.b / 2**20:,.0f} MiB"
-    return f"{said}: {percent(amount.change) if amount.shown else 'no difference shown'}"
+    return f"{said}: {of_change(amount.change) if amount.shown else 'no difference shown'}"
 
 
 def _losses(found: Losses | None) -> Iterator[str]:

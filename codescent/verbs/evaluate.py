@@ -8,7 +8,7 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
-from codescent.preflight import saved_plan
+from codescent.build import saved_plan
 from codescent.tasks import ScoreRequest, beside_text
 from codescent.tasks.answers.predictions import score_files
 

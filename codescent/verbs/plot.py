@@ -12,9 +12,9 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
 from codescent.base.published import in_words
-from codescent.record import RunFolder
-from codescent.report.metrics import Curves, read
+from codescent.report.metrics import Curves, of_run
 from codescent.report.style import PICTURES, no_matplotlib, picture_bytes
+from codescent.results import Run, open_runs
 from codescent.verbs.learning_rate import FILES
 from codescent.verbs.picture import may_replace, no_file
 
@@ -25,15 +25,16 @@ MARK = "codescent plot"
 def main(arguments: Namespace) -> int:
     """Draw the runs, and say where the picture is."""
     out: Path = arguments.out
-    opened, problems = [], list(refusals(out))
-    for path in (path for path in arguments.runs if not path.name.endswith(FILES)):  # `runs/*` has them, too
-        try:
-            opened.append(RunFolder.open(path))
-        except UserError as error:
-            problems += error.problems
+    runs: list[Run] = []
+    problems = list(refusals(out))
+    try:
+        # `runs/*` has files of FILES, too.
+        runs = open_runs(path for path in arguments.runs if not path.name.endswith(FILES))
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(*dict.fromkeys(problems))
-    curves = list(_read_all(opened))
+    curves = list(_read_all(runs))
     if not curves:
         raise UserError("no row of metrics to draw: a run has one after its first step")
 
@@ -62,14 +63,11 @@ def refusals(path: Path) -> Iterator[str]:
         yield f"--out {path}: {problem}"
 
 
-def _read_all(folders: Sequence[RunFolder]) -> Iterator[Curves]:
+def _read_all(runs: Sequence[Run]) -> Iterator[Curves]:
     """The curves of each run. A run without a row is left out, and a line says so."""
-    unique = list({folder.path.resolve(): folder for folder in folders}.values())
-    names = Counter(folder.path.resolve().name for folder in unique)
-    for folder in unique:
-        own = folder.path.resolve().name
-        found = read(folder, own if names[own] == 1 else str(folder.path))
-        if len(found.columns["step"]):
-            yield found
+    names = Counter(run.name for run in runs)
+    for run in runs:
+        if run.steps:
+            yield of_run(run, run.name if names[run.name] == 1 else str(run.folder.path))
         else:
-            warn(f"{folder.path}: has no row of metrics yet, and is left out")
+            warn(f"{run.folder.path}: has no row of metrics yet, and is left out")

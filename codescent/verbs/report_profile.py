@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from rich.console import Console
 
-from codescent.preflight import saved_plan
+from codescent.build import saved_plan
 from codescent.record import RunFolder
 from codescent.report.profile import profile_report
 from codescent.report.profile_text import tables

@@ -15,9 +15,9 @@ from codescent import models
 from codescent.base.cores import memory_bytes
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
+from codescent.build import saved_plan
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
-from codescent.preflight import saved_plan
 from codescent.record import RunFolder
 from codescent.tasks.conversations.conversations import HALF, half_a_character
 from codescent.tasks.task import Prompts

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from codescent.base.amounts import of_seconds
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
@@ -31,7 +32,7 @@ from codescent.study.result import PointState
 from codescent.study.runner import Progress, Turn, run_turns, turns_of
 from codescent.study.shipped import find
 from codescent.study.table import STUDY_CSV, read_table, rows_of, write_table
-from codescent.verbs.study_tables import in_unit, show
+from codescent.verbs.study_tables import show
 
 FOLDER = "study-runs"
 """Where studies are, beside the folder of single runs: `codescent plot runs/*` draws no study."""
@@ -100,7 +101,9 @@ def _line(folder: StudyFolder, progress: Progress, index: int, turn: Turn, ended
     attempt = next(one for one in folder.attempts(turn.spec) if one.number == turn.number)
     what = f"{attempt.state}: {ended.why}"
     if attempt.run is not None and attempt.state is PointState.DONE:
-        what = f"{in_unit(repeat_of(attempt.run, turn.number, folder.definition.warmup, attempt.record).step_s)} a step"
+        what = (
+            f"{of_seconds(repeat_of(attempt.run, turn.number, folder.definition.warmup, attempt.record).step_s)} a step"
+        )
     where = f"{index + 1} of {len(progress.turns)}  {turn.spec.name}, repeat {turn.number}"
     return f"{where}  {what}{_about(progress, index + 1)}"
 

@@ -11,21 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from codescent.base.amounts import of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.visible import visible
 from codescent.results import Interval
-from codescent.study.result import Kind, Measured, Point, PointState, Study
-from codescent.study.words import short_name, states_said
+from codescent.study.result import Kind, Point, PointState, Study
+from codescent.study.words import KIND_WORDS, short_name, states_said
 
-UNITS = ((60.0, "min", 120.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3), (1e-6, "µs", 0.0))
-"""Seconds of a unit of time, its name, and the seconds from which it is used."""
-
-KINDS = {
-    Kind.STRONG: "strong scaling: the global batch stays the same",
-    Kind.WEAK: "weak scaling: the batch of each rank stays the same",
-    Kind.THREADS: "threads of one rank",
-    Kind.GRID: "a grid of settings",
-}
+ENOUGH = 5
+"""Repeats from which the interval of a median can be one of 95 %: even smallest to largest of four miss it in 12 %."""
+FEW = f"of fewer than {ENOUGH} repeats, intervals are too narrow"
 
 Column = tuple[str, Callable[[Point], str]]
 
@@ -33,7 +28,7 @@ Column = tuple[str, Callable[[Point], str]]
 def show(study: Study, source: str) -> None:
     """Print what a study says. `source`: the file with all its numbers."""
     console = Console(highlight=False)
-    _line(console, f"{study.name}: {KINDS[study.kind]}; {states_said(study)}")
+    _line(console, f"{study.name}: {KIND_WORDS[study.kind]}; {states_said(study)}")
     if study.machine:
         _line(console, f"on {_machine(study)}")
     repeats = sorted({point.repeats for point in _points(study) if point.repeats})
@@ -42,6 +37,8 @@ def show(study: Study, source: str) -> None:
         several = f"medians of {of} repeats, with intervals of 95 %"
         said = several if of != "1" else "one value for each point, no intervals"
         _line(console, said)
+        if of != "1" and repeats[0] < ENOUGH:
+            _line(console, FEW)
         if study.kind is Kind.GRID:
             _line(console, f"a point is: {', '.join(name.rpartition('.')[2] for name in _points(study)[0].axes)}")
         _line(console, f"every value is in {source}")
@@ -54,26 +51,20 @@ def show(study: Study, source: str) -> None:
         _line(console, text)
 
 
-def in_unit(seconds: float) -> str:
-    """Seconds with three digits and a fitting unit."""
-    size, name = _unit(seconds)
-    return f"{_three(seconds / size)} {name}"
-
-
 def _tables(study: Study) -> list[tuple[str, list[Column]]]:
     """Several small tables: each fits on a terminal of 80 columns. A table of which nothing is known is left out."""
     grows = study.kind is not Kind.GRID
-    share = [("serial", lambda point: _percent(point.serial_share))] if grows else []
-    efficient: list[Column] = [("efficiency", lambda point: _ratio(point.efficiency.total, "%"))] if grows else []
-    alone: list[Column] = [("efficiency", lambda point: _ratio(point.efficiency.compute, "%"))] if grows else []
+    share = [("serial", lambda point: _share(point.serial_share))] if grows else []
+    efficient: list[Column] = [("efficiency", lambda point: _efficiency(point.efficiency.total))] if grows else []
+    alone: list[Column] = [("efficiency", lambda point: _efficiency(point.efficiency.compute))] if grows else []
     points = _points(study)
     tables: list[tuple[str, list[Column]]] = [
         (
             "time",
             [
-                ("median", lambda point: _seconds(point.step_s)),
+                ("median", lambda point: _seconds(point.step_s.total)),
                 ("95 % interval", lambda point: _ends(point.step_s.total)),
-                ("speed-up", lambda point: _ratio(point.speed_up.total)),
+                ("speed-up", lambda point: _times(point.speed_up.total)),
                 *efficient,
                 *share,
             ],
@@ -85,7 +76,7 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
                 "rate of all",
                 [
                     ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
-                    ("MFU", lambda point: _percent(point.mfu.value if point.mfu else None)),
+                    ("MFU", lambda point: _share(point.mfu.value if point.mfu else None)),
                     ("tokens/s", lambda point: f"{point.tokens_per_s.value:,.0f}" if point.tokens_per_s else ""),
                     ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
                     ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
@@ -97,9 +88,9 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
             (
                 "computation",
                 [
-                    ("median", lambda point: _seconds(Measured(point.step_s.compute))),
+                    ("median", lambda point: _seconds(point.step_s.compute)),
                     ("95 % interval", lambda point: _ends(point.step_s.compute)),
-                    ("speed-up", lambda point: _ratio(point.speed_up.compute)),
+                    ("speed-up", lambda point: _times(point.speed_up.compute)),
                     *alone,
                     ("GFLOP/s", lambda point: _giga(point.flops_per_s.compute)),
                 ],
@@ -110,7 +101,7 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
         names = ("compute", "comm", "bubble", "data")
         columns: list[Column] = [(name, _part(part)) for name, part in zip(names, parts, strict=True)]
         columns += [("optimizer", _part(("optimizer_s",))), ("other", _part(("other_s",)))]
-        tables.append(("of a step", [*columns, ("overhead", _overhead)]))
+        tables.append(("of a step", [*columns, ("overhead", lambda point: _share(point.overhead))]))
     return tables
 
 
@@ -180,34 +171,29 @@ def _line(console: Console, text: str) -> None:
     console.print(Text(visible(text)), soft_wrap=not console.is_terminal)
 
 
-def _unit(seconds: float) -> tuple[float, str]:
-    return next((size, name) for size, name, least in UNITS if seconds >= least)
-
-
-def _three(value: float) -> str:
-    """Three digits, without an exponent."""
-    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
-
-
-def _seconds(found: Measured) -> str:
-    return in_unit(found.total.value) if found.total else ""
+def _seconds(found: Interval | None) -> str:
+    return of_seconds(found.value) if found else ""
 
 
 def _ends(found: Interval | None) -> str:
+    """Such as "87.1-90.2 ms"; with both units where they differ."""
     if found is None or math.isnan(found.low):
         return ""
-    size, _ = _unit(found.value)
-    return f"{_three(found.low / size)}-{_three(found.high / size)}"
+    low, high = of_seconds(found.low), of_seconds(found.high)
+    same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
+    return f"{low.rpartition(' ')[0] if same else low}-{high}"
 
 
-def _ratio(found: Interval | None, unit: str = "") -> str:
-    if found is None:
-        return ""
-    return f"{found.value:.0%}" if unit else f"{found.value:.2f}"
+def _times(found: Interval | None) -> str:
+    return f"{found.value:.2f}" if found else ""
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def _share(value: float | None) -> str:
+    return "" if value is None else of_share(value)
+
+
+def _efficiency(found: Interval | None) -> str:
+    return _share(found.value if found else None)
 
 
 def _giga(found: Interval | None) -> str:
@@ -217,12 +203,6 @@ def _giga(found: Interval | None) -> str:
 def _part(names: Sequence[str]) -> Callable[[Point], str]:
     def share(point: Point) -> str:
         whole = sum(point.parts_s.values())
-        return f"{sum(point.parts_s[name] for name in names) / whole:.1%}" if whole else ""
+        return of_share(sum(point.parts_s[name] for name in names) / whole) if whole else ""
 
     return share
-
-
-def _overhead(point: Point) -> str:
-    whole = sum(point.parts_s.values())
-    compute = point.parts_s.get("forward_s", 0.0) + point.parts_s.get("backward_s", 0.0)
-    return f"{1 - compute / whole:.1%}" if whole else ""

@@ -18,14 +18,14 @@ from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command
 from codescent.base.rank import Rank
-from codescent.build import task_request
+from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
-from codescent.preflight import check, notes, refuse_moved, run_folder, saved_plan
+from codescent.preflight import check, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
@@ -97,10 +97,11 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     check(config, ranks, resume=arguments.resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
-    of_memory = partial(_of_memory, config)
-    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env, saves=not finds, of_memory=of_memory)
-    if not finds:
-        _record_lost(run_folder(config), None)
+    start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
+    if finds:  # a run folder of this name would be that of another run
+        return start(saves=False)
+    code = start(of_memory=partial(_of_memory, config))
+    _record_lost(run_folder(config), None)
     return code
 
 

@@ -16,7 +16,7 @@ from codescent import models, tasks
 from codescent.base.command import resume_command
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.build import Resolved, resolve
+from codescent.build import Resolved, resolve, saved_plan
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
 from codescent.config.sections import Config
@@ -25,7 +25,7 @@ from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Parameter
-from codescent.preflight import request_with_kept, saved_plan
+from codescent.preflight import request_with_kept
 from codescent.record import CONFIG, RunFolder
 from codescent.train.initial import InitialValues
 

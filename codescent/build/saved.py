@@ -1,0 +1,42 @@
+"""In: a run folder. Out: the plan with which the run began, also of an earlier version.
+Does not compare it with another plan (preflight.py does)."""
+
+from __future__ import annotations
+
+import tomllib
+
+from pydantic import ValidationError
+
+from codescent.base.errors import UserError
+from codescent.build.plan import build
+from codescent.config.sections import Config
+from codescent.plan import Mesh, OlderPlan, Plan
+from codescent.record import RunFolder
+
+
+def saved_plan(folder: RunFolder) -> Plan:
+    """The plan with which a run began. A plan of an earlier version is built again from the run's config.
+
+    Raises:
+        UserError: the folder's config or plan is damaged.
+    """
+    try:
+        return Plan.from_json(folder.plan)
+    except OlderPlan:
+        return _built_again(folder)
+    except (KeyError, TypeError, ValueError) as error:
+        file = folder.path / "plan.json"
+        raise UserError(
+            f"{file}: damaged: not the plan of a run ({error}); restore the file, or start a new run.name"
+        ) from error
+
+
+def _built_again(folder: RunFolder) -> Plan:
+    """The plan of a run's config, in the form of this version."""
+    try:
+        config = Config.model_validate(tomllib.loads(folder.config_text))
+        mesh = Mesh(**folder.plan["mesh"])
+        return build(config, folder.plan["work"]["vocab_size"] or None, mesh.world_size)
+    except (ValidationError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        said = f"{folder.path}: its config.toml or plan.json is not of this version ({error})"
+        raise UserError(said) from error
