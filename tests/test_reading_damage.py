@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from reported import make_run
-from runs import called, environment
+from runs import called, environment, make_project
 
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
@@ -169,3 +169,15 @@ def test_a_run_ends_with_the_command_that_waits_for_it(tmp_path: Path) -> None:
         assert started.stdout.readline() == b"ready\n"
         started.kill()
         assert b"because its parent process" in started.stderr.read()  # up to the end of the child, which has it open
+
+
+def test_a_name_is_one_line_and_its_folder_fits_a_disk(tmp_path: Path) -> None:
+    """`--list` prints names as comments for a shell: a line end in one would be a command."""
+    make_project(tmp_path)
+    names = ("a\\nrm -rf x", "é" * 200)
+    axes = "".join(f'[axes.io."{name}"]\ntrain.global_batch_size = {8 * at}\n' for at, name in enumerate(names, 1))
+    keys = f'name = "a"\nconfig = "run.toml"\nkind = "grid"\nbaseline = {{ io = "{names[1]}" }}\n'
+    (tmp_path / "study.toml").write_text(f"[study]\n{keys}{axes}")
+    end = called(tmp_path, "study", "study.toml", "--list")
+    assert (end.returncode, end.stderr.count("error")) == (0, 0)
+    assert [line.split()[0] for line in end.stdout.splitlines()] == ["#", "for"] * 2
