@@ -95,7 +95,7 @@ def name_of(axes: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of an axis as it is printed: without spaces and line ends, as `--list` prints it in a comment of a shell."""
+    """A value of an axis as it is printed: without spaces and line ends: `--list` prints comments of a shell."""
     if isinstance(value, bool):
         return str(value).lower()
     return "".join(str(value).split()) or "none"
