@@ -294,7 +294,18 @@ def test_a_file_cannot_be_based_on_itself() -> None:
 
 
 def test_every_section_is_in_the_schema() -> None:
-    assert list(SECTIONS) == ["run", "model", "lora", "data", "train", "optimizer", "parallel", "checkpoint", "log"]
+    assert list(SECTIONS) == [
+        "run",
+        "model",
+        "lora",
+        "data",
+        "train",
+        "optimizer",
+        "parallel",
+        "checkpoint",
+        "log",
+        "profile",
+    ]
 
 
 def test_a_name_too_long_for_a_folder() -> None:

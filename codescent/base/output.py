@@ -29,6 +29,12 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
+def escape_what_a_stream_cannot_write() -> None:
+    """Characters that the encoding of standard output lacks are escaped, as Python does on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def tolerate_write_errors() -> None:
     """Replace sys.stdout and sys.stderr: a full disk, a closed pipe or a closed terminal raises no error any more."""
     sys.stdout, sys.stderr = (

@@ -8,8 +8,16 @@ import sys
 import threading
 import time
 
+PARENT = "CODESCENT_PARENT"
+"""The process id of the command that has started a run and waits for its end, such as `codescent study`."""
 LOOK_EVERY_S = 0.5
 EXIT_CODE = 1
+
+
+def end_with_command() -> None:
+    """`end_with_parent`, if this process is a run that such a command has started. Its own ranks end with it."""
+    if os.environ.get(PARENT) == str(os.getppid()):
+        end_with_parent("this run")
 
 
 def end_with_parent(who: str) -> None:

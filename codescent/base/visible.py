@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Control characters of ASCII and Latin-1, line separators, and characters that reverse the text direction."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters of ASCII and Latin-1, line separators, characters that reverse the text direction, and halves of
+characters (surrogates), as names of files have them that are not UTF-8: no stream can write these."""
 
 
 def visible(text: str) -> str:

@@ -177,6 +177,8 @@ def _decode(kind: Any, data: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(data)
     if origin is tuple:
+        if not isinstance(data, list | tuple):
+            raise TypeError(f"{str(data)[:40]!r} is not a list")
         return tuple(_decode(arguments[0], item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
@@ -186,4 +188,6 @@ def _decode(kind: Any, data: Any) -> Any:
         if data is None or set(arguments) <= _SCALARS:
             return data  # JSON distinguishes strings and numbers already
         return _decode(next(a for a in arguments if a is not type(None)), data)
+    if type(data) is not kind and not (kind is float and type(data) is int):
+        raise TypeError(f"{str(data)[:40]!r} is not {kind.__name__}")
     return kind(data)

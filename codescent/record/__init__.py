@@ -6,6 +6,8 @@ from codescent.record.rows import METRICS_JSONL as METRICS_JSONL
 from codescent.record.rows import Table as Table
 from codescent.record.run_folder import CHECKPOINTS as CHECKPOINTS
 from codescent.record.run_folder import CONFIG as CONFIG
+from codescent.record.run_folder import ENVIRONMENT as ENVIRONMENT
+from codescent.record.run_folder import EVENTS as EVENTS
 from codescent.record.run_folder import METRICS as METRICS
 from codescent.record.run_folder import PLAN as PLAN
 from codescent.record.run_folder import TOKENIZER as TOKENIZER

@@ -14,6 +14,8 @@ PARTS = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_byt
 """What is counted. With rest_bytes these columns sum to peak_bytes."""
 MOST = tuple(f"most_{part}" for part in PARTS)
 WORDS = ("peak_at", "counted_at")
+OF_CUDA = ("reserved_bytes", "allocator_retries")
+"""Columns that are empty on a CPU."""
 COLUMNS = (
     "step",
     "rank",
@@ -25,13 +27,12 @@ COLUMNS = (
     "counted_at",
     *MOST,
     "host_bytes",
-    "reserved_bytes",
-    "allocator_retries",
+    *OF_CUDA,
 )
 
 MemoryRow = Mapping[str, Any]
 
-TABLE = Table(MEMORY_CSV, COLUMNS, [name for name in COLUMNS if name not in WORDS], WORDS)
+TABLE = Table(MEMORY_CSV, COLUMNS, [name for name in COLUMNS if name not in WORDS], WORDS, OF_CUDA)
 
 
 def last_rows(folder: Path) -> dict[int, MemoryRow]:

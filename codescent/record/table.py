@@ -20,13 +20,15 @@ class Table:
     Attributes:
         name: of the file.
         columns: their names, in order; one is "step".
-        integers, words: columns that are int and str; the others are float. None is an empty field.
+        integers, words: columns that are int and str; the others are float.
+        optional: columns whose field may be empty: None.
     """
 
     name: str
     columns: tuple[str, ...]
     integers: Collection[str]
     words: Collection[str] = ()
+    optional: Collection[str] = ()
 
     def write(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows, all in one write. Raises UserError: the file cannot be written."""
@@ -74,6 +76,6 @@ class Table:
     def _value(self, name: str, text: str) -> Any:
         if name in self.words:
             return text
-        if not text:
+        if not text and name in self.optional:
             return None
         return int(text) if name in self.integers else float(text)

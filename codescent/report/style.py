@@ -71,8 +71,12 @@ def no_matplotlib(otherwise: str = "") -> str:
     Args:
         otherwise: what else would do, such as ", or write a .json trace".
     """
-    if importlib.util.find_spec("matplotlib") is not None:
-        return ""
+    try:
+        if importlib.util.find_spec("matplotlib") is not None:
+            importlib.import_module("matplotlib.figure")  # an installation may be broken
+            return ""
+    except ImportError as error:
+        return f"a picture needs matplotlib, which cannot be imported ({error}): pip install matplotlib{otherwise}"
     return f"a picture needs matplotlib: pip install matplotlib{otherwise}"
 
 

@@ -4,11 +4,13 @@ Does not compare or draw, and does not load torch. A run that is still training 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import tomllib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
+from codescent.base.typed import Kind, mistyped
 from codescent.plan import OlderPlan, Plan
-from codescent.record import METRICS, PLAN, RunFolder
+from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, RunFolder
 from codescent.record.ranks import RankRow
 from codescent.results.statistics import Values
 
@@ -28,6 +31,13 @@ kernels are chosen."""
 
 LARGEST = sys.float_info.max
 """A larger integer of a column has no float, and counts as infinite."""
+FACTS: Mapping[str, Kind] = {
+    **dict.fromkeys(("cores", "memory_bytes", "num_threads", "world_size"), int),
+    **dict.fromkeys(("load", "peak_flops_per_s"), float),
+    "ranks": list,
+}
+"""Facts of environment.json that are computed with; the others are only shown."""
+EVENT: Mapping[str, Kind] = {"kind": str, "wall_time": str, "step": int}
 BEGINS = ("start", "resume")
 """Events with which a run, or its continuation, begins."""
 
@@ -177,7 +187,9 @@ def open_run(path: Path | str) -> Run:
         raise UserError(f"{folder.path / 'config.toml'}: not valid TOML ({error})") from error
     keys = {f"{section}.{key}": value for section, given in sections.items() for key, value in _items(given)}
     environment = folder.read_environment()
-    return Run(folder, folder.path.resolve().name, keys, environment, folder.read_events())
+    if problem := mistyped(environment, FACTS):
+        raise UserError(f"{folder.path / ENVIRONMENT}: {problem}")
+    return Run(folder, folder.path.resolve().name, keys, environment, _events(folder))
 
 
 def open_runs(paths: Iterable[Path | str]) -> list[Run]:
@@ -186,7 +198,7 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
     problems: list[str] = []
     given: dict[Path, Path | str] = {}
     for path in paths:
-        given.setdefault(Path(path).resolve(), path)
+        given.setdefault(Path(os.path.realpath(path)), path)  # resolve() raises on a circle of links
     for path in given.values():  # as the user has named them
         try:
             runs.append(open_run(path))
@@ -202,6 +214,20 @@ def differing(runs: Sequence[Run], but: Iterable[str] = ("run.name", "run.folder
     keys = sorted({key for run in runs for key in run.keys} - set(but))
     values = {key: [run.keys.get(key) for run in runs] for key in keys}
     return {key: of_runs for key, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)}
+
+
+def _events(folder: RunFolder) -> list[dict[str, Any]]:
+    """All events. Raises UserError: a line is none."""
+    events = folder.read_events()
+    for number, event in enumerate(events, start=1):
+        problem = mistyped(event, EVENT)
+        try:
+            datetime.fromisoformat(str(event.get("wall_time", "2000-01-01")))
+        except ValueError:
+            problem = problem or "wall_time: must be a date with a time"
+        if problem or "kind" not in event:
+            raise UserError(f"{folder.path / EVENTS} line {number}: not an event: {problem or 'it has no kind'}")
+    return events
 
 
 def _items(given: Any) -> Iterable[tuple[str, Any]]:

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from codescent.base.parent import PARENT
 from codescent.launch.launchers import TORCHRUN_SET
 
 STOP_S = 30.0
@@ -39,15 +40,17 @@ def train_run(config: str, words: Sequence[str], environment: Mapping[str, str] 
         environment: more environment variables. Those of a launcher are not passed on.
     """
     env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET} | dict(environment or {})
-    command = train_words(config, words)
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    env[PARENT] = str(os.getpid())
+    command, pipe = train_words(config, words), subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, errors="replace") as child:
         try:
             _, stderr = child.communicate()
         except BaseException:  # this process is being stopped: give the run time to stop its ranks
-            child.terminate()
             try:
-                child.communicate(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    child.terminate()
+                    child.communicate(timeout=STOP_S)
+            finally:  # too slow, or a second Ctrl-C: its ranks end with it
                 child.kill()
             raise
     return Ended(child.returncode, _cause(child.returncode, stderr) if child.returncode else "")

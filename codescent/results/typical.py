@@ -161,5 +161,5 @@ def _span(run: Run) -> tuple[float, float | None]:
 
 
 def _times(run: Run, kinds: Sequence[str]) -> list[float]:
-    found = [event for event in run.events if event["kind"] in kinds]
+    found = [event for event in run.events if event["kind"] in kinds and event.get("wall_time")]
     return [datetime.fromisoformat(event["wall_time"]).timestamp() for event in found]

@@ -265,7 +265,7 @@ def _at(file: Path, lines: Mapping[tuple[str, ...], int], path: tuple[str, ...])
 def _config(file: Path, given: str) -> str:
     """The base config as a path from the working directory, or the name of a shipped config."""
     found, own = Path(os.path.normpath(file.parent / given)), shipped().get(Path(given).stem)
-    is_own = own is not None and (found.resolve() == own.resolve() or not found.exists())
+    is_own = own is not None and (os.path.realpath(found) == os.path.realpath(own) or not found.exists())
     return Path(given).stem if is_own else str(found)
 
 

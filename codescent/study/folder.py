@@ -13,10 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import in_words
+from codescent.base.typed import Kind as TypeOfFact
+from codescent.base.typed import mistyped
+from codescent.record import CONFIG, RunFolder
 from codescent.results import Run, State, open_run
 from codescent.study.file import Scalar, StudyFile
 from codescent.study.points import Spec
@@ -25,6 +30,12 @@ from codescent.study.result import Kind, PointState
 DEFINITION = "study.json"
 FORMAT = 1
 LOCK = ".lock"
+RECORD: Mapping[str, TypeOfFact] = {
+    "code": int,
+    **dict.fromkeys(("why", "collected"), str),
+    **dict.fromkeys(("load_before", "load_after", "wall_s", "others"), float),
+}
+"""What is noted about a run that has ended."""
 REFUSED_CODE = 2
 """Exit code of a run that is refused before its first step, such as one for a device that is not there."""
 
@@ -80,10 +91,15 @@ class Definition:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Definition:
-        """Out of JSON data. Raises KeyError, TypeError, ValueError: it is none."""
-        values = {name: value for name, value in data.items() if name != "format"}
-        specs = [Spec(**spec) for spec in values.pop("specs")]
-        return cls(**{**values, "kind": Kind(values["kind"]), "specs": specs})
+        """Out of JSON data. Raises ValueError: it is none."""
+        try:
+            found = TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        if wrong := [spec.slug for spec in found.specs if Path(spec.slug).name != spec.slug]:
+            raise ValueError(f"slug: given {wrong[0]!r}; must be the name of a folder")
+        return found
 
 
 @dataclass(frozen=True)
@@ -116,13 +132,20 @@ class StudyFolder:
         self.path, self.definition = path, definition
 
     @classmethod
-    def create(cls, path: Path, definition: Definition) -> StudyFolder:
-        """Write the definition of a study that is new, or continues.
+    def create(cls, path: Path, definition: Definition, *, held: bool = False) -> StudyFolder:
+        """Write the definition of a study that is new, or continues. `held`: this process runs it already.
 
-        Raises UserError: the folder is not a study's, or its runs were made with other values.
+        Raises UserError: the folder is not a study's, or its runs were made with other values; or the definition has
+        changed while another process runs the study.
         """
         if (path / DEFINITION).is_file():
-            cls.open(path)._refuse_changes(definition)
+            before = cls.open(path)
+            before._refuse_changes(definition)
+            if json.dumps(before.definition.to_json()) == json.dumps(definition.to_json()):
+                return cls(path, definition)
+            if not held:
+                with before.hold():
+                    return cls.create(path, definition, held=True)
         elif path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
             raise UserError(f"{path}: is not empty, and has no {DEFINITION}: give another folder with --folder")
         try:
@@ -144,7 +167,7 @@ class StudyFolder:
             if problem := unreadable(data.get("format"), FORMAT, FORMAT):
                 raise UserError(f"{file}: {problem}")
             return cls(path, Definition.from_json(data))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"{file}: not readable as the definition of a study ({error})") from error
 
     @contextmanager
@@ -179,9 +202,18 @@ class StudyFolder:
             raise UserError(f"{path}: {in_words(error)}") from error
 
     def forget(self, spec: Spec, number: int) -> None:
-        """Remove a repeat, so that it can be run again."""
-        shutil.rmtree(self.run_path(spec, number), ignore_errors=True)
-        self._record(spec, number).unlink(missing_ok=True)
+        """Remove a repeat, so that it can be run again. Raises UserError: it still trains, or cannot be removed."""
+        path = self.run_path(spec, number)
+        if (path / CONFIG).is_file():
+            run = RunFolder.open(path)
+            run.hold()
+            run.release()
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            self._record(spec, number).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{error.filename or path}: cannot be removed: {in_words(error)}") from error
 
     def state(self, spec: Spec, attempts: Sequence[Attempt]) -> tuple[PointState, str]:
         """The state of a point, and why it is one of FAILED, OUT_OF_MEMORY and REFUSED."""
@@ -209,10 +241,11 @@ class StudyFolder:
         path, file = self.run_path(spec, number), self._record(spec, number)
         try:
             record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        except ValueError as error:
-            raise UserError(
-                f"{file}: not readable as JSON ({error}); delete it, and the repeat is taken again"
-            ) from error
+            problem = mistyped(record, RECORD)
+        except (OSError, ValueError, RecursionError) as error:
+            problem = f"not readable as JSON ({error})"
+        if problem:
+            raise UserError(f"{file}: {problem}; delete the file, and the study goes on without it")
         run = open_run(path) if path.is_dir() and any(path.iterdir()) else None
         why = "; ".join(dict.fromkeys(filter(None, [record.get("why", ""), run.why if run else ""])))
         if run and (run.state is State.DONE or "collected" in record):

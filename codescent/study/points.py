@@ -91,14 +91,14 @@ def alike(one: Any, other: Any) -> bool:
 
 def name_of(axes: Mapping[str, Any]) -> str:
     """The name of a point, such as "ranks=2 batch=8". A key is named without its section."""
-    return " ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in axes.items())
+    return " ".join(f"{shown(name).rpartition('.')[2]}={shown(value)}" for name, value in axes.items())
 
 
 def shown(value: Any) -> str:
-    """A value of an axis as it is printed."""
+    """A value of an axis as it is printed: without spaces and line ends: `--list` prints comments of a shell."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value).replace(" ", "") or "none"
+    return "".join(str(value).split()) or "none"
 
 
 def _fixed(study: StudyFile) -> dict[str, Scalar]:
@@ -132,7 +132,7 @@ def _spec(study: StudyFile, base: Config, values: Mapping[str, Scalar]) -> Spec:
     if study.study.kind is Kind.WEAK:
         overrides |= _grown(base, overrides, ranks)
     name = name_of(values)
-    slug = re.sub(r"[^\w.+-]+", "_", name.replace("=", "-")).strip("_")[:150]
+    slug = re.sub(r"[^\w.+-]+", "_", name.replace("=", "-")).strip("_").encode()[:150].decode(errors="ignore")
     return Spec(name, slug, dict(values), {**_fixed(study), **study.fixed, **overrides}, ranks, nodes)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from codescent.base.errors import UserError
-from codescent.base.output import open_closed_streams, tolerate_write_errors
+from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors
 from codescent.base.published import in_words, is_full
 from codescent.base.visible import visible
 from codescent.launch.spin import with_short_spin
@@ -51,6 +51,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     """
     if may_restart:
         open_closed_streams()
+        escape_what_a_stream_cannot_write()
     arguments = parse(words)
     trains = may_restart and "may_restart" in arguments
     if trains:  # training continues even if its output cannot be written

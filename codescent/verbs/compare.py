@@ -3,6 +3,7 @@ Does not compute what differs (results/ does) and does not write a run folder. I
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ def main(arguments: Namespace) -> int:
         raise UserError(f"--fail-above: {too_few(found)}, so nothing can be said; let the runs take more steps")
     say(verdict(found, differences, max(run.num_ranks for run in (*a, *b))))
     say(["", *table(found), ""])
-    print(columns(list(rows(a, b, found, differences))))
+    say([columns(list(rows(a, b, found, differences)))])
     if bound is None:
         return 0
     fails = found.step.share.low > bound
@@ -80,7 +81,7 @@ def _sides(runs: Sequence[Path], others: Sequence[Path] | None) -> tuple[list[Ru
                 opened[-1].append(open_run(path))
             except UserError as error:
                 problems += error.problems
-    resolved = [path.resolve() for path in (*left, *right)]
+    resolved = [Path(os.path.realpath(path)) for path in (*left, *right)]  # resolve() raises on a circle of links
     problems += [f"{path}: given twice; a run is compared with others" for path in _twice(resolved)]
     if problems:
         raise UserError(*dict.fromkeys(problems))

@@ -73,7 +73,9 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
     names = {turn.spec.name for turn in turns_of(folder, retry=retry)}
     refused = prepare(study, [spec for spec in definition.specs if spec.name in names])
     if refused:
-        folder = StudyFolder.create(folder.path, replace(definition, refused={**definition.refused, **refused}))
+        folder = StudyFolder.create(
+            folder.path, replace(definition, refused={**definition.refused, **refused}), held=True
+        )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
     console = Console(highlight=False)
     total, done = len(progress.turns), 0

@@ -16,6 +16,7 @@ from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
 from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
+from codescent.base.parent import end_with_command
 from codescent.base.rank import Rank
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
@@ -35,6 +36,7 @@ def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
     if arguments.find_learning_rate and arguments.resume:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
+    end_with_command()
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.

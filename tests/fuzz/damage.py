@@ -1,8 +1,9 @@
 """In: a file, a random generator. Out: the file damaged in one way, and a sentence that says how.
-Does not know what the file is for; by its name it is JSON, TOML, a template, or bytes."""
+Does not know what the file is for; by its name it is JSON, TOML, CSV, a template, packed, or bytes."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -46,6 +47,10 @@ def damage(path: Path, rng: random.Random) -> str:
         ways += [_json, _json, _json]
     elif path.suffix == ".toml":
         ways += [_toml, _toml, _toml]
+    elif path.suffix == ".csv":
+        ways += [_csv, _csv]
+    elif path.suffix == ".gz":
+        ways += [_gz, _gz, _gz]
     elif path.suffix == ".jinja":
         ways += [_template, _template]
     before = path.read_bytes()
@@ -103,6 +108,36 @@ def _json(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     if number < 0:
         return text, where
     return b"\n".join([*lines[:number], text, *lines[number + 1 :]]) + b"\n", f"line {number + 1}: {where}"
+
+
+def _csv(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """One cell replaced, one line twice, or one removed."""
+    lines = data.split(b"\n")
+    number = rng.randrange(len(lines))
+    how = rng.choice(["replaced", "replaced", "replaced", "twice", "removed"])
+    if how == "replaced":
+        cells = lines[number].split(b",")
+        value = str(rng.choice(VALUES)).encode("utf-8", "surrogatepass")
+        cells[rng.randrange(len(cells))] = value
+        lines[number] = b",".join(cells)
+        how += f" by {value[:30]!r}"
+    else:
+        lines[number : number + 1] = [lines[number]] * (2 if how == "twice" else 0)
+    return b"\n".join(lines), f"line {number + 1}: a cell {how}"
+
+
+def _gz(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """What is packed: bytes damaged, or one line replaced, of which a value is replaced where it is JSON."""
+    text = gzip.decompress(data)
+    if rng.random() < 0.3:
+        after, how = _bytes(text, rng)
+        return gzip.compress(after), how
+    lines = text.splitlines(keepends=True)
+    number = rng.randrange(min(30, len(lines))) if rng.random() < 0.3 else rng.randrange(len(lines))
+    comma = b"," if lines[number].rstrip().endswith(b",") else b""
+    after, how = _json(lines[number].rstrip().removesuffix(b","), rng)
+    lines[number] = after.rstrip() + comma + b"\n"
+    return gzip.compress(b"".join(lines)), f"line {number + 1}: {how}"
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:

@@ -13,9 +13,11 @@ from pathlib import Path
 from chats import CHATML, TALK, tokenizer_text
 from questions import files as squad_files
 from questions import vocabulary
+from reported import make_run
 from runs import make_project
 
 ONE = ("train.num_steps=1", "train.eval_every=0", "run.name=one")
+HALVES = ("parallel.tp=2",)
 TINY = ("model.num_layers=1", "model.hidden_dim=8")
 TENSORS = (
     *("model.kind=transformer", "model.num_layers=auto", "model.seq_len=auto", "model.num_encoder_layers=1"),
@@ -73,6 +75,17 @@ def _questions(folder: Path) -> None:
     vocabulary(folder)
 
 
+def _reported(folder: Path) -> None:
+    """Runs as a run leaves them, made without training."""
+    make_run(folder / "runs" / "a", 2, *HALVES, keys="tp = 2\n")
+    make_run(folder / "runs" / "b", 2, *HALVES, keys="tp = 2\n", slower={1: 1.3})
+
+
+def _study(folder: Path) -> None:
+    make_project(folder)
+    (folder / "study.toml").write_text(STUDY)
+
+
 def _own(folder: Path) -> None:
     """The file of tensors that was generated becomes the user's own."""
     made = max(
@@ -95,6 +108,32 @@ QUESTIONS = (
 SHORT = ("train", "run.toml", "run.name=a", "train.num_steps=2", "optimizer.decay_steps=4", "checkpoint.every=1")
 FOLDER = ("export", "runs/a", "folder")
 IMPORT = ("import", "folder", "runs/imported", "--config", "run.toml")
+
+STUDY = """
+[study]
+name = "tiny"
+config = "run.toml"
+kind = "threads"
+repeats = 2
+steps = 3
+warmup = 1
+baseline = { threads = 1 }
+[set]
+data.folder = "datasets"
+[axes]
+threads = [1, 2]
+"""
+THREADS = {"a": 1, "b": 1, "c": 2}
+OF_STUDY = ("train", "run.toml", "data.folder=datasets", "train.num_steps=4", "train.eval_every=0", "log.every=1")
+COLLECTED = ("study", "study.toml", "--folder", "s", "--collect", "runs/a", "runs/b", "runs/c")
+TABLE = "threads,step_s,repeat\n1,0.5,1\n1,0.51,2\n2,0.3,1\n2,0.31,2\n"
+TWO = ("parallel.ranks=2", "train.microbatch_size=1", "model.num_layers=1")
+REPORTS = (
+    ("report", "runs/a", "runs/b", "--markdown"),
+    ("report", "runs/b", "--out", "page.html"),
+    ("compare", "runs/a", "runs/b"),
+    ("compare", "runs/a", "runs/b", "--fail-above", "3%"),
+)
 
 SUBJECTS: dict[str, Subject] = {
     "config": Subject(make_project, ["run.toml"], [["config", "run.toml"], ["plan", "run.toml"]]),
@@ -150,5 +189,27 @@ SUBJECTS: dict[str, Subject] = {
         ],
         before=[SHORT],
         checked=True,
+    ),
+    "reports": Subject(_reported, ["runs/*/*.*"], REPORTS),
+    "study files": Subject(_study, ["study.toml", "run.toml"], [["study", "study.toml", "--list"]]),
+    "tables": Subject(
+        lambda folder: (_study(folder), (folder / "table.csv").write_text(TABLE)),
+        ["table.csv"],
+        [["study", "study.toml", "--table", "table.csv"]],
+    ),
+    "studies": Subject(
+        _study,
+        ["s/study.json", "s/study.csv", "s/*/*.json", "s/*/*/*.*", "runs/*/*.*"],
+        [["study", "s"], ["study", "study.toml", "--folder", "s", "--list"], ["report", "s", "--markdown"], COLLECTED],
+        before=[
+            *([*OF_STUDY, f"run.name={name}", f"train.num_threads={threads}"] for name, threads in THREADS.items()),
+            COLLECTED,
+        ],
+    ),
+    "profiles": Subject(
+        make_project,
+        ["runs/a/profile/*", "runs/a/plan.json", "runs/a/events.jsonl"],
+        [["report", "--profile", "runs/a"], ["report", "runs/a", "--markdown"]],
+        before=[["train", "run.toml", "run.name=a", *TWO, "train.num_steps=6", "profile.active=2", "profile.wait=2"]],
     ),
 }
