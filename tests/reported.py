@@ -41,6 +41,7 @@ def make_run(
     events: Sequence[tuple[str, Mapping[str, Any]]] = (("end", {}),),
     environment: Mapping[str, Any] | None = None,
     keys: str = "",
+    peaks: Mapping[str, float] | None = None,
 ) -> RunFolder:
     """A run whose ranks compute 0.06 s of a step of 0.1 s, `slower` ones longer by that factor; the others wait.
 
@@ -64,7 +65,7 @@ def make_run(
     falling = losses or [2.0 + 5.0 / math.sqrt(step) for step in range(1, steps + 1)]
     with (path / "metrics.csv").open("a") as csv, (path / "metrics.jsonl").open("a") as jsonl:
         for step, loss in enumerate(falling, start=1):
-            row = metrics(step, loss, tokens)
+            row = {**metrics(step, loss, tokens), **(peaks or {})}
             csv.write(",".join("" if value is None else repr(value) for value in row.values()) + "\n")
             jsonl.write(json_line(row))
     for step in range(every, steps + 1, every):
@@ -82,6 +83,7 @@ def metrics(step: int, loss: float, tokens: int) -> dict[str, float | int | None
         "grad_norm": 1.0, "tokens": step * tokens, "tokens_per_s": tokens / step_s, "flops_per_s": 4e11, "mfu": 0.4,
         "step_s": step_s, "data_s": 0.001, "compute_s": 0.06, "exposed_comm_s": step_s - 0.066, "optimizer_s": 0.004,
         "peak_memory_bytes": 2**30, "forward_s": 0.02, "backward_s": 0.04, "other_s": 0.001,
+        "mfu_spec": None, "hfu": 0.4,
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from codescent.plan.pipeline import SCHEDULES
 from codescent.report import findings
 from codescent.report.markdown import markdown, plain
 from codescent.report.page import page
+from codescent.report.run_tables import overview
 from codescent.report.sections import MOST_BOXES, report, timelines
 from codescent.report.slow import work_of_stages
 from codescent.report.summary import summaries
@@ -102,6 +103,19 @@ def test_a_page_says_what_was_run_and_contains_all_it_shows(tmp_path: Path) -> N
     assert "@import" not in text
     clips = set(re.findall(r"url\(#(\w+)\)", text))
     assert clips <= set(names)
+
+
+def test_shares_of_a_peak_have_a_column_if_they_say_something(tmp_path: Path) -> None:
+    make_run(tmp_path / "cpu")
+    make_run(tmp_path / "gpu", peaks={"mfu_spec": 0.31, "hfu": 0.52})
+
+    def columns(*names: str) -> list[str]:
+        return [column.title for column in overview(summaries(open_runs(tmp_path / name for name in names))).columns]
+
+    assert [name for name in columns("cpu") if name in ("mfu", "mfu_spec", "hfu")] == ["mfu"]
+    assert [name for name in columns("cpu", "gpu") if name in ("mfu", "mfu_spec", "hfu")] == ["mfu", "mfu_spec", "hfu"]
+    row = overview(summaries(open_runs([tmp_path / "gpu"]))).rows[0]
+    assert [cell.text for cell in row][8:11] == ["40 %", "31 %", "52 %"]
 
 
 def test_names_and_configs_are_text_whatever_they_contain(tmp_path: Path) -> None:

@@ -24,6 +24,11 @@ MOST_VALUE = 60
 """Characters of a config value that a table shows."""
 MOST_RUNS_ACROSS = 6
 """Runs that are columns of a table; more become rows."""
+MORE_SHARES = {
+    "mfu_spec": "share of the peak that the maker of the device publishes",
+    "hfu": "share of the measured peak, with the FLOPs that are recomputed",
+}
+"""Columns of the metrics that a table shows beside mfu, if they say something else."""
 
 
 def number(value: float | None, text: str, *, odd: bool = False) -> Cell:
@@ -62,7 +67,12 @@ def interval(found: Interval | None) -> Cell:
 
 
 def overview(known: Sequence[Summary]) -> Table:
-    """A row for each run: state, layout, speed, shares, losses."""
+    """A row for each run: state, layout, speed, shares, losses. A share that says nothing new has no column."""
+    shares = {
+        name: explained
+        for name, explained in MORE_SHARES.items()
+        if any(one.median(name) > 0 and one.median(name) != one.median("mfu") for one in known)
+    }
     columns = [
         NAME,
         Column("state"),
@@ -73,6 +83,7 @@ def overview(known: Sequence[Summary]) -> Table:
         Column("tokens/s", "median, all ranks"),
         Column("FLOP/s", "model FLOPs per second, median, all ranks"),
         Column("mfu", "share of the measured peak"),
+        *(Column(name, explained) for name, explained in shares.items()),
         Column("computing", "share of forward and backward passes in a step"),
         Column("train loss", "mean of the last rows, nats per token"),
         Column("val loss", "the lowest, nats per token"),
@@ -88,6 +99,7 @@ def overview(known: Sequence[Summary]) -> Table:
             number(one.median("tokens_per_s"), of_number(one.median("tokens_per_s"))),
             rate(one.median("flops_per_s"), ""),
             share(one.median("mfu"), odd=one.median("mfu") > 1),
+            *(share(one.median(name)) for name in shares),
             share(one.compute_share),
             number(one.train_loss, f"{one.train_loss:.4f}"),
             number(one.val_loss, f"{one.val_loss:.4f}"),
