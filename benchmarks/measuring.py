@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -75,6 +76,17 @@ class Silent(Stopwatch):
         return {}
 
 
+class Unwatched:
+    """In place of the executor's MemoryWatch: it looks at nothing."""
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """See MemoryWatch."""
+        return nullcontext()
+
+    def after(self, index: int) -> None:
+        """See MemoryWatch."""
+
+
 class Counting(Stopwatch):
     """Counts its calls in a step."""
 
@@ -94,17 +106,19 @@ class Counting(Stopwatch):
 
 
 class Turns:
-    """Steps of one trainer, with measuring and without."""
+    """Steps of one trainer, with measuring (times and memory) and without."""
 
     def __init__(self, trainer: Trainer, folder: Path, world: World) -> None:
         self.trainer, self.folder, self.world, self.number = trainer, folder, world, 0
         self.measuring, self.silent = trainer.executor.watch, Silent(world.device, WAIT_COLUMN)
+        self.memory, self.unwatched = trainer.executor.memory, Unwatched()
         self.times = RankTimes()
 
     def take(self, *, measured: bool) -> tuple[float, float]:
         """Mean wall and processor seconds of a step over a turn."""
         executor = self.trainer.executor
         executor.watch = self.measuring if measured else self.silent
+        executor.memory = self.memory if measured else cast(Any, self.unwatched)
         self.world.all_agree(True)  # a barrier: all ranks begin together
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(EVERY):
@@ -119,7 +133,8 @@ class Turns:
         return (time.perf_counter() - wall_s) / EVERY, (time.process_time() - cpu_s) / EVERY
 
     def _gather(self) -> None:
-        if rows := self.times.gather(self.number, peak_memory_bytes(self.world.device)):
+        rows, _ = self.times.gather(self.number, peak_memory_bytes(self.world.device), self.memory.numbers())
+        if rows:
             ranks.write(self.folder, rows)
 
     def calls(self) -> tuple[int, int]:

@@ -102,6 +102,15 @@ def test_help_says_what_it_measures(name: str) -> None:
     assert "--json" in done.stdout
 
 
+def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    done = script("measuring", "--cases", "1 rank", "--turns", "1", "--json", str(file), timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(file.read_text())["cases"]
+    assert entry["laps"] > 0
+    assert entry["counted_s"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
