@@ -3,6 +3,7 @@ Does not check how long anything takes."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_what_all_commands_ask_of_a_run(tmp_path: Path) -> None:
     (folder.path / "environment.json").unlink()
     older = open_run(folder.path)
     assert (older.peak_memory_bytes, older.hosts, older.crowd) == ([2**30], ["", "", ""], None)
+
+
+def test_a_plan_whose_lists_cannot_be_walked_is_named(pipeline: RunFolder, tmp_path: Path) -> None:
+    plan = json.loads((pipeline.path / "plan.json").read_text())
+    whole = plan["schedule"]["programs"][0]
+    for verb in ("forward", "send_activation"):
+        plan["schedule"]["programs"][0] = [at for at in whole if at["verb"] != verb]
+        folder = RunFolder.create(tmp_path / verb, "", plan)
+        with pytest.raises(UserError, match=r"plan\.json: not a plan"):
+            _ = open_run(folder.path).plan
 
 
 def test_folders_that_are_no_runs_are_named_together(pipeline: RunFolder, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
+from codescent.cost.simulate import Deadlock, simulate
 from codescent.plan import OlderPlan, Plan
 from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, RunFolder
 from codescent.record.ranks import RankRow
@@ -84,11 +85,13 @@ class Run:
         """The plan; None: an older version wrote it in another form. Raises UserError: the file is damaged."""
         path = self.folder.path / PLAN
         try:
-            return Plan.from_json(self.folder.plan)
+            plan = Plan.from_json(self.folder.plan)
+            simulate(plan.schedule)  # lists that wait for each other, or that lack a pass, cannot be evaluated
         except OlderPlan:
             return None
-        except (KeyError, TypeError, ValueError) as error:
+        except (Deadlock, KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
+        return plan
 
     @property
     def state(self) -> State:

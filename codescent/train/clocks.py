@@ -29,8 +29,8 @@ class Offset:
 def measure(store: TokenStore, rounds: int = ROUNDS) -> Offset:
     """Measure the offset to rank 0 by the shortest of several round trips.
 
-    The answer was given between the send and the receive, so half of the round trip is the largest error (Cristian
-    1989, "Probabilistic clock synchronization", Distributed Computing 3, equation 3, with no least delay known).
+    The answer was given between the send and the receive, so half of the round trip is the largest error. See Cristian
+    1989, "Probabilistic clock synchronization", Distributed Computing 3, equation 3, with no least delay known.
     """
     found: list[Offset] = []
     for _ in range(rounds):
