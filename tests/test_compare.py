@@ -197,6 +197,7 @@ def test_what_differs_is_listed_by_group(project: Path, write: Writer) -> None:
 
 def test_other_models_and_unfinished_runs_are_said_and_compared(project: Path, write: Writer) -> None:
     a, b = write(ended=""), write("model.num_layers=4", ended="stop")
+    RunFolder.open(b).event("profile", step=60, steps=[10, 14])
     code, lines, _ = compare(project, a, b)
     text = "\n".join(lines)
     assert code == 0
@@ -204,6 +205,7 @@ def test_other_models_and_unfinished_runs_are_said_and_compared(project: Path, w
     assert "model.num_layers  2 | 4" in text
     assert f"A: {a.name} is not ended (step 60): the steps that it has are used" in text
     assert f"B: {b.name} is stopped (step 60)" in text
+    assert f"B: {b.name}: a profiler recorded 5 steps, which makes them longer" in text
 
 
 def test_losses_are_compared_step_by_step(project: Path, write: Writer) -> None:

@@ -49,7 +49,10 @@ def test_facts_of_another_type_are_named(name: str, value: Any, said: str, tmp_p
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ['{"step": 1}', '{"kind": []}', '{"kind": "stop", "wall_time": "inf"}'])
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 1}', '{"kind": []}', '{"kind": "stop", "wall_time": "inf"}', '{"kind": "profile", "steps": [1, "x"]}'],
+)
 def test_a_line_that_is_no_event_is_named(line: str, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     with (folder.path / "events.jsonl").open("a") as file:

@@ -167,7 +167,7 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
     )
     make_run(tmp_path / "failed", events=(("error", {"problems": ["the disk is full"]}),))
     make_run(tmp_path / "other", losses=[9.0] * 40, environment={"cores": 1, "num_threads": 2})
-    make_run(tmp_path / "stopped", events=(("stop", {}),))
+    make_run(tmp_path / "stopped", events=(("profile", {"steps": [4, 6]}), ("stop", {})))
     odd = said(tmp_path, "nan", "failed", "other", "stopped")["What is odd?"]
     assert odd == [
         "nan: has not ended: it still trains, or was killed. Its 22 steps so far are used.",
@@ -177,6 +177,7 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
         "nan: was resumed 1 time; times of several machines may be mixed.",
         "nan: look at it",
         "other: 2 threads share 1 core, so its times say little.",
+        "stopped: the profiler recorded 3 steps, which makes them longer; they count.",
         *(line for line in odd if "should have the losses of" in line),
     ]
     assert any(line.startswith("other: should have the losses of nan") for line in odd)

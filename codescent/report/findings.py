@@ -211,6 +211,8 @@ def _events(one: Summary) -> Iterator[Said]:
         yield one.name, f"the loss of {counted(number, 'step')} was not finite."
     if number := kinds.count("resume"):
         yield one.name, f"was resumed {counted(number, 'time')}; times of several machines may be mixed."
+    if number := one.run.profiled:
+        yield one.name, f"the profiler recorded {counted(number, 'step')}, which makes them longer; they count."
     if "slow_steps" in kinds:
         said = next(event for event in reversed(one.run.events) if event.get("kind") == "slow_steps")
         yield one.name, f"{said.get('advice', 'steps have become slow')}"

@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from codescent.base.amounts import of_share
 from codescent.base.counted import counted
 from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
 from codescent.report.content import Item, Report, Section, Source, Timeline, Words
+from codescent.report.slow import SLOW
 from codescent.report.summary import Summary, summaries
 from codescent.report.traced import traced
 from codescent.report.walk import Walk, computed, measured
@@ -31,9 +33,9 @@ HOW = (
     "ranks.csv after the warm-up, and sum to the step. Computing means forward and backward.",
     "Bubble is the waiting that remains when the instruction lists of the Plan are walked at the measured seconds and "
     "messages take no time. The rest of the waiting is communication.",
-    "A rank is called slow if its passes take more than 10 % longer than those of the other ranks of its part of the "
-    "model, while the others wait at least 2 % of a step longer than it does. A stage of one rank is compared by the "
-    "FLOPs of the Plan.",
+    f"A rank is called slow if its passes take more than {of_share(SLOW)} longer than those of the other ranks of its "
+    f"part of the model. The others must also wait at least {of_share(findings.WAITED)} of a step longer than it does. "
+    "A stage of one rank is compared by the FLOPs of the Plan.",
     "mfu is the speed in model FLOPs, divided by the peak of matrix products that was measured on the same devices.",
 )
 
@@ -96,7 +98,7 @@ def _stragglers(known: Sequence[Summary]) -> Iterator[Item]:
     if table := run_tables.stragglers(several):
         yield table
     else:
-        yield Words([f"No rank of {counted(len(several), 'run')} with several ranks is slower than the others."])
+        yield Words([f"{counted(len(several), 'run')} with several ranks: no rank is slower than the others."])
 
 
 def timelines(known: Sequence[Summary]) -> Iterator[Timeline | Words]:

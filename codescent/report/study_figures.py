@@ -246,7 +246,7 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
 
 def _parts(points: Sequence[Point]) -> Picture:
     known = [point for point in points if point.parts_s]
-    caption = "Means over ranks and repeats."
+    caption = "Mean shares over ranks and repeats, of the median step."
     if missing := [point.name for point in points if not point.parts_s]:
         caption += (
             f" Missing, because not measured: {', '.join(missing[:6])}{' and others' if len(missing) > 6 else ''}."

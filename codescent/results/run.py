@@ -145,6 +145,11 @@ class Run:
         return int(known[-1]) if len(known) else 0
 
     @property
+    def profiled(self) -> int:
+        """Number of steps that a profiler recorded, which makes them longer."""
+        return sum(last - first + 1 for first, last in map(_window, self.events))
+
+    @property
     def hosts(self) -> list[str]:
         """The host of each rank; "": unknown."""
         ranks = self.environment.get("ranks")
@@ -225,12 +230,24 @@ def _events(folder: RunFolder) -> list[dict[str, Any]]:
     for number, event in enumerate(events, start=1):
         problem = mistyped(event, EVENT)
         try:
+            _window(event)
+        except (TypeError, ValueError):
+            problem = problem or f"steps: given {str(event['steps'])[:40]}; must be the first and last recorded step"
+        try:
             datetime.fromisoformat(str(event.get("wall_time", "2000-01-01")))
         except ValueError:
             problem = problem or "wall_time: must be a date with a time"
         if problem or "kind" not in event:
             raise UserError(f"{folder.path / EVENTS} line {number}: not an event: {problem or 'it has no kind'}")
     return events
+
+
+def _window(event: Mapping[str, Any]) -> tuple[int, int]:
+    """The first and the last step that a profiler recorded; (1, 0): none. Raises TypeError, ValueError: damaged."""
+    first, last = event["steps"] if event.get("kind") == "profile" and "steps" in event else (1, 0)
+    if not (isinstance(first, int) and isinstance(last, int) and first <= last + 1):
+        raise ValueError
+    return first, last
 
 
 def _items(given: Any) -> Iterable[tuple[str, Any]]:

@@ -152,7 +152,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         flops_per_s=Measured(_rate(repeats, "flops", "step_s"), _rate(repeats, "flops", "compute_s")),
         tokens_per_s=_rate(repeats, "tokens", "step_s"),
         mfu=_over(repeats, "mfu"),
-        parts_s=_parts(repeats),
+        parts_s=_parts(repeats, step_s.total),
         memory_bytes=max((repeat.memory_bytes for repeat in repeats if repeat.memory_bytes), default=None),
         serial_share=None if is_base else _serial_share(kind, speed_up.total, grown),
         load=max((max(repeat.load) for repeat in repeats if repeat.load), default=None),
@@ -220,10 +220,12 @@ def _exceeds_one(efficiency: Interval) -> bool:
     return (efficiency.value if math.isnan(efficiency.low) else efficiency.low) > 1 + 1e-9
 
 
-def _parts(repeats: Sequence[Repeat]) -> dict[str, float]:
-    """The mean of each part; empty if no repeat knows its parts."""
-    known = [repeat.parts_s for repeat in repeats if repeat.parts_s]
-    return {name: float(np.mean([parts.get(name, 0.0) for parts in known])) for name in PARTS} if known else {}
+def _parts(repeats: Sequence[Repeat], step_s: Interval | None) -> dict[str, float]:
+    """The mean share of each part in a step, in seconds of the median step; empty if no repeat knows its parts."""
+    known = [(repeat.parts_s, whole) for repeat in repeats if (whole := sum(repeat.parts_s.values()))]
+    if not known or step_s is None:
+        return {}
+    return {name: step_s.value * float(np.mean([of[name] / whole for of, whole in known])) for name in PARTS}
 
 
 def _serial_share(kind: Kind, speed_up: Interval | None, grown: float | None) -> float | None:

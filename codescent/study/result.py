@@ -55,7 +55,8 @@ class Point:
         flops_per_s: model FLOPs / seconds, of all ranks.
         tokens_per_s: of all ranks.
         mfu: model FLOPs per second / (workers' measured peak).
-        parts_s: mean seconds of each part of `results.PARTS` over ranks and repeats; empty: unknown.
+        parts_s: each part of `results.PARTS`, by its mean share over ranks and repeats; they sum to the median of
+            step_s. Empty: unknown.
         memory_bytes: largest peak memory of a rank; None: unknown.
         serial_share: the share that Amdahl's law gives this point (Karp & Flatt 1990); None: the baseline, or unknown.
         load: largest load of the machine per core during its repeats; None: unknown.

@@ -236,6 +236,8 @@ def _notes(a: Sequence[Run], b: Sequence[Run], found: Times, differences: Facts)
             if run.state is not State.DONE:
                 last = int(run.columns["step"][-1])
                 yield f"{side}: {run.name} is {run.state} (step {last:,}): the steps that it has are used"
+            if steps := run.profiled:
+                yield f"{side}: {run.name}: a profiler recorded {counted(steps, 'step')}, which makes them longer"
     for side, names in differences.inside.items():
         yield f"the runs of {side} differ in {', '.join(names[:SHOWN_KEYS])}"
     if abs(found.scale - 1) > 1e-9:
