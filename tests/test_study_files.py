@@ -210,6 +210,23 @@ def test_the_work_of_a_weak_table_without_tokens_grows_with_the_ranks(project: P
     assert one.points[0].speed_up.total.value == pytest.approx(1.0), "twice the batch in twice the time"
 
 
+def test_repeats_that_spread_are_counted_where_each_thread_has_a_core(project: Path) -> None:
+    """Passes take 90 % of each step. Of 2 threads one repeat of three was disturbed: the median step is 0.6 s."""
+    parts = "data_s,forward_s,backward_s,communication_s,bubble_s,optimizer_s,other_s"
+    steps = [(1, 1.0, ""), (1, 1.0, ""), (2, 0.6, ""), (2, 0.6, ""), (2, 0.9, "")]
+    steps += [(4, seconds, "oversubscribed: 4 threads on 2 cores") for seconds in (1.0, 2.0)]
+    lines = [f"{threads},{s},0,{0.3 * s},{0.6 * s},0,0,{0.1 * s},0,{note}" for threads, s, note in steps]
+    (project / "t.csv").write_text(f"threads,step_s,{parts},notes\n" + "\n".join(lines) + "\n")
+    table = read_table(project / "t.csv", Kind.THREADS, ["threads"])
+    study = evaluated("s", Kind.THREADS, {"threads": 1}, table)
+    two = study.groups[0].points[1]
+    assert sum(two.parts_s.values()) == pytest.approx(0.6)
+    assert two.parts_s["backward_s"] == pytest.approx(0.36)
+    said, trust = study.paragraphs
+    assert "The share of backward passes in a step stays 60 %: " in said
+    assert trust.startswith("1 of 2 points with a core for each thread spread by more than 5 %")
+
+
 def test_a_grid_compares_the_seconds_of_equal_work(project: Path) -> None:
     rows = [
         f"{batch},{seconds * (1 + 0.02 * n)},{batch * 8}" for batch, seconds in ((4, 1.0), (8, 2.0)) for n in (0, 1)

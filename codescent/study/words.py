@@ -76,14 +76,16 @@ def _group(study: Study, group: Group) -> Iterator[str]:
 
 def _trust(study: Study) -> Iterator[str]:
     """Whether the times can be trusted."""
-    points = [point for group in study.groups for point in group.points if point.repeats > 1]
+    known = [point for group in study.groups for point in group.points if point.repeats > 1]
+    points = [point for point in known if not _is_oversubscribed(point)]  # threads that share cores always spread
     wide = [point for point in points if any(mark.startswith(SPREADS) for mark in point.marks)]
     if wide:
         busy = max((point.others or 0.0 for point in wide), default=0.0)
         why = f"; other programs used up to {of_share(busy)} of the cores" if busy > BUSY else ""
+        fair = " with a core for each thread" if len(points) < len(known) else ""
         yield (
-            f"{len(wide)} of {counted(len(points), 'point')} spread by more than {100 * SPREAD:g} %{why}. Differences "
-            "within the spread show nothing: repeat the study on an idle machine."
+            f"{len(wide)} of {counted(len(points), 'point')}{fair} spread by more than {100 * SPREAD:g} %{why}. "
+            "Differences within the spread show nothing: repeat the study on an idle machine."
         )
 
 
@@ -172,8 +174,9 @@ def _lost(baseline: Point, point: Point, unit: str) -> Iterator[str]:
     listed = ", ".join(f"{PART_WORDS[name]} {of_share(share)}" for share, name in largest)
     yield f"Of the time of all {point.workers} {unit}, this is lost: {listed}."
     name = largest[0][1]
-    before, after = (_share(one, name) for one in (baseline, point))
-    went = f"{'grew' if after > before else 'went'} from {of_share(before)} to {of_share(after)}"
+    before, after = (of_share(_share(one, name)) for one in (baseline, point))
+    grows = _share(point, name) > _share(baseline, name)
+    went = f"stays {after}" if before == after else f"{'grew' if grows else 'went'} from {before} to {after}"
     yield f"The share of {PART_WORDS[name]} in a step {went}: {_WHY[name]}."
 
 
