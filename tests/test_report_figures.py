@@ -156,7 +156,9 @@ def test_points_without_workers_are_bars() -> None:
     found = pictures(study)
     (axes,) = found["time"].draw().axes
     assert [patch.get_width() for patch in axes.patches] == [1.0, 0.5, 0.0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [one.name for one in [*points, lost]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["1, 1", "1, 2", "4, 8"]
+    assert found["time"].caption.startswith("Names: ranks, batch. ")
+    assert found["parts"].caption.startswith("Names: ranks, batch. ")
     assert "ranks=4 batch=8: out of memory" in found["time"].caption
     assert found["memory"].draw().axes
 

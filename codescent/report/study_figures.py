@@ -12,6 +12,7 @@ import numpy as np
 from codescent.report.content import Picture
 from codescent.report.style import BLACK, PALETTE, PARTS, PICTURE_IN, TEXT_GREY, literal, plain
 from codescent.results import Interval
+from codescent.study.points import axes_named, values_of
 from codescent.study.result import Fit, Group, Measured, Point, PointState, Study
 from codescent.study.words import SUPER_LINEAR
 
@@ -229,29 +230,41 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
     def draw() -> Figure:
         from matplotlib.figure import Figure
 
-        figure, axes = bars_figure([point.name for point in shown], Figure)
+        figure, axes = bars_figure(list(map(_name, shown)), Figure)
         found = [quantity.of(point) for point in shown]
         value = np.array([np.nan if one is None else one.value for one in found]) * quantity.scale
         ends = [[np.nan] * 2 if one is None else [one.value - one.low, one.high - one.value] for one in found]
         errors = np.nan_to_num(np.clip(np.array(ends).T * quantity.scale, 0, None))
-        axes.barh(range(len(shown)), np.nan_to_num(value), xerr=errors, color=PALETTE[0], height=0.7, capsize=2.5)
+        bars = errors if errors.any() else None
+        axes.barh(range(len(shown)), np.nan_to_num(value), xerr=bars, color=PALETTE[0], height=0.7, capsize=2.5)
         for row in np.flatnonzero(~np.isfinite(value)):
             axes.plot([0.012], [row], "x", color=PALETTE[1], transform=axes.get_yaxis_transform(), clip_on=False)
         axes.set_xlabel(quantity.axis, fontsize=9)
         return figure
 
     left_out = f" The first {MOST_BARS} of {len(points)} points." if len(points) > MOST_BARS else ""
-    return Picture(quantity.name, quantity.title, _caption(study, quantity) + left_out, draw)
+    caption = f"{_naming(shown)} {_caption(study, quantity)}{left_out}"
+    return Picture(quantity.name, quantity.title, caption.strip(), draw)
+
+
+def _name(point: Point) -> str:
+    """The name of a bar. In a study in which nothing grows it has the values alone: with their axes it is too long."""
+    return point.name if point.workers is not None else values_of(point.axes)
+
+
+def _naming(points: Sequence[Point]) -> str:
+    """What the names of bars are made of."""
+    return f"Names: {axes_named(points[0].axes)}." if points[0].workers is None else ""
 
 
 def _parts(points: Sequence[Point]) -> Picture:
     known = [point for point in points if point.parts_s]
-    caption = "Mean shares over ranks and repeats, of the median step."
+    caption = f"{_naming(known)} Mean shares over ranks and repeats, of the median step.".strip()
     if missing := [point.name for point in points if not point.parts_s]:
         caption += (
             f" Missing, because not measured: {', '.join(missing[:6])}{' and others' if len(missing) > 6 else ''}."
         )
-    return stacked("parts", "Where the time of a step goes", caption, {point.name: point.parts_s for point in known})
+    return stacked("parts", "Where the time of a step goes", caption, {_name(point): point.parts_s for point in known})
 
 
 def seconds_axis(longest: float) -> tuple[float, str]:

@@ -94,6 +94,16 @@ def name_of(axes: Mapping[str, Any]) -> str:
     return " ".join(f"{shown(name).rpartition('.')[2]}={shown(value)}" for name, value in axes.items())
 
 
+def values_of(axes: Mapping[str, Any]) -> str:
+    """The name of a point without those of its axes, such as "2, 8"."""
+    return ", ".join(map(shown, axes.values()))
+
+
+def axes_named(axes: Mapping[str, Any]) -> str:
+    """The names of axes, without sections, such as "ranks, batch"."""
+    return ", ".join(name.rpartition(".")[2] for name in axes)
+
+
 def shown(value: Any) -> str:
     """A value of an axis as it is printed: without spaces and line ends: `--list` prints comments of a shell."""
     if isinstance(value, bool):

@@ -12,7 +12,7 @@ from codescent.base.counted import counted
 from codescent.results import PART_WORDS, PARTS
 from codescent.study.batch import KEPT, said_of
 from codescent.study.file import NODES
-from codescent.study.points import shown
+from codescent.study.points import values_of
 from codescent.study.repeat import OVERSUBSCRIBED
 from codescent.study.result import Group, Kind, Point, PointState, Study
 
@@ -104,7 +104,7 @@ def short_name(point: Point, group: Group, unit: str) -> str:
     Points without workers are named by their values alone.
     """
     if point.workers is None:
-        return ", ".join(map(shown, point.axes.values()))
+        return values_of(point.axes)
     alike = [one for one in group.points if one.workers == point.workers]
     if len(alike) > 1:
         return point.name

@@ -15,6 +15,7 @@ from codescent.base.amounts import of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.visible import visible
 from codescent.results import Interval
+from codescent.study.points import axes_named
 from codescent.study.result import Kind, Point, PointState, Study
 from codescent.study.words import KIND_WORDS, short_name, states_said
 
@@ -40,7 +41,7 @@ def show(study: Study, source: str) -> None:
         if of != "1" and repeats[0] < ENOUGH:
             _line(console, FEW)
         if study.kind is Kind.GRID:
-            _line(console, f"a point is: {', '.join(name.rpartition('.')[2] for name in _points(study)[0].axes)}")
+            _line(console, f"a point is: {axes_named(_points(study)[0].axes)}")
         _line(console, f"every value is in {source}")
         for title, columns in _tables(study):
             _table(console, study, title, columns)
