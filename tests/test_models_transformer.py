@@ -370,7 +370,7 @@ def test_a_position_of_the_target_sees_no_later_one_and_all_of_the_source() -> N
 
 
 def test_embeddings_are_scaled_and_positions_are_those_of_the_paper() -> None:
-    table = sinusoids(50, 6, torch.float64, torch.device("cpu"))
+    table = sinusoids(50, 6)
     for position in (0, 1, 49):
         for channel in range(6):
             angle = torch.tensor(position / 10000 ** (channel // 2 * 2 / 6), dtype=torch.float64)
@@ -378,7 +378,7 @@ def test_embeddings_are_scaled_and_positions_are_those_of_the_paper() -> None:
     shape = small()
     embedding = build(shape, torch.float64, depths=range(1))
     inputs, _ = tokens(shape)
-    table = sinusoids(11, 24, torch.float64, torch.device("cpu"))
+    table = sinusoids(11, 24)
     expected = embedding.tok.weight[inputs] * 24**0.5 + torch.cat((table, table[:7]))
     torch.testing.assert_close(embedding(inputs), expected)
 

@@ -12,6 +12,7 @@ from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
+from codescent.operators.tables import Table
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; S dropout sites, places of a model that drop activations:
@@ -44,6 +45,7 @@ class Part(nn.Module):
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
+        tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
 
     block_sites = 0
@@ -51,6 +53,7 @@ class Part(nn.Module):
     blocks: nn.ModuleDict
     tok: nn.Embedding
     norm: nn.Module
+    tables: tuple[Table, ...] = ()
 
     def __init__(
         self, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None

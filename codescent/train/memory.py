@@ -215,7 +215,8 @@ class MemoryWatch:
         read, gathered = self._parameters()
         found["weights_bytes"] = count.add([*(weight.master for weight in optimizer.weights), *read])
         found["gradients_bytes"] = count.add(held.gradients) + held.unseen_bytes
-        buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers()]
+        tables = [kept for chunk in executor.chunks for table in chunk.part.tables for kept in table.tensors()]
+        buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers(), *tables]
         found["buffers_bytes"] = count.add(buffers)
         flying = (tensor for chunk in executor.chunks for one in chunk.in_flight.values() for tensor in one.tensors())
         found["activations_bytes"] = count.add(flying) + sum(map(count.add_storage, self.saved.alive()))

@@ -14,6 +14,7 @@ from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
 from codescent.operators.rotary import frequencies, turns
+from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
 
@@ -30,6 +31,8 @@ class Llama(Decoder):
     def _build(self) -> None:
         shape, width = self.shape, self.shape.hidden_dim
         self.ties_head, self.pos = shape.tie_head, None
+        self.frequencies = Table(partial(frequencies, shape.head_dim, shape.rope_theta, shape.rope_scaling))
+        self.tables = (self.frequencies,)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
         self.blocks = nn.ModuleDict({str(layer): self._block() for layer in self.layers})
@@ -56,4 +59,4 @@ class Llama(Decoder):
             # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.
             known = self.embeds or self.rows_T is None
             positions = torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)
-        return turns(frequencies(self.shape.head_dim, self.shape.rope_theta, self.shape.rope_scaling), positions, dtype)
+        return turns(self.frequencies.on(inputs.device, torch.float64), positions, dtype)

@@ -5,7 +5,7 @@ Does not contain optimizer or parallelism: strategies replace parameters by shar
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.dropout import drop
 from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
+from codescent.operators.tables import Table
 
 # Shapes: B samples, S positions of the source, T of the target, X = S + T, D hidden_dim, V vocab_size, L layers.
 
@@ -34,6 +35,8 @@ class Transformer(Part):
 
     def _build(self) -> None:
         shape, width = self.shape, self.shape.hidden_dim
+        self.positions = Table(partial(sinusoids, max(shape.streams), width))
+        self.tables = (self.positions,)
         if shape.embedding == "tied" and (self.embeds or self.ends):
             self.tok = nn.Embedding(shape.vocab_size, width)
         if shape.embedding == "untied" and self.embeds:
@@ -113,7 +116,7 @@ class Transformer(Part):
             source_BSD, _ = self.vocabulary.embed(self.source_tok.weight, source_BS, None)
             target_BTD, _ = self.vocabulary.embed(self.target_tok.weight, target_BT, None)
             x_BXD, tied_gradient_VD = with_gradient(torch.cat((source_BSD, target_BTD), dim=1)), None
-        table = sinusoids(max(self.shape.streams), self.shape.hidden_dim, x_BXD.dtype, x_BXD.device)
+        table = self.positions.on(x_BXD.device, x_BXD.dtype)
         positions_XD = torch.cat([table[rows] for rows in self._rows_of_streams(x_BXD)])
         return x_BXD * math.sqrt(self.shape.hidden_dim) + positions_XD, tied_gradient_VD
 
@@ -127,15 +130,14 @@ class Transformer(Part):
         return rows_X[:source], rows_X[source:] - source_len
 
 
-@lru_cache(maxsize=8)
-def sinusoids(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[length, width]: at position p, channels 2i and 2i + 1 are sine and cosine of p / 10000^(2i / width) (Vaswani et
-    al. 2017, section 3.5). Computed in fp64 on a CPU, so the values are the same on every device."""
+def sinusoids(length: int, width: int) -> Tensor:
+    """fp64 [length, width]: at position p, channels 2i and 2i + 1 are sine and cosine of p / 10000^(2i / width)
+    (Vaswani et al. 2017, section 3.5)."""
     rates_D = 10000.0 ** (-(torch.arange(width) // 2 * 2).double() / width)
     angles_TD = torch.arange(length)[:, None].double() * rates_D
     angles_TD[:, 0::2] = angles_TD[:, 0::2].sin()
     angles_TD[:, 1::2] = angles_TD[:, 1::2].cos()
-    return angles_TD.to(device, dtype)
+    return angles_TD
 
 
 def squared_error(y_BTD: Tensor, targets_BTD: Tensor, loss_scale: float) -> Tensor:

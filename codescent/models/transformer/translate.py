@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from codescent.models.part import padding
-from codescent.models.transformer.module import Transformer, sinusoids
+from codescent.models.transformer.module import Transformer
 from codescent.operators import products
 
 # Shapes: B samples, S positions of the source, T of the target, D hidden_dim, V vocab_size.
@@ -27,13 +27,13 @@ def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int
     matrices = (module.tok,) * 3 if shape.embedding == "tied" else (module.source_tok, module.target_tok, module.head)
     source_weight_VD, target_weight_VD, head_VD = (matrix.weight for matrix in matrices)
     padding_BS = padding(lengths_B, source_BS.shape[1])
-    source_BSD = _embedded(source_BS, source_weight_VD)
+    source_BSD = _embedded(module, source_BS, source_weight_VD)
     for block in encoder:
         source_BSD = block(source_BSD, padding_BS)
     target_BT = source_BS.new_full((len(source_BS), 1), begin)
     ended_B = torch.zeros_like(target_BT[:, 0], dtype=torch.bool)
     while target_BT.shape[1] <= shape.target_len:
-        x_BTD = _embedded(target_BT, target_weight_VD)
+        x_BTD = _embedded(module, target_BT, target_weight_VD)
         for block in decoder:
             x_BTD = block(x_BTD, source_BSD=source_BSD, padding_BS=padding_BS)
         next_B = products.linear(module.norm(x_BTD[:, -1]), head_VD).argmax(-1).masked_fill(ended_B, end)
@@ -45,8 +45,7 @@ def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int
     return torch.nn.functional.pad(target_BT[:, 1:], (0, rest), value=end)
 
 
-def _embedded(tokens_BT: Tensor, weight_VD: Tensor) -> Tensor:
-    length, width = tokens_BT.shape[1], weight_VD.shape[1]
-    positions_TD = sinusoids(length, width, weight_VD.dtype, weight_VD.device)
-    x_BTD: Tensor = torch.nn.functional.embedding(tokens_BT, weight_VD) * math.sqrt(width) + positions_TD
+def _embedded(module: Transformer, tokens_BT: Tensor, weight_VD: Tensor) -> Tensor:
+    positions_TD = module.positions.on(weight_VD.device, weight_VD.dtype)[: tokens_BT.shape[1]]
+    x_BTD: Tensor = torch.nn.functional.embedding(tokens_BT, weight_VD) * math.sqrt(weight_VD.shape[1]) + positions_TD
     return x_BTD
