@@ -40,6 +40,7 @@ class Activation:
         keeps: h -> whether forward saves value and slope; if not, backward recomputes them from h.
         reads_h: torch has a kernel that computes the gradient from h. Then no slope is computed, and
             `activated_linear_` uses our backward pass on CUDA, too.
+        elsewhere: what our pass uses off the CPU, where whole tensors in fp32 would be slow; None: the same.
     """
 
     plain: Callable[[Tensor], Tensor]
@@ -47,6 +48,7 @@ class Activation:
     gradient: Callable[[Tensor, Tensor], Tensor]
     keeps: Callable[[Tensor], bool]
     reads_h: bool = False
+    elsewhere: Activation | None = None
 
 
 class ActivatedThenLinear(Linear):
@@ -80,6 +82,8 @@ def activated_linear_(
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
         return product(activation.plain(h), weight_OF, bias_O, adapter)
+    if h.device.type != "cpu":
+        activation = activation.elsewhere or activation
     inputs = (activation, h, weight_OF, bias_O, recompute, deferred, *(adapter or NO_ADAPTER))
     y_BTO: Tensor = _ActivatedLinear.apply(*inputs)  # type: ignore[no-untyped-call]
     return y_BTO
@@ -205,21 +209,28 @@ def _gelu(x: Tensor, out_slope: Tensor | None) -> Tensor:
     return y
 
 
+def _gelu_of_torch(approximate: str) -> Activation:
+    """GELU by torch's kernels, which compute the gradient from h."""
+    plain = partial(F.gelu, approximate=approximate)
+    return Activation(
+        plain=plain,
+        value=lambda h, _: plain(h),
+        gradient=lambda h, d_value_NF: torch.ops.aten.gelu_backward(d_value_NF.view_as(h), h, approximate=approximate),
+        keeps=lambda h: h.device.type != "cpu" or is_kept(h),
+        reads_h=True,
+    )
+
+
 GELU = Activation(
     plain=partial(F.gelu, approximate="tanh"),
     value=_gelu,
     gradient=lambda slope, d_value_NF: d_value_NF.view_as(slope).mul_(slope),
     keeps=is_kept,
+    elsewhere=_gelu_of_torch("tanh"),
 )
 """GELU in its tanh form."""
 
-EXACT_GELU = Activation(
-    plain=F.gelu,
-    value=lambda h, _: F.gelu(h),
-    gradient=lambda h, d_value_NF: torch.ops.aten.gelu_backward(d_value_NF.view_as(h), h),
-    keeps=lambda h: h.device.type != "cpu" or is_kept(h),
-    reads_h=True,
-)
+EXACT_GELU = _gelu_of_torch("none")
 """GELU by the error function."""
 
 
@@ -327,6 +338,10 @@ def _value(h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
     return value_BTF
 
 
+def _swiglu(g_BTF: Tensor, u_BTF: Tensor) -> Tensor:
+    return F.silu(g_BTF) * u_BTF
+
+
 def _pieces(halves_2BTF: Tensor) -> tuple[Tensor, ...]:
     """Split all halves into pieces, at the same places: each piece is [number of halves, elements]."""
     flat_2X = halves_2BTF.view(len(halves_2BTF), halves_2BTF[0].numel())
@@ -334,7 +349,7 @@ def _pieces(halves_2BTF: Tensor) -> tuple[Tensor, ...]:
 
 
 SWIGLU = Activation(
-    plain=lambda h_2BTF: F.silu(h_2BTF[0]) * h_2BTF[1],
+    plain=lambda h_2BTF: _swiglu(*h_2BTF.unbind(0)),  # by index, backward would write all of h for each half
     value=_value,
     gradient=lambda slopes_2BTF, d_value_NF: slopes_2BTF * d_value_NF.view_as(slopes_2BTF[0]),
     keeps=lambda h_2BTF: is_kept(h_2BTF[0]),

@@ -25,8 +25,8 @@ def mix(state: Tensor) -> Tensor:
 
 def sample_keys(seed: int, step: int, sample_ids_B: Tensor) -> Tensor:
     """int64 [B]: the key of each sample in this step."""
-    device = sample_ids_B.device
-    run = mix(torch.tensor(seed, dtype=torch.int64, device=device))
+    # `full` writes the number on the device; a tensor made from a Python number would be copied there, and waited for.
+    run = mix(torch.full((), seed, dtype=torch.int64, device=sample_ids_B.device))
     return mix(mix(run ^ step) ^ sample_ids_B.to(torch.int64))
 
 

@@ -27,6 +27,16 @@ def widen_bf16(wanted: bool) -> None:
     _widens_bf16 = wanted
 
 
+def sum_wide() -> None:
+    """Sum the bf16 and fp16 products of this process in fp32 on CUDA, too, where torch would allow narrower sums.
+
+    cuBLAS may divide a long sum among several blocks of threads (split-K). By default torch lets it round the part of
+    each block to bf16 before they are added.
+    """
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def widens(x: Tensor) -> bool:
     """Whether products with x are computed in fp32 and rounded."""
     return _widens_bf16 and x.dtype == torch.bfloat16 and x.device.type == "cpu"

@@ -36,7 +36,8 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
 def turns(frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Cosine and sine of each angle for activations of this dtype: [.., C, 2], in at least fp32.
 
-    `frequencies_C` are on the device of the positions. Angles are computed in fp64: at position 100,000 an angle in fp32 has an error of 0.004.
+    `frequencies_C` are on the device of the positions. Angles are computed in fp64: at position 100,000 an angle in
+    fp32 has an error of 0.004.
     """
     angles = positions[..., None] * frequencies_C
     return torch.stack([angles.cos(), angles.sin()], -1).to(torch.promote_types(dtype, torch.float32))

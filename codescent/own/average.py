@@ -99,8 +99,10 @@ class _OneDtype:
     """Averages the gradients of parameters of one dtype.
 
     In addition to gradients, ranks sum a counter for each parameter: how many ranks have its gradient. If no rank has
-    one, the gradient stays None, as in one process: with a zero gradient, an optimizer would still decay the weight. A
-    rank reads the counters only if it lacks a gradient, so that it does not wait for the device in the usual case.
+    one, the gradient stays None, as in one process: with a zero gradient, an optimizer would still decay the weight.
+
+    A rank that has every gradient does not wait for the device: its counters are ones, which are there already. A rank
+    that lacks a gradient sends its counters from page-locked memory, and waits only to read the sums.
     """
 
     def __init__(self, parameters: list[nn.Parameter], bucket_bytes: int, group: dist.ProcessGroup | None) -> None:
@@ -111,7 +113,8 @@ class _OneDtype:
         dtype = parameters[0].dtype
         self.used: set[int] = set()
         self.index_of: dict[torch.Tensor, int] = {p: index for index, p in enumerate(parameters)}
-        self.counters = nn.Parameter(torch.zeros(len(parameters), dtype=dtype, device=parameters[0].device))
+        self.ones = torch.ones(len(parameters), dtype=dtype, device=parameters[0].device)
+        self.counters = nn.Parameter(torch.zeros_like(self.ones))
         filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, DTYPE_NAMES[dtype])
         reduced = [*parameters, self.counters]
         self.gradients = BucketedGradients(reduced, [*filled, [len(parameters)]], dtype, dtype, group)
@@ -138,7 +141,7 @@ class _OneDtype:
             return
         # A gradient of an earlier backward pass counts, too: it is part of the bucket's sum.
         mine = [index in used or parameter.grad is not None for index, parameter in enumerate(self.parameters)]
-        self.counters.grad = torch.tensor(mine, dtype=self.counters.dtype, device=self.counters.device)
+        self.counters.grad = self.ones if all(mine) else self._counted(mine)
         self.gradients.reduce()
         if self.world_size > 1:
             torch._foreach_div_(self.gradients.buffers, float(self.world_size))
@@ -148,3 +151,9 @@ class _OneDtype:
             parameter.grad = mean if is_used else None
         self.counters.grad = None
         self.gradients.release()
+
+    def _counted(self, mine: list[bool]) -> torch.Tensor:
+        """One for each gradient that this rank has, else zero, on the device of the parameters."""
+        device = self.ones.device
+        found = torch.tensor(mine, dtype=self.ones.dtype, pin_memory=device.type == "cuda")
+        return found.to(device, non_blocking=True)

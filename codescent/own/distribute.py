@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from codescent.base.agreement import together
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.operators.products import sum_wide
 from codescent.own import registry
 from codescent.own.arguments import COUNT, MODULE, MODULES, OPTIMIZER, POSITIVE, TEXT, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
@@ -89,6 +90,8 @@ def distribute(
         A learning-rate scheduler may be created before or after this call. `optimizer.zero_grad()` works with
         set_to_none=True and False.
         Parameters may have different dtypes.
+        On CUDA, products in bf16 and fp16 are summed in fp32 from this call on: it sets
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, and that of fp16, to False.
         Buffers that forward passes change (batch norm's statistics) are averaged over the ranks after each
         `optimizer.step()`. Batch norm normalises by the samples of one rank.
         Dropout uses torch's generator. For different masks on each rank, call torch.manual_seed(seed + ranks.rank)
@@ -122,6 +125,7 @@ def distribute(
         return {**asked, "number of blocks": len(chosen), "bucket_bytes": int(bucket_bytes)}, described
 
     _refuse_differences(together(UserError, look))
+    sum_wide()
     everywhere(*chain(module.parameters(), module.buffers()))
     whole = [parameter for parameter in module.parameters() if parameter.requires_grad]
     before = dict(module.named_parameters(remove_duplicate=False))

@@ -51,6 +51,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     here["machines"] = _distinct(together(UserError, lambda: {fact: here[fact] for fact in KIND}))
     kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))
     machine.set_deterministic(config.train.deterministic)
+    products.sum_wide()
     chosen: dict[str, Any] = {
         "matmul": _matmul(config.train.matmul, world, kept),
         "bf16_products": _bf16_products(plan, world, kept),

@@ -251,10 +251,9 @@ class Optimizer:
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         most = self.config.max_grad_norm
-        if 0 < most < norm and unit.wide is not None:
-            unit.wide.mul_(most / (norm + 1e-6))  # the same factor as in clip_grads_with_norm_
-        elif 0 < most < norm:
-            torch.nn.utils.clip_grads_with_norm_(masters, most, torch.tensor(norm, dtype=torch.float64))
+        if 0 < most < norm:
+            # The factor of torch.nn.utils.clip_grads_with_norm_, which copies it to the device and waits for the copy.
+            torch._foreach_mul_([*gradients] if unit.wide is None else [unit.wide], most / (norm + 1e-6))
         if unit.matrices is None or self.muon is None:
             self.torch.step()
         else:

@@ -24,6 +24,7 @@ from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.models.lora import declare as lora_shape
+from codescent.operators.products import sum_wide
 from codescent.plan import WIDE, Parameter
 from codescent.preflight import request_with_kept
 from codescent.record import CONFIG, RunFolder
@@ -184,6 +185,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     module = models.construct(models.facts_of(trained.resolved.model.kind, trained.resolved.shape))
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
+    sum_wide()
     return module.to(device, torch.bfloat16 if narrow else None)
 
 

@@ -37,6 +37,7 @@ class Transformer(Part):
         shape, width = self.shape, self.shape.hidden_dim
         self.positions = Table(partial(sinusoids, max(shape.streams), width))
         self.tables = (self.positions,)
+        self._counted, self._source_rows = self.rows_T, 0  # for `_rows_of_streams`
         if shape.embedding == "tied" and (self.embeds or self.ends):
             self.tok = nn.Embedding(shape.vocab_size, width)
         if shape.embedding == "untied" and self.embeds:
@@ -126,7 +127,9 @@ class Transformer(Part):
         if self.rows_T is None:
             rows_X, source = torch.arange(like.shape[1], device=like.device), source_len
         else:
-            rows_X, source = self.rows_T.to(like.device), int((self.rows_T < source_len).sum())
+            if self._counted is not self.rows_T:  # once: on a device, reading the count waits
+                self._counted, self._source_rows = self.rows_T, int((self.rows_T < source_len).sum())
+            rows_X, source = self.rows_T.to(like.device), self._source_rows
         return rows_X[:source], rows_X[source:] - source_len
 
 

@@ -1,0 +1,137 @@
+"""In: a block that computes on the meta device. Out: what would make the host wait for a device; launches and bytes.
+Does not compute and needs no device: meta is not the CPU, so each branch for other devices is taken."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import codescent
+
+PACKAGE = f"{Path(codescent.__file__).parent}/"
+META = torch.device("meta")
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero")
+"""Operators whose result, or its size, is known only when the device has computed it."""
+FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "new_empty", "empty_like", "empty_strided")
+"""Operators that launch nothing, beside views."""
+SELECTED = 5
+"""How many elements `nonzero` finds: meta tensors have no values."""
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Bytes in memory that a tensor covers. Expanded dims count once."""
+    numel = 1
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        numel *= size if stride or not size else 1
+    return numel * tensor.itemsize
+
+
+class DeviceSpy(TorchDispatchMode):
+    """Watches a block on the meta device.
+
+    It does not see `torch.tensor(numbers, device=...)`, which copies before torch's dispatcher: a test looks for that
+    in the sources.
+
+    Attributes:
+        waits: (what, file and line of the package) of everything that waits for the device, with its count.
+        launches: operators that a device would launch.
+        bytes: read and written by them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.launches = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if why := _wait(name, given, kwargs):
+            self.waits[why, _place()] += 1
+        on_device = any(tensor.is_meta for tensor in given)
+        if name == "nonzero" and on_device:
+            out: Any = torch.empty(SELECTED, given[0].ndim, dtype=torch.int64, device=META)
+        elif name == "_local_scalar_dense" and on_device:
+            out = 1.0
+        else:
+            out = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if any(tensor.is_meta for tensor in made) and not func.is_view and name not in FREE:
+            self.launches += 1
+            # What is written in place is among the given tensors, and was read, too.
+            self.bytes += sum(map(bytes_of, given)) + sum(map(bytes_of, made))
+        return out
+
+
+def _wait(name: str, given: list[Tensor], kwargs: dict[str, Any]) -> str:
+    """Why an operator waits for the device, or could not run there; "": it does not wait."""
+    on_meta = [tensor.is_meta for tensor in given]
+    if name == "_to_copy" and (to := kwargs.get("device")) is not None and torch.device(to) != given[0].device:
+        return "" if kwargs.get("non_blocking") else f"copy {given[0].device} to {to}"
+    if name == "copy_" and on_meta[0] != on_meta[1]:
+        return f"copy {given[1].device} to {given[0].device}"
+    if not any(on_meta):
+        return ""
+    if name in READS:
+        return name
+    if name.startswith("index") and any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:]):
+        return f"{name} by a mask"
+    if any(not tensor.is_meta and tensor.ndim for tensor in given):
+        return f"{name} of tensors on two devices"
+    return ""
+
+
+def _place() -> str:
+    """The innermost line of the package that is running."""
+    ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
+    return f"{ours[-1].filename.removeprefix(PACKAGE)}:{ours[-1].lineno}" if ours else "autograd"
+
+
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """Attention by the kernels that torch takes on a GPU, where it takes a formula for meta tensors. RMSNorm, too, is
+    one kernel there; a LayerNorm without bias launches and moves as much."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", _attention)
+        patch.setattr(F, "rms_norm", lambda x, shape, weight, eps: F.layer_norm(x, shape, weight, None, eps))
+        yield
+
+
+def _attention(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    assert dropout_p == 0.0
+    assert scale is None
+    aten = torch.ops.aten
+    if enable_gqa:
+        times = q_BHTK.shape[1] // k_BGSK.shape[1]
+        k_BGSK, v_BGSK = (one.repeat_interleave(times, 1) for one in (k_BGSK, v_BGSK))
+    if q_BHTK.dtype == torch.float64:
+        y: Tensor = aten._scaled_dot_product_attention_math(q_BHTK, k_BGSK, v_BGSK, attn_mask, 0.0, is_causal)[0]
+    elif q_BHTK.dtype == torch.bfloat16 and attn_mask is None:
+        y = aten._scaled_dot_product_flash_attention(q_BHTK, k_BGSK, v_BGSK, 0.0, is_causal)[0]
+    else:
+        if attn_mask is not None:
+            bias = torch.zeros_like(attn_mask, dtype=q_BHTK.dtype).masked_fill_(~attn_mask, -torch.inf)
+            attn_mask = bias.expand(*q_BHTK.shape[:-1], k_BGSK.shape[2])
+        y = aten._scaled_dot_product_efficient_attention(q_BHTK, k_BGSK, v_BGSK, attn_mask, True, 0.0, is_causal)[0]
+    return y

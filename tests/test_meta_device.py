@@ -1,0 +1,208 @@
+"""In: every kind of model, precision, recompute, adapter, zero-bubble, on the meta device. Out: no pass waits for it.
+Does not compute a number: what it checks holds for every device that is not the CPU."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+from device_spy import META, PACKAGE, DeviceSpy, fused_kernels
+from torch import Tensor
+
+from codescent import models
+from codescent.base.durable import replace_file
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.build import build
+from codescent.config.sections import Config
+from codescent.models.part import Part
+from codescent.plan import Plan
+from codescent.strategies import ThisRank, serving
+
+TABLE = Path(__file__).with_name("meta_device.csv")
+"""The most launches and bytes of a micro-batch. They may only fall: `python tests/test_meta_device.py` writes lower
+numbers into the table, and new cases. Who raises one says why in the commit."""
+
+VOCAB, LENGTH, BATCH = 3000, 32, 2
+WIDTHS = {"num_heads": 4, "hidden_dim": 64}
+TWO = {"kind": "transformer", "num_encoder_layers": 1, "num_decoder_layers": 1, "source_len": 12, "target_len": 20}
+BERT = {"kind": "bert", "num_layers": 2, "seq_len": LENGTH, "ffn_dim": 96}
+ONE = {"num_layers": 2, "seq_len": LENGTH}
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "gpt2": {"model": {"kind": "gpt2", **ONE}},
+    "gpt2-dropout": {"model": {"kind": "gpt2", **ONE, "dropout": 0.1}},
+    "llama": {"model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96}},
+    "transformer": {"model": TWO | {"ffn_dim": 96}},
+    "pairs": {
+        "model": TWO | {"ffn_dim": 96, "embedding": "untied", "causal": False},
+        "data": {"task": "seq2seq", "corpus": "lines.txt"},
+    },
+    "tensors": {
+        "model": TWO | {"ffn_dim": 96, "embedding": "none", "activation": "gelu"},
+        "data": {"corpus": "synthetic:60"},
+    },
+    "mlm": {"model": BERT, "data": {"task": "mlm"}},
+    "qa": {"model": BERT, "data": {"task": "qa", "corpus": "train.json", "validation": "dev.json"}},
+}
+PRECISIONS, RECOMPUTES = ("bf16", "fp32", "fp64"), ("none", "selective", "full")
+WAITS = {
+    ("nonzero", "models/bert/module.py"): "the masked tokens of a sample differ in number: the head computes these"
+}
+"""What waits for the device all the same, by operator and file, with the reason."""
+COPIES = {
+    "models/generate.py": "sampling reads every token on the host, so it waits for each one anyway",
+    "operators/cache.py": "as above",
+    "collectives/calls.py": "`codescent collectives` makes the tensors before it measures",
+}
+"""Files that may copy numbers to a device by `torch.tensor(numbers, device=...)`, which waits, with the reason."""
+
+
+class Case(NamedTuple):
+    kind: str
+    precision: str
+    recompute: str
+    lora: str
+    schedule: str
+
+    def plan(self) -> Plan:
+        sections: dict[str, dict[str, Any]] = {name: dict(section) for name, section in KINDS[self.kind].items()}
+        sections["model"] |= WIDTHS
+        sections["train"] = {"precision": self.precision, "global_batch_size": 2 * BATCH, "microbatch_size": BATCH}
+        sections["parallel"] = {"recompute": self.recompute}
+        ranks = 1
+        if self.schedule:
+            ranks = 2
+            sections["parallel"] |= {"pp": 2, "schedule": self.schedule}
+        if self.lora:
+            sections["lora"] = {"rank": 4}
+        return build(Config.model_validate(sections), None if self.kind == "tensors" else VOCAB, ranks)
+
+
+CASES = [Case(*row) for row in product(KINDS, PRECISIONS, RECOMPUTES, ("", "lora"), ("",))]
+CASES += [Case(*row) for row in product(KINDS, PRECISIONS, RECOMPUTES, ("",), ("zero-bubble",))]
+# Masks are computed in integers, whatever the precision.
+CASES = [case for case in CASES if "dropout" not in case.kind or case.precision == "bf16"]
+
+
+def parts_of(plan: Plan) -> Iterator[Part]:
+    """The parts of all stages, on the meta device, as `train/assemble.py` makes them."""
+    for stage in range(plan.mesh.pp):
+        this_rank = ThisRank(plan, stage, {})
+        for depths in plan.schedule.parts(stage):
+            part = cast(Part, models.construct(plan.model, "meta", depths))
+            for strategy in serving(plan):
+                strategy.divide(part, this_rank)
+            yield part.to(TORCH_DTYPE[plan.work.precision])
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.int64, device=META)
+
+
+def batch(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Inputs, targets and extras of a micro-batch."""
+    match kind:
+        case "tensors":
+            one, other = (torch.empty(BATCH, LENGTH, WIDTHS["hidden_dim"], dtype=dtype, device=META) for _ in range(2))
+            return one, other, {}
+        case "pairs":
+            extras = {"source_lengths_B": numbers(BATCH), "target_lengths_B": numbers(BATCH)}
+        case "mlm" | "qa":
+            extras = {"segments_BT": numbers(BATCH, LENGTH), "lengths_B": numbers(BATCH)}
+        case _:
+            extras = {}
+    return numbers(BATCH, LENGTH), numbers(BATCH, 2 if kind == "qa" else LENGTH), extras
+
+
+def forward_and_backward(case: Case, parts: list[Part]) -> None:
+    """A micro-batch, as `train/execute.py` computes it, on all stages in turn."""
+    inputs, targets, extras = batch(case.kind, TORCH_DTYPE[case.precision])
+    ins, outs = [], []
+    for part in parts:
+        part.set_dropout_context(1, 2, numbers(BATCH))
+        x = inputs if part.embeds else outs[-1].detach().requires_grad_()
+        ins.append(x)
+        outs.append(part(x, targets, loss_scale=0.25, **extras) if part.ends else part(x, **extras))
+    gradient: Tensor | None = None
+    for part, x, y in zip(reversed(parts), reversed(ins), reversed(outs), strict=True):
+        torch.autograd.backward(y, gradient)
+        gradient = x.grad
+        for weight, compute in part.deferred or ():
+            torch.autograd.backward([weight], [compute()])
+
+
+def watched(case: Case) -> DeviceSpy:
+    """One micro-batch under the spy, and what must hold of its gradients."""
+    plan = case.plan()
+    parts = list(parts_of(plan))
+    for part in parts:
+        for table in part.tables:  # made at the first forward pass of a run
+            table.on(META, torch.float64)
+            table.on(META, TORCH_DTYPE[case.precision])
+    with fused_kernels(), DeviceSpy() as spy:
+        forward_and_backward(case, parts)
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, name
+                assert (parameter.grad.dtype, parameter.grad.shape) == (parameter.dtype, parameter.shape), name
+    return spy
+
+
+def written() -> dict[Case, tuple[int, int]]:
+    if not TABLE.is_file():
+        return {}
+    rows = csv.reader(io.StringIO(TABLE.read_text(encoding="utf-8")))
+    next(rows)
+    return {Case(*row[:5]): (int(row[5]), int(row[6])) for row in rows}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_micro_batch_waits_for_nothing_and_launches_no_more_than_written_down(kind: str) -> None:
+    most = written()
+    for case in [case for case in CASES if case.kind == kind]:
+        spy = watched(case)
+        unknown = {
+            wait: count for wait, count in spy.waits.items() if (wait[0], wait[1].partition(":")[0]) not in WAITS
+        }
+        assert not unknown, case
+        assert spy.launches <= most[case][0], (case, spy.launches)
+        assert spy.bytes <= most[case][1], (case, spy.bytes)
+
+
+def test_the_table_has_exactly_the_cases() -> None:
+    assert set(written()) == set(CASES)
+
+
+def test_no_step_copies_numbers_from_a_list_to_a_device() -> None:
+    """`torch.tensor(numbers, device=device)` copies from pageable memory, and waits until the device is done."""
+    found = {}
+    for path in sorted(Path(PACKAGE).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_tensor = isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.tensor", "torch.as_tensor")
+            if is_tensor and any(word.arg == "device" for word in cast(ast.Call, node).keywords):
+                found[path.relative_to(PACKAGE).as_posix()] = ast.unparse(node)
+    assert set(found) == set(COPIES), found
+
+
+def main(arguments: list[str]) -> None:
+    """Write the table: lower numbers, and those of new cases."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args(arguments)
+    before, lines = written(), ["kind,precision,recompute,lora,schedule,launches,bytes"]
+    for case in CASES:
+        spy = watched(case)
+        launches, size = before.get(case, (spy.launches, spy.bytes))
+        lines.append(",".join([*case, str(min(launches, spy.launches)), str(min(size, spy.bytes))]))
+    replace_file(TABLE, "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
