@@ -13,6 +13,7 @@ import traceback
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -125,6 +126,39 @@ def unused(folder: str) -> dict[str, Any]:
     x = torch.ones(1, 2)
     (module[0](x) + (module[1](x) if ranks.is_first else 0)).sum().backward()
     return {name: None if p.grad is None else p.grad.tolist() for name, p in module.named_parameters()}
+
+
+def copies(folder: str) -> list[int]:
+    """How many tensors a backward pass makes from Python numbers: with all gradients, with all but one on rank 1."""
+    ranks = codescent.init(device="cpu")
+    module = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+    rule = torch.optim.SGD(module.parameters(), lr=1.0)
+    codescent.distribute(module, rule, "ddp")
+    made, plain = [0], torch.tensor
+
+    def counting(*numbers: Any, **options: Any) -> torch.Tensor:
+        made[0] += 1
+        return plain(*numbers, **options)
+
+    found = []
+    with patch.object(torch, "tensor", counting):
+        for both in (True, True, ranks.is_first):
+            rule.zero_grad()
+            made[0], x = 0, torch.ones(1, 2)
+            (module[0](x) + (module[1](x) if both else 0)).sum().backward()
+            found.append(made[0])
+            assert all(p.grad is not None for p in module.parameters())
+    return found
+
+
+def sums(folder: str) -> list[bool]:
+    """Whether cuBLAS may sum bf16 and fp16 products in less than fp32, after `distribute`."""
+    codescent.init(device="cpu")
+    flags = torch.backends.cuda.matmul
+    flags.allow_bf16_reduced_precision_reduction = flags.allow_fp16_reduced_precision_reduction = True
+    module = nn.Linear(2, 2)
+    codescent.distribute(module, torch.optim.SGD(module.parameters(), lr=1.0), "ddp")
+    return [flags.allow_bf16_reduced_precision_reduction, flags.allow_fp16_reduced_precision_reduction]
 
 
 def forgotten(folder: str, strategy: str) -> list[bool]:

@@ -74,6 +74,13 @@ def test_parts_and_rest_sum_to_the_peak_of_every_rank(
     assert sorted(run.last_memory()) == list(range(number))
 
 
+def test_tables_that_a_model_reads_are_counted(project: Path, forker: Forker) -> None:
+    """Rotary frequencies: fp64, one for each two channels of a head. In fp32 one rank has no other buffer."""
+    words = ("model.kind=llama", "model.ffn_dim=24", "train.num_steps=1", "checkpoint.last=false")
+    (row,) = forker.train(project, "tables", 1, *words).iter_memory()
+    assert row["most_buffers_bytes"] == 8 * 16 // 2 // 2
+
+
 def test_rows_are_written_when_a_number_changes_and_cut_on_resume(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "one", "", {})
     row: dict[str, Any] = dict.fromkeys(COLUMNS, 5) | {"peak_at": "step", "counted_at": "forward 0", "rank": 0}

@@ -17,12 +17,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from forker import Forker
 from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
 from codescent.own import sampler
+from codescent.own.average import _OneDtype
 from codescent.trace.measure import Measured, measure
 
 TESTS = Path(__file__).resolve().parent
@@ -173,6 +175,28 @@ def test_gradients_of_what_some_ranks_use(run: Run) -> None:
         assert found["0.weight"] == [[1.0, 1.0], [1.0, 1.0]]
         assert found["1.bias"] == [0.5, 0.5]
         assert found["2.weight"] is None
+
+
+def test_a_backward_pass_with_all_gradients_copies_no_number_to_the_device(run: Run) -> None:
+    assert run(2, "copies") == [[0, 0, 0], [0, 0, 1]]
+
+
+def test_counters_of_a_rank_that_lacks_a_gradient_come_from_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the host waits for a copy from other memory. A stand-in for the device notes what is asked of it."""
+    asked: list[Any] = []
+
+    def noting(numbers: list[bool], *, dtype: torch.dtype, pin_memory: bool) -> Any:
+        return SimpleNamespace(to=lambda *to, **how: asked.append((numbers, dtype, pin_memory, to, how)))
+
+    part = _OneDtype.__new__(_OneDtype)
+    part.ones = SimpleNamespace(device=torch.device("cuda", 1), dtype=torch.bfloat16)  # type: ignore[assignment]
+    monkeypatch.setattr(torch, "tensor", noting)
+    part._counted([True, False])
+    assert asked == [([True, False], torch.bfloat16, True, (torch.device("cuda", 1),), {"non_blocking": True})]
+
+
+def test_products_of_an_own_loop_are_summed_in_fp32(run: Run) -> None:
+    assert run(1, "sums") == [[False, False]]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])

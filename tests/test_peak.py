@@ -3,6 +3,7 @@ Does not measure this machine: the times are given."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,37 @@ def test_the_peak_is_the_fastest_of_products_until_they_get_no_faster(seconds: l
     before, last = used[: -machine.PEAK_TRIES], used[-machine.PEAK_TRIES :]
     assert not before or min(last) >= machine.PEAK_FASTER * min(before)
     assert side == machine.PEAK_SIDE["cpu"]
+
+
+def test_matrices_of_the_peak_are_no_part_of_the_memory_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for torch.cuda notes what is asked of it, and whether the matrices are alive then."""
+    device, asked, matrices = torch.device("cuda", 1), list[Any](), list[weakref.ref[torch.Tensor]]()
+    plain_randn, plain_mm = torch.randn, torch.mm
+
+    def noting(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        product = plain_mm(a, b)
+        matrices.extend(map(weakref.ref, (a, b, product)))
+        return product
+
+    def alive() -> int:
+        return sum(one() is not None for one in matrices)
+
+    monkeypatch.setitem(machine.PEAK_SIDE, "cuda", 8)
+    monkeypatch.setattr(torch, "randn", lambda *size, device: plain_randn(*size))
+    monkeypatch.setattr(torch, "mm", noting)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(("empty_cache", alive())))
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda of: asked.append(("reset_peak_memory_stats", of, alive()))
+    )
+    assert machine.peak_flops_per_s(device, "bf16") > 0
+    assert len(matrices) >= 3 * machine.PEAK_TRIES
+    assert asked == [("empty_cache", 0), ("reset_peak_memory_stats", device, 0)]
+    asked.clear()
+    monkeypatch.setitem(machine.PEAK_SIDE, "cpu", 8)
+    monkeypatch.setattr(torch, "randn", lambda *size, device: plain_randn(*size, device=device))
+    assert machine.peak_flops_per_s(CPU, "fp32") > 0
+    assert not asked
 
 
 def reporting(peaks: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> tuple[Report, list[Any], Iterator[float]]:

@@ -159,6 +159,23 @@ def test_a_run_computes_no_bf16_product(
     assert losses(run) == pytest.approx(losses(RunFolder.open(tmp_path / "runs" / "fp32")), rel=2e-2)
 
 
+def test_every_command_sums_products_in_fp32_on_a_device(tmp_path: Path) -> None:
+    """torch lets cuBLAS round parts of a sum to bf16; its flags are process-wide, and can be read without a device."""
+    make_project(tmp_path)
+    flags, run = torch.backends.cuda.matmul, "runs/sums"
+    words = ("train.eval_every=0", "log.sample_tokens=0")
+    for command in (
+        ("train", "run.toml", "run.name=sums", "train.num_steps=1", *words),
+        ("train", "--resume", run, "train.num_steps=2"),
+        ("sample", run, "--tokens", "1"),
+    ):
+        flags.allow_bf16_reduced_precision_reduction = flags.allow_fp16_reduced_precision_reduction = True
+        done = called(tmp_path, *command)
+        assert done.returncode == 0, done.stderr
+        assert not flags.allow_bf16_reduced_precision_reduction, command
+        assert not flags.allow_fp16_reduced_precision_reduction, command
+
+
 def test_muon_computes_no_bf16_product_in_a_run_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_project(tmp_path)
     monkeypatch.setattr(machine, "faster_products", lambda seconds: "fp32")

@@ -251,7 +251,7 @@ class Optimizer:
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         most = self.config.max_grad_norm
-        if 0 < most < norm:
+        if gradients and 0 < most < norm:
             # The factor of torch.nn.utils.clip_grads_with_norm_, which copies it to the device and waits for the copy.
             torch._foreach_mul_([*gradients] if unit.wide is None else [unit.wide], most / (norm + 1e-6))
         if unit.matrices is None or self.muon is None:
