@@ -19,7 +19,7 @@ from codescent.base.rank import Rank
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
-from codescent.operators.products import widen_bf16
+from codescent.operators.products import sum_wide, widen_bf16
 from codescent.train.assemble import assemble
 from codescent.train.machine import try_bf16, try_matmul
 from codescent.train.stop import StopRequest
@@ -77,6 +77,7 @@ def main() -> None:
     try_matmul("auto", world.device)
     widens = try_bf16(world.device, arguments.precision)
     widen_bf16(widens is not None and widens["choice"] == "fp32")
+    sum_wide()
     with StopRequest(alone=True) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
         taken = 0
