@@ -16,6 +16,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.launch.environment import read
+from codescent.results import stopped_by_signals
 
 if TYPE_CHECKING:
     from codescent.collectives.survey import Survey
@@ -44,10 +45,11 @@ def main(arguments: Namespace) -> int:
     _refuse_size(ranks, size)
     asked = survey.Survey(ranks, arguments.timeout)
     try:
-        if arguments.explain:
-            _explain(asked)
-        else:
-            _show(asked, size, devices)
+        with stopped_by_signals():  # between two sets of ranks, too: their folders are removed
+            if arguments.explain:
+                _explain(asked)
+            else:
+                _show(asked, size, devices)
     except survey.Ended as ended:
         return ended.code
     return 0
