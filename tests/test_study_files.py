@@ -146,6 +146,7 @@ TABLES = {
     "strategy,nodes,ranks,step_s,minutes\nddp,1,2,3,4\n": "has several columns for the time (step_s, minutes)",
     "strategy,nodes,ranks,minutes\nddp,1,2,3 min\n": "line 2: minutes: given '3 min'; must be a number",
     "strategy,nodes,ranks,minutes\nddp,1,2,0\n": "line 2: minutes: given '0'; must be a number above 0",
+    "strategy,nodes,ranks,minutes\n" + "ddp,1,2,0\n" * 23: "wrong, too: 3 more lines",
     "strategy,nodes,ranks,minutes\n": "has no row",
     "": "has no column strategy",
     "strategy;nodes;ranks;minutes\nddp;1;2;3\n": "has one column, 'strategy;nodes;ranks;minutes': a comma must ",

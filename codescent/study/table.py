@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.published import in_words
@@ -39,6 +40,7 @@ ROUNDING_S = -1e-6
 """Least value of a part: the rest of a step may be below 0 by rounding."""
 
 MOST_PROBLEMS = 20
+"""Lines whose problems are said; of more, their number."""
 
 COLUMNS = (
     *("point", "repeat", "state", "why", "run"),
@@ -107,8 +109,10 @@ def read_table(file: Path, kind: Kind, axes: Sequence[str]) -> list[Taken]:
             continue
         state = PointState.DONE if repeats else state
         taken[repr(point)] = Taken(point, workers, state, values.get("why", ""), repeats)
+    if (more := len(problems) - MOST_PROBLEMS) > 0:
+        problems[MOST_PROBLEMS:] = [f"{file}: wrong, too: {counted(more, 'more line')}"]
     if problems:
-        raise UserError(*problems[:MOST_PROBLEMS])
+        raise UserError(*problems)
     return list(taken.values())
 
 
