@@ -51,7 +51,7 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
     keys = (*ENDLESS, *keys)
     name = f"killed-{layout}"
     process = start(project, "train", "run.toml", f"run.name={name}", *keys, "--ranks", str(ranks))
-    wait_for_step(process, project / "runs" / name, 25)
+    wait_for_step(process, project / "runs" / name, 12)
     children = family(process)
     victim = children[-1] if children else psutil.Process(process.pid)
     victim.kill()
