@@ -7,7 +7,6 @@ import io
 import os
 import socket
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import layout_ranks

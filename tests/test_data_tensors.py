@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import resource
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import redirect_stderr
