@@ -4,15 +4,22 @@ Does not parse the arguments and runs no command itself (verbs/cli.py does)."""
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
-    from codescent.verbs.cli import run  # run() answers a Ctrl-C in one line, without a traceback
+    try:
+        from codescent.verbs.cli import run
 
-    code = run(sys.argv[1:], may_restart=True)
-    gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
+        code = run(sys.argv[1:], may_restart=True)
+        gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
+    except KeyboardInterrupt:  # before run() can answer it, while modules are imported; or after it
+        with suppress(OSError, AttributeError):  # the standard error is closed
+            os.write(sys.stderr.fileno(), b"interrupted\n")
+        code = 130
     sys.exit(code)
 
 
