@@ -9,9 +9,15 @@ import sys
 
 def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
+    from codescent.base import ending
     from codescent.verbs.cli import run  # run() answers a Ctrl-C in one line, without a traceback
 
-    code = run(sys.argv[1:], may_restart=True)
+    try:
+        code = run(sys.argv[1:], may_restart=True)
+    except BaseException as error:
+        ending.end_by(error)
+        raise
+    ending.end(code)
     gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
     sys.exit(code)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,14 @@ import torch.distributed as dist
 from codescent.base.agreement import from_first, together
 from codescent.base.beats import Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
+from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.ranges import Recording, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
 from codescent.plan import AXES, Collective, Mesh, Plan
+from codescent.strategies.collectives import abort_groups
 from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
@@ -175,12 +177,39 @@ class World:
         if self.beats is not None:
             self.beats.put(self.place.rank, position, self.stage)
 
-    def close(self) -> None:
-        """Destroy the process groups."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or self.place.world_size == 1:
+            self.close()
+        else:
+            self.give_up(error)
+
+    def close(self, *, alone: bool = False) -> None:
+        """Destroy the process groups. NCCL waits for the other ranks: each has to call it, too.
+
+        `alone`: perhaps no other rank calls it, so NCCL's are given up instead. gloo's wait for nobody.
+        """
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end
-        dist.destroy_process_group()
+        if alone and self.device.type == "cuda" and self.place.world_size > 1:
+            within(FREE_S, abort_groups)
+        else:
+            dist.destroy_process_group()
         self.meeting.close()
+
+    def give_up(self, error: BaseException, *, said: bool = False) -> None:
+        """An error ends this rank, and perhaps no other one: the process ends without the others (base/ending.py).
+
+        The process groups stay until then: with them, gloo's destructors would wait for messages under way. The end of
+        the process closes gloo's connections; so the other ranks fail only after this one has printed its error.
+
+        Args:
+            error: the cause.
+            said: whether it is printed already.
+        """
+        fail(error, abort_groups if self.device.type == "cuda" else None, said=said)
 
 
 def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
