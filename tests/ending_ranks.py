@@ -55,7 +55,7 @@ def planted() -> None:
 
 
 def train(place: Place, words: list[str], hangs: bool = False) -> None:
-    """`codescent train run.toml WORDS` as one rank of our launcher, to the end of the program. The last rank fails alone
+    """`codescent train run.toml WORDS` as one rank of our launcher, to the end of the program. The last one fails alone
     in step 3. With `hangs` it does not get beyond closing its files, either."""
     port = place.listener.getsockname()[1]
     env = rank_environment(place.rank, place.ranks, port, {**os.environ, TOKEN: "of the test"})

@@ -48,7 +48,7 @@ class Ranks:
     def __init__(self, place: Rank, device: str, timeout_s: float) -> None:
         # A single process does not change the number of threads.
         num_threads = torch.get_num_threads() if place.world_size == 1 else None
-        self.world = World(place, device, num_threads, timeout_s)
+        self.world = World(place, device, num_threads, timeout_s, shards_alone=True)
         self.rank, self.world_size, self.local_rank = place.rank, place.world_size, place.local_rank
         self.device = self.world.device
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
@@ -223,6 +223,8 @@ def _refuse_no_number(**given: object) -> None:
 
 def everywhere(*tensors: torch.Tensor) -> None:
     """Copy rank 0's values into these tensors on every rank. Two elements of a tensor must not share memory."""
+    if dist.get_world_size() == 1:  # on CUDA a message would start NCCL
+        return
     with torch.no_grad():
         for tensor in tensors:
             sent = tensor.detach().contiguous()  # backends need contiguous memory
