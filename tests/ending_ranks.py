@@ -66,7 +66,7 @@ def train(place: Place, words: list[str], hangs: bool = False) -> None:
     if place.rank == place.ranks - 1:
         at_step(3, "_reduce", lambda executor: planted())
         if hangs:
-            ending.LIMIT_S = 0.5
+            ending.LIMIT_S = 3.0
             Loader.close = hang  # type: ignore[method-assign]
     sys.argv = ["codescent", "train", "run.toml", *words, "--ranks", str(place.ranks)]
     main()
@@ -89,7 +89,7 @@ def own(place: Place, what: str) -> None:
             if what == "caught":
                 return _caught(ranks)
             if what == "the script's handler hangs":
-                ending.LIMIT_S = 0.5
+                ending.LIMIT_S = 3.0
                 atexit.register(hang)
             planted()
         dist.all_reduce(torch.zeros(1))

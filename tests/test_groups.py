@@ -31,7 +31,11 @@ def case(parallel: dict[str, Any]) -> dict[str, Any]:
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         ranks *= parallel.get(axis, 1)
     sizes = {"num_layers": 8, "num_heads": 4, "hidden_dim": 16, "seq_len": 16}
-    config = {"model": sizes, "train": {"precision": "fp32", "global_batch_size": 32, "microbatch_size": 2}, "parallel": parallel}
+    config = {
+        "model": sizes,
+        "train": {"precision": "fp32", "global_batch_size": 32, "microbatch_size": 2},
+        "parallel": parallel,
+    }
     return {"config": config, "world_size": ranks}
 
 
