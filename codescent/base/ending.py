@@ -123,7 +123,7 @@ def code_of(error: BaseException) -> int:
 def within(seconds: float, act: Callable[[], None]) -> bool:
     """Call a function in a thread of its own. Returns whether it has returned within so many seconds.
 
-    An error of the function is printed: the process ends, with or without it.
+    An error of the function is printed, not raised: the way out goes on.
     """
     thread = threading.Thread(target=_tried, args=(act,), name="codescent free", daemon=True)
     thread.start()
@@ -135,7 +135,7 @@ def _tried(act: Callable[[], None]) -> None:
     try:
         act()
     except Exception as error:
-        _write(f"codescent: process groups are left as they are: {error!r}\n")
+        _write(f"codescent: on the way out: {error!r}\n")
 
 
 def _end_at_limit(failure: _Failure) -> NoReturn:

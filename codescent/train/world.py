@@ -203,11 +203,13 @@ class World:
     def close(self, *, alone: bool = False) -> None:
         """Destroy the process groups. NCCL waits for the other ranks: each has to call it, too.
 
-        `alone`: perhaps no other rank calls it, so NCCL's are given up instead. gloo's wait for nobody.
+        `alone`: perhaps no other rank calls it, so NCCL's are given up instead, when this rank's messages have ended or
+        FREE_S is over. gloo's wait for nobody.
         """
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end
         if alone and self.device.type == "cuda" and self.place.world_size > 1:
+            within(FREE_S, torch.cuda.synchronize)
             within(FREE_S, abort_groups)
         else:
             dist.destroy_process_group()
