@@ -4,13 +4,27 @@ Does not parse the arguments and runs no command itself (verbs/cli.py does)."""
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
+    try:
+        code = _run()
+        gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
+    except KeyboardInterrupt:  # before run() can answer it, while modules are imported; or after it
+        with suppress(OSError, AttributeError):  # the standard error is closed
+            os.write(sys.stderr.fileno(), b"interrupted\n")
+        code = 130
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command; its exit code. After an error of one rank among several the process ends here."""
     from codescent.base import ending
-    from codescent.verbs.cli import run  # run() answers a Ctrl-C in one line, without a traceback
+    from codescent.verbs.cli import run
 
     try:
         code = run(sys.argv[1:], may_restart=True)
@@ -18,8 +32,7 @@ def main() -> None:
         ending.end_by(error)
         raise
     ending.end(code)
-    gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
-    sys.exit(code)
+    return code
 
 
 if __name__ == "__main__":

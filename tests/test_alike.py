@@ -3,16 +3,20 @@ Does not test the hash (test_tensor_hash does), nor that sound copies are equal 
 
 from __future__ import annotations
 
+import io
 import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
+from contextlib import redirect_stderr
 from typing import Any
 
+import layout_ranks
 import pytest
 from forker import Forker, Runs
-from runs import environment, losses, make_project
+from rank_server import Place
+from runs import losses, make_project
+
+from codescent.launch.environment import STORE_FD
+from codescent.verbs import cli
 
 SIZES = (
     "model.hidden_dim=20",
@@ -147,41 +151,29 @@ def test_several_tensors_of_several_parts(runs: Runs) -> None:
     assert found == {("model.tok.weight",): [1, 3], ("model.norm.bias",): [3]}
 
 
-FLIPPED = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from layout_ranks import FAULTS
-if os.environ["RANK"] == "1":
-    FAULTS["flip"]("model.tok.weight")
-from codescent.verbs.cli import run
-sys.exit(run(sys.argv[2:]))
-"""
-
-
 def test_the_command_line_says_why_on_every_rank(runs: Runs) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     words = ["train", "run.toml", "run.name=by-hand", *SIZES]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FLIPPED, str(Path(__file__).parent), *words],
-            cwd=runs.project,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            text=True,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=150)[1] for process in processes]
-    assert [process.returncode for process in processes] == [1, 1], said
-    for words_of_rank in said:
-        lines = [line for line in words_of_rank.splitlines() if line.startswith("error: ")]
+    for code, said in runs.forker.call(f"{__name__}:flipped_command_line", runs.project, 2, words=words):
+        assert code == 1, said
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
         assert lines[0].startswith(f"error: runs{os.sep}by-hand: step 4: copies of the same tensors have diverged")
         assert "model.tok.weight" in lines[1]
-        assert "Traceback" not in words_of_rank
+        assert "Traceback" not in said
+
+
+def flipped_command_line(place: Place, words: list[str]) -> tuple[int, str]:
+    """`codescent WORDS` as this rank of a launcher; the last one has a flipped bit. Its exit code and what it said."""
+    port, store = place.listener.getsockname()[1], os.dup(place.listener.fileno())
+    place.listener.close()
+    size, rank = str(place.ranks), str(place.rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank} | ({} if place.rank else {STORE_FD: str(store)})
+    if place.rank == place.ranks - 1:
+        layout_ranks.FAULTS["flip"]("model.tok.weight")
+    err = io.StringIO()
+    with redirect_stderr(err):
+        code = cli.run(words)
+    return code, err.getvalue()
 
 
 def test_of_one_rank_there_is_nothing_to_compare(runs: Runs) -> None:

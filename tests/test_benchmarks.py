@@ -102,6 +102,7 @@ def test_help_says_what_it_measures(name: str) -> None:
     assert "--json" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     done = script("measuring", "--cases", "1 rank", "--turns", "1", "--json", str(file), timeout_s=120)
@@ -193,19 +194,19 @@ def test_gpu_step_says_in_one_line_that_there_is_no_device() -> None:
     assert "no CUDA device" in done.stderr
 
 
-def test_the_program_of_gpu_step_takes_steps_on_a_cpu_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.slow), ["--rank", "2", "--clip", "1"]])
+def test_the_program_of_gpu_step_takes_steps_on_a_cpu_too(tmp_path: Path, more: list[str]) -> None:
     """But for what it says of the device's memory; with adapters, too."""
     tokens = work.write_tokens(tmp_path, work.SMALL.vocab_size)
     words = ["--tokens", str(tokens), "--work", work.SMALL.text(), "--device", "cpu", "--warmup", "1"]
-    for more in ([], ["--rank", "2", "--clip", "1"]):
-        program = [str(BENCHMARKS / "codescent_step.py"), *words, "--precision", "fp32", "--compile", "none", *more]
-        done = subprocess.run(
-            [sys.executable, *program], input="2\n", capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        ready, seconds = done.stdout.splitlines()
-        assert ready.endswith("ready")
-        assert float(seconds.split()[-1]) > 0
+    program = [str(BENCHMARKS / "codescent_step.py"), *words, "--precision", "fp32", "--compile", "none", *more]
+    done = subprocess.run(
+        [sys.executable, *program], input="2\n", capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ready, seconds = done.stdout.splitlines()
+    assert ready.endswith("ready")
+    assert float(seconds.split()[-1]) > 0
 
 
 @pytest.mark.slow

@@ -62,6 +62,23 @@ def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str], c
     assert bool(done.stdout) == (not code)
 
 
+INTERRUPTED = """
+import sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "codescent.verbs.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from codescent.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_plan_prints_what_a_run_will_cost(project: Path) -> None:
     out = codescent(project, "plan", "gpt2_124m", "--ranks", "8").stdout
     for part in (

@@ -3,12 +3,14 @@ Does not compare times: benchmarks/all_reduce.py does."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,12 +19,14 @@ from forker import TESTS, Forker
 from runs import codescent
 
 from codescent.base.amounts import of_bytes
+from codescent.base.errors import UserError
 from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import CALLS
 from codescent.collectives.holdings import explain, in_words
 from codescent.collectives.survey import Column, Outcome, Survey
 from codescent.collectives.table import notes, table, timing
 from codescent.collectives.task import CRASHES, HANGS, NO, WRONG, YES
+from codescent.collectives.timing import timed_bytes
 from codescent.verbs.cli import run
 
 EPS = {"torch.float64": 2.0**-52, "torch.float32": 2.0**-23, "torch.bfloat16": 2.0**-7, "torch.int64": 0.0}
@@ -214,6 +218,7 @@ REFUSED = {
     "a size below a byte": (["--size", "0.5"], "argument --size: '0.5' is not a size"),
     "a size without end": (["--size", "9" * 15 + "GiB"], "more than half of this machine's memory; give at most "),
     "both": (["--explain", "--size", "1MiB"], "--size: is of the timed all-reduces; --explain shows a small array"),
+    "too much time": (["--timeout", "99999999999"], "--timeout 99999999999: at most 86400 seconds, which is a day"),
     "no time": (["--timeout", "0"], "argument --timeout: '0' is not a whole number of at least 1"),
 }
 
@@ -241,6 +246,17 @@ def test_a_launcher_around_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys
     said = capsys.readouterr().err
     assert said.startswith("error: collectives: this process is rank 1 of 2, numbered by the variables of torchrun")
     assert "run it without a launcher" in said
+
+
+def test_the_size_that_is_timed_is_the_size_that_is_said() -> None:
+    assert [timed_bytes(size) for size in (1, 4, 7, 8, 2**24)] == [4, 4, 4, 8, 2**24]
+
+
+def test_a_full_folder_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that cannot write what they found end with an error, whose log cannot be written either."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match="no space left on the disk; set TMPDIR to a folder with free space"):
+        Survey(2, 6.0, (sys.executable, "-c", "raise SystemExit(1)")).explain()
 
 
 def test_sizes() -> None:

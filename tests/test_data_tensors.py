@@ -4,13 +4,14 @@ Does not train (test_tensors_runs does)."""
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pickle
-import subprocess
-import sys
+import resource
 import threading
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import pytest
 import safetensors.numpy
 import torch
 from disks import small_disk
+from forker import Forker
+from rank_server import Place
 
 from codescent.base.errors import UserError
 from codescent.data.samples import Samples
@@ -107,33 +110,48 @@ def test_a_full_disk_leaves_nothing_and_a_kill_no_half(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("free_bytes", [0, pytest.param(100_000, marks=pytest.mark.slow), 620_000])
 @pytest.mark.parametrize("storage", FORMATS)
-def test_a_disk_that_is_full_is_told_in_words(storage: str, free_bytes: int, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_is_told_in_words(storage: str, free_bytes: int, tmp_path: Path, forker: Forker) -> None:
     """The whole verb, in a process of its own: a full disk could end it in a segmentation fault."""
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         (disk / "folder").mkdir()
         (disk / "other").write_bytes(bytes((1 << 20) - free_bytes))
-        done = write_small(disk / "folder", storage)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "no space left on the disk (No space left on device" in done.stderr
+        code, said = write_small(forker, disk / "folder", storage, tmp_path)
+        assert (code, said.count("\n")) == (2, 1), said
+        assert "no space left on the disk (No space left on device" in said
         assert list((disk / "folder").iterdir()) == []
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_a_file_that_may_not_grow_is_told_in_words(storage: str, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow_is_told_in_words(storage: str, tmp_path: Path, forker: Forker) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
     for limit_bytes in (1000, 102_400):
-        done = write_small(tmp_path, storage, f"resource.setrlimit(resource.RLIMIT_FSIZE, 2 * ({limit_bytes},))")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "no space left on the disk (File too large): nothing was saved" in done.stderr
-        assert list(tmp_path.iterdir()) == []
-    done = write_small(tmp_path, storage)
-    assert done.returncode == 0, done.stderr
+        code, said = write_small(forker, folder, storage, tmp_path, limit_bytes)
+        assert (code, said.count("\n")) == (2, 1), said
+        assert "no space left on the disk (File too large): nothing was saved" in said
+        assert list(folder.iterdir()) == []
+    code, said = write_small(forker, folder, storage, tmp_path)
+    assert code == 0, said
 
 
-def write_small(folder: Path, storage: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
+def write_small(
+    forker: Forker, folder: Path, storage: str, cwd: Path, limit_bytes: int | None = None
+) -> tuple[int, str]:
+    """`codescent data --synthetic` into `folder`, in a forked process: its exit code and standard error."""
     words = ["data", "--synthetic", "400", "--source", "1x64", "--target", "5x64", "--format", storage]
-    code = f"import resource, sys; from codescent.verbs.cli import run; {before}; sys.exit(run(sys.argv[1:]))"
-    command = [sys.executable, "-B", "-c", code, *words, "--folder", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    words += ["--folder", str(folder)]
+    (found,) = forker.call(f"{__name__}:run_limited", cwd, words=words, limit_bytes=limit_bytes)
+    return found[0], found[1]
+
+
+def run_limited(place: Place, words: list[str], limit_bytes: int | None) -> tuple[int, str]:
+    """The command line in this process, whose files may not become larger."""
+    if limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    err = io.StringIO()
+    with redirect_stderr(err):
+        code = run(words)
+    return code, err.getvalue()
 
 
 def test_torch_that_cannot_write_for_another_reason_is_told_too(

@@ -20,6 +20,8 @@ Case = dict[str, Any]
 Key = tuple[Any, ...]
 DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+SECOND_DROPOUT = ("-none-dropout 0.1", "-selective-dropout 0.0", "-full-dropout 0.0")
+FSDP_SLOW = (("naive", 2), ("naive", 3), ("gpipe", 1), ("gpipe", 3), ("interleaved", 1), ("interleaved", 2))
 
 
 def case(
@@ -278,7 +280,21 @@ def named(**kinds: dict[str, Case]) -> dict[str, Case]:
     return {f"{kind}: {name}": of for kind, cases in kinds.items() for name, of in cases.items()}
 
 
-# The cases of a group are run by one process.
+SLOW = {
+    "stages": {
+        *(f"recompute: {name}" for name in recompute_cases() if name.endswith(SECOND_DROPOUT)),
+        *(f"pipeline: {name}" for name in pipeline_cases() if name.endswith("pp 4-bf16-8")),
+    },
+    "strategies": {"context: cp 64-ring-bf16-1-dropout 0.0"},
+    "hybrids": {
+        "pp x fsdp 32",
+        "dp x pp x tp 64",
+        *(f"pp x fsdp {schedule} stage {stage}" for schedule, stage in FSDP_SLOW),
+    },
+}
+"""Cases whose siblings are quick."""
+
+# The cases of a group are run by one process, the slow ones by another.
 CASES = {
     "strategies": named(replicate=replicate_cases(), zero=zero_cases(), tensor=tensor_cases(), context=context_cases()),
     "stages": named(pipeline=pipeline_cases(), recompute=recompute_cases()),
@@ -294,13 +310,13 @@ Answers = dict[str, dict[int, Answer]]
 
 
 @pytest.fixture(scope="module")
-def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
-    """By group of cases: of each case, by rank, what it issued and held."""
+def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Answers]:
+    """By group of cases, its slow or its quick ones: of each case, by rank, what it issued and held."""
     folder = tmp_path_factory.mktemp("declared")
 
     @functools.cache
-    def of_group(group: str) -> Answers:
-        cases = CASES[group]
+    def of_group(group: str, slow: bool) -> Answers:
+        cases = {name: case for name, case in CASES[group].items() if is_slow(group, name) == slow}
         if group == "gloo":
             return {name: dict(enumerate(on_gloo(name))) for name in cases}
         (found,) = forker.call("declared_ranks:on_fake_ranks", folder, cases=cases)
@@ -311,6 +327,10 @@ def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return forker.call("declared_ranks:on_gloo_rank", folder, case["world_size"], case=case)
 
     return of_group
+
+
+def is_slow(group: str, name: str) -> bool:
+    return name in SLOW.get(group, ())
 
 
 def declared(plan: Plan, rank: int) -> Counter[Key]:
@@ -406,10 +426,19 @@ def check_counted(plan: Plan, rank: int, counted: dict[str, int]) -> None:
     assert counted["activations_bytes"] > 0
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group, cases in CASES.items() for name in cases])
-def test_a_step_issues_and_holds_what_is_declared(answers: Callable[[str], Answers], group: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param(group, name, marks=[pytest.mark.slow] * is_slow(group, name))
+        for group, cases in CASES.items()
+        for name in cases
+    ],
+)
+def test_a_step_issues_and_holds_what_is_declared(
+    answers: Callable[[str, bool], Answers], group: str, name: str
+) -> None:
     plan, firsts = plan_of(CASES[group][name]), []
-    for rank, answer in answers(group)[name].items():
+    for rank, answer in answers(group, is_slow(group, name))[name].items():
         assert "failed" not in answer, answer["failed"]
         check_issued(plan, rank, answer["issued"])
         held = check_bytes(plan, rank, answer["held"])

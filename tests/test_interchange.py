@@ -18,7 +18,7 @@ import torch
 from forker import Forker
 from questions import files as questions
 from questions import vocabulary
-from runs import called, codescent, environment, make_project
+from runs import called, environment, make_project
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -215,12 +215,12 @@ def test_an_imported_run_is_sampled_and_trained(
     said = capsys.readouterr().err
     assert "run.name: given on the command line, but" in said
     assert "run.folder: given on the command line, but" in said
-    done = codescent(project, "import", str(folder), str(path), "--config", "run.toml", *SHORT)
+    done = called(project, "import", str(folder), str(path), "--config", "run.toml", *SHORT)
     assert done.returncode == 0, done.stderr
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     assert float((logits(ours(path), 257) - logits(model, 257)).abs().max()) < 1e-5
     assert sample_run(path, ["many"], tokens=5, device="cpu", out=io.StringIO())[0].startswith("many")
-    done = codescent(project, "train", str(path / "config.toml"), f"run.folder={tmp_path / 'new'}")
+    done = called(project, "train", str(path / "config.toml"), f"run.folder={tmp_path / 'new'}")
     assert done.returncode == 0, done.stderr
     assert f"weights of 28 parameters read from {folder}" in done.stdout
     (started, *_) = RunFolder.open(tmp_path / "new").read_events()
@@ -398,7 +398,7 @@ def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path
         (list(LIKE_LLAMA), ['of a gpt2, but model.kind = "llama"']),
         (["model.weights=nowhere"], ["model.weights: ", "nowhere: no such folder"]),
     ):
-        done = codescent(
+        done = called(
             project,
             "train",
             "run.toml",

@@ -3,25 +3,31 @@ Out: that they are the ranks of one run. Does not look at every variable: test_l
 
 from __future__ import annotations
 
+import io
 import os
+import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from forker import Forker
+from rank_server import Place
 from runs import assert_same, called, codescent, environment, train
 from test_train_resume import wait_for_step
 
+from codescent.launch.environment import read
 from codescent.record import RunFolder
+from codescent.train.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = str(ROOT / "examples" / "own_module.py")
-OWN = (sys.executable, EXAMPLE, "--samples=64", "--features=16", "--epochs=2", "--dropout=0")
+OWN = (EXAMPLE, "--samples=64", "--features=16", "--epochs=2", "--dropout=0")
 TIMEOUT_S = 150
 Environment = Callable[[int], dict[str, str]]
 JOB = f"{os.getpid()}{socket.gethostname()}"  # another run of these tests is another job
@@ -158,39 +164,52 @@ def losses(text: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def own_alone(project: Path) -> list[float]:
-    (said,) = run_all(project, OWN, [{}])
+def own_alone(project: Path, forker: Forker) -> list[float]:
+    (said,) = forker.call(f"{__name__}:own_script", project, envs=[{}])
     assert len(losses(said)) == 2
     return losses(said)
+
+
+def own_script(place: Place, envs: list[dict[str, str]]) -> str:
+    """What the script prints on a rank that has this environment."""
+    place.listener.close()
+    os.environ |= envs[place.rank]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        sys.argv = list(OWN)
+        runpy.run_path(EXAMPLE, run_name="__main__")
+    return out.getvalue()
 
 
 @pytest.mark.parametrize(
     "launcher", [srun, *(pytest.param(it, marks=pytest.mark.slow) for it in (open_mpi, intel_mpi))]
 )
-def test_an_own_script_joins_the_ranks(tmp_path: Path, own_alone: list[float], launcher: Environment) -> None:
-    first, second = run_all(tmp_path, OWN, [launcher(rank) for rank in range(2)])
+def test_an_own_script_joins_the_ranks(
+    tmp_path: Path, forker: Forker, own_alone: list[float], launcher: Environment
+) -> None:
+    envs = [launcher(rank) for rank in range(2)]
+    first, second = forker.call(f"{__name__}:own_script", tmp_path, 2, envs=envs)
     assert losses(first) == pytest.approx(own_alone, rel=1e-5)  # fp32
     assert not second
 
 
-IN_TURN = """
-import os, sys
-from codescent.launch.environment import read
-from codescent.train.world import World
-place = read(os.environ)
-world = World(place, "cpu", 1, 100.0)
-def work():
-    with open("turns", "a") as file:
-        file.write(f"{place.rank} ")
-world.in_turn(work)
-world.close()
-"""
-
-
-def test_machines_whose_ranks_do_not_follow_one_another(tmp_path: Path) -> None:
+def in_turn(place: Place) -> None:
+    """One rank of a job whose ranks are dealt out to two machines in turn; it notes when its turn is."""
+    place.listener.close()
     # Both machines are this one, whose name may be loopback's: say which interface, as one has to then.
-    envs = [{**cyclic(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in range(4)]
-    run_all(tmp_path, [sys.executable, "-c", IN_TURN], envs)
+    os.environ |= {**cyclic(place.rank), "GLOO_SOCKET_IFNAME": "lo"}
+    world = World(read(os.environ), "cpu", 1, 100.0)
+
+    def work() -> None:
+        with (place.folder / "turns").open("a") as file:
+            file.write(f"{place.rank} ")
+
+    world.in_turn(work)
+    world.close()
+
+
+def test_machines_whose_ranks_do_not_follow_one_another(tmp_path: Path, forker: Forker) -> None:
+    forker.call(f"{__name__}:in_turn", tmp_path, 4)
     turns = (tmp_path / "turns").read_text().split()
     assert turns[:2] == ["0", "1"]  # the first of each machine
     assert sorted(turns[2:]) == ["0", "1", "2", "3"]

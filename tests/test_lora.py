@@ -225,7 +225,7 @@ def test_every_layout_has_the_losses_of_one_process(runs: Runs, layout: str) -> 
 
 @pytest.mark.parametrize(
     "layout",
-    ["tp=2", "dp_shard=3", *(pytest.param(it, marks=pytest.mark.slow) for it in ("dp_shard=3 zero_stage=1", "pp=2"))],
+    ["dp_shard=3", *(pytest.param(it, marks=pytest.mark.slow) for it in ("tp=2", "dp_shard=3 zero_stage=1", "pp=2"))],
 )
 def test_bf16(runs: Runs, layout: str) -> None:
     """What is not trained is bf16 alone; adapters have master copies."""
@@ -234,7 +234,7 @@ def test_bf16(runs: Runs, layout: str) -> None:
     assert losses(found) == pytest.approx(losses(runs.of_one("train.precision=bf16")), rel=2e-3)
 
 
-@pytest.mark.parametrize("layout", WHOLE)
+@pytest.mark.parametrize("layout", [*list(WHOLE)[1:], pytest.param("tp=2", marks=pytest.mark.slow)])
 def test_whole_layers_on_layouts(runs: Runs, layout: str) -> None:
     ranks, words = WHOLE[layout]
     both = ("train.precision=fp64", "model.dropout=0.1", "lora.targets=attn.qkv", "lora.whole=tok,pos,norm,mlp.down")
@@ -273,14 +273,20 @@ def test_a_stage_with_nothing_to_train(runs: Runs) -> None:
     assert [part[0] for part in plan["schedule"]["depths"]] == [0, 3]
 
 
-def test_kinds_on_layouts(runs: Runs) -> None:
-    wide = ("model.hidden_dim=24", "train.precision=fp64")
-    llama_words = ("model.kind=llama", "model.num_kv_heads=2", "model.tie_head=true", *wide)
-    bert_words = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.vocab_size=160", "train.precision=fp64")
-    lines = (*LINES, "train.precision=fp64")
-    for words, layout in ((llama_words, "tp=2"), (llama_words, "dp_shard=2"), (bert_words, "tp=2"), (lines, "tp=2")):
-        found = runs.run(2, *of(layout), *words)
-        assert_same(found, runs.of_one(*words), 1e-9)
+KIND_WORDS = {
+    "llama": ("model.kind=llama", "model.num_kv_heads=2", "model.tie_head=true", "model.hidden_dim=24"),
+    "bert": ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.vocab_size=160"),
+    "transformer": LINES,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [*((kind, "tp=2") for kind in KIND_WORDS), pytest.param("llama", "dp_shard=2", marks=pytest.mark.slow)],
+)
+def test_kinds_on_layouts(runs: Runs, kind: str, layout: str) -> None:
+    words = (*KIND_WORDS[kind], "train.precision=fp64")
+    assert_same(runs.run(2, *of(layout), *words), runs.of_one(*words), 1e-9)
 
 
 def tensors_of(folder: RunFolder) -> dict[str, torch.Tensor]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import called, codescent, make_project, train
+from forker import Forker
+from runs import called, codescent, make_project
 from torch import Tensor, nn
 from torch.autograd import backward
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -450,8 +451,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_learns_and_writes(project: Path) -> None:
-    run = train(project, "one", "model.tie_head=true")
+def test_a_run_learns_and_writes(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "one", 1, "model.tie_head=true")
     losses = [row["train_loss"] for row in run.read_metrics()]
     assert losses[-1] < losses[0] - 1
     assert len(sample_run(run.path, ["many "], tokens=30, device="cpu")[0]) > 5

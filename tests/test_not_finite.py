@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from forker import Done, Forker
-from runs import assert_same, codescent, losses
+from runs import assert_same, called, codescent, losses
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.config.optimizer import Optimizer
@@ -68,7 +68,7 @@ def test_the_last_good_checkpoint_stays_and_the_advice_works(project: Path, fork
     _, *words = shlex.split(advice)
     assert words == ["train", "--resume", "runs/advised", "optimizer.learning_rate=20"]
     before = losses(run)
-    again = codescent(project, *words, "optimizer.learning_rate=1e-9", f"train.num_steps={last + 5}")
+    again = called(project, *words, "optimizer.learning_rate=1e-9", f"train.num_steps={last + 5}")
     assert again.returncode == 0, again.stderr
     assert f"step {last - 1}" in again.stdout
     assert "optimizer.learning_rate: 200.0 before, 1e-09 from this step on" in again.stdout

@@ -95,10 +95,17 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
     ("kind", "strategy"),
     [
         *(("odd", strategy) for strategy in ALL),
-        *(("convolutions", strategy) for strategy in ("ddp", "zero3")),
+        ("convolutions", "zero3"),
         ("sequences", "fsdp"),
-        *(("channels last", strategy) for strategy in ("ddp", "zero3")),
-        *(pytest.param("sequences", strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero1", "zero2")),
+        ("channels last", "ddp"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("convolutions", "ddp"),
+                ("channels last", "zero3"),
+                *(("sequences", strategy) for strategy in ("ddp", "zero1", "zero2")),
+            )
+        ),
     ],
 )
 def test_two_ranks_walk_the_trajectory_of_one_process(run: Run, alone: Any, kind: str, strategy: str) -> None:
@@ -117,13 +124,13 @@ def test_one_rank_is_no_special_case(run: Run, alone: Any, strategy: str) -> Non
     assert_same(run(1, "train", strategy=strategy)[0], alone(kind="odd"))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "zero2"])
 def test_three_ranks(run: Run, alone: Any, strategy: str) -> None:
     for found in run(3, "train", strategy=strategy):
         assert_same(found, alone(kind="odd"))
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("zero1", marks=pytest.mark.slow), "zero3"])
 def test_copies_of_divided_models(run: Run, alone: Any, strategy: str) -> None:
     for found in run(4, "train", strategy=strategy, replicas=2):
         assert_same(found, alone(kind="odd"))
@@ -197,7 +204,7 @@ def test_running_statistics_are_one_for_all_ranks(run: Run, strategy: str) -> No
         ((1, "ddp", 1), (2, "zero3", 1)),
         ((2, "zero1", 1), (3, "zero2", 1)),
         ((4, "zero3", 2), (2, "ddp", 1)),
-        ((2, "ddp", 1), (4, "zero2", 2)),
+        pytest.param((2, "ddp", 1), (4, "zero2", 2), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
@@ -232,7 +239,11 @@ def test_saves_count_optimizer_steps(run: Run, tmp_path: Path, strategy: str) ->
         (3, "ddp", 1, "weight", "rank 1 (HOST): values differ from those of the majority (ranks 0, 2): "),
         (3, "ddp", 1, "exp_avg", "rank 1 (HOST): values differ from those of the majority (ranks 0, 2): "),
         (6, "zero3", 3, "exp_avg", "rank 1 (HOST): values differ from those of the majority (ranks 3, 5): "),
-        (4, "zero1", 2, "weight", "rank 1 (HOST), rank 3 (HOST): values differ, and no majority of ranks shows"),
+        pytest.param(
+            *(4, "zero1", 2, "weight"),
+            "rank 1 (HOST), rank 3 (HOST): values differ, and no majority of ranks shows",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_ranks_that_have_diverged_save_nothing(

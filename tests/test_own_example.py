@@ -112,7 +112,7 @@ torch.distributed.all_reduce(torch.zeros(1))
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_others_end_and_say_whose_error_it_was(tmp_path: Path, rank: int) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
     with socket.socket() as probe:

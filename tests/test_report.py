@@ -244,11 +244,12 @@ def test_without_a_pipeline_the_boxes_of_a_rank_fill_its_step(tmp_path: Path, wo
         assert computing == pytest.approx(sum(getattr(one, name) for name in PARTS) - one.communication_s)
 
 
-def test_a_hundred_runs_make_a_page_of_bounded_size(tmp_path: Path) -> None:
-    """2,000 rows each; every second one is a pipeline, each of another plan, so that all are to be drawn."""
+@pytest.mark.parametrize("rows", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_hundred_runs_make_a_page_of_bounded_size(tmp_path: Path, rows: int) -> None:
+    """Every second one is a pipeline, each of another plan, so that all are to be drawn."""
     kinds = [
-        make_run(tmp_path / "0", 1, steps=2000, every=200),
-        make_run(tmp_path / "1", 4, "parallel.pp=4", steps=2000, every=200),
+        make_run(tmp_path / "0", 1, steps=rows, every=rows // 10),
+        make_run(tmp_path / "1", 4, "parallel.pp=4", steps=rows, every=rows // 10),
     ]
     folder = tmp_path / "runs"
     for number in range(100):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from codescent.results import (
     open_runs,
     parts_of_ranks,
     spread,
+    stopped_by_signals,
 )
 
 
@@ -174,3 +177,18 @@ def test_one_value_has_no_interval() -> None:
     assert spread([1.0, 2.0, 4.0]) == 1.5
     with pytest.raises(ValueError, match="without numbers"):
         bootstrap([])
+
+
+def test_a_hangup_that_nohup_ignores_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(SystemExit, match="143"):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with stopped_by_signals(), pytest.raises(SystemExit, match="129"):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

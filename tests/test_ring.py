@@ -4,6 +4,7 @@ Does not test a model: whoever puts it into one does."""
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,10 +67,11 @@ def test_layers_upon_layers_do_not_mix_their_messages(answers: list[dict[str, An
     assert max(error for answer in answers for error in answer["layers"]) < 1e-12
 
 
-def test_compiled_code_stops_before_attention_and_goes_on_after(answers: list[dict[str, Any]]) -> None:
-    errors = [error for answer in answers for error in answer["compiled"]]
-    assert len(errors) == (8 if len(answers) == 2 else 0)
-    assert max(errors, default=0.0) < 1e-12
+@pytest.mark.parametrize("method", ["ring", pytest.param("gather", marks=pytest.mark.slow)])
+def test_compiled_code_stops_before_attention_and_goes_on_after(forker: Forker, tmp_path: Path, method: str) -> None:
+    for errors in forker.call("ring_ranks:compiled_on_two", tmp_path, 2, method=method):
+        assert len(errors) == 2
+        assert max(errors) < 1e-12
 
 
 def test_probabilities_are_never_all_there(answers: list[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ Does not run anything: import-linter checks the rooms, these tests check names."
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -20,9 +21,12 @@ STARTS = {"ranks", "timeout_s"}
 """Keys of [parallel] that say how ranks are started, not how they divide the work."""
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    return [
+        (path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    ]
 
 
 def is_config(node: ast.expr) -> bool:

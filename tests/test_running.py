@@ -94,16 +94,15 @@ def runs(project: Path) -> Iterator[list[Run]]:
         run.close()
 
 
-def resumed_steps(project: Path) -> int:
+def resumed_steps(project: Path, forker: Forker) -> int:
     """The run goes on from its last checkpoint for two steps; where it then is."""
     (checkpoint,) = (project / "runs" / "endless" / "checkpoints").iterdir()
     last = int(checkpoint.name.removeprefix("step_")) + 2
-    done = codescent(project, "train", "run.toml", *ENDLESS, f"train.num_steps={last}", "--resume")
-    assert done.returncode == 0, done.stderr
-    return int(RunFolder.open(project / "runs" / "endless").read_metrics()[-1]["step"]) - last
+    run = forker.train(project, "endless", 1, *ENDLESS, f"train.num_steps={last}", resume=True)
+    return int(run.read_metrics()[-1]["step"]) - last
 
 
-def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, runs: list[Run]) -> None:
+def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, forker: Forker, runs: list[Run]) -> None:
     runs.append(run := Run(project, 2))
     run.steps()
     victim = run.ranks[1]
@@ -115,7 +114,7 @@ def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, runs: 
     assert re.search(r"stopped at step \d+ by SIGTERM; saved in", out)
     assert "SIGTERM: waiting for the ranks to save and stop" in err
     assert "rank 1 of 2 continues" in err
-    assert resumed_steps(project) == 0
+    assert resumed_steps(project, forker) == 0
 
 
 def test_a_run_whose_other_rank_is_killed_has_that_in_its_record(project: Path, runs: list[Run]) -> None:
@@ -129,14 +128,14 @@ def test_a_run_whose_other_rank_is_killed_has_that_in_its_record(project: Path, 
     assert "RuntimeError" in event["problems"][0]
 
 
-def test_one_process_answers_at_once(project: Path, runs: list[Run]) -> None:
+def test_one_process_answers_at_once(project: Path, forker: Forker, runs: list[Run]) -> None:
     runs.append(run := Run(project, 1))
     run.steps()
     run.process.terminate()
     code, out, err = run.end()
     assert (code, err) == (143, "codescent: SIGTERM: saves and stops after this step\n")
     assert re.search(r"stopped at step \d+ by SIGTERM; saved in", out)
-    assert resumed_steps(project) == 0
+    assert resumed_steps(project, forker) == 0
 
 
 def test_a_rank_for_which_the_others_waited_in_vain_is_the_cause(project: Path, runs: list[Run]) -> None:
@@ -151,7 +150,7 @@ def test_a_rank_for_which_the_others_waited_in_vain_is_the_cause(project: Path, 
     assert err.index("the cause: rank 1") < err.index("rank 0 of 2")
 
 
-@pytest.mark.parametrize("address", ["", "localhost", socket.gethostname()])
+@pytest.mark.parametrize("address", ["", pytest.param("localhost", marks=pytest.mark.slow), socket.gethostname()])
 def test_ranks_of_one_machine_listen_on_loopback_alone(project: Path, runs: list[Run], address: str) -> None:
     """Under our launcher and, with a MASTER_ADDR, under another."""
     env = {"PMIX_NAMESPACE": f"prterun-{os.getpid()}@{address}", "MASTER_ADDR": address}
@@ -188,7 +187,9 @@ def test_a_rank_that_nobody_can_wake_does_not_keep_the_others_from_ending(projec
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_request_to_one_rank_is_everybodys_and_names_it(project: Path, runs: list[Run], ranks: int) -> None:
+def test_a_request_to_one_rank_is_everybodys_and_names_it(
+    project: Path, forker: Forker, runs: list[Run], ranks: int
+) -> None:
     runs.append(run := Run(project, ranks))
     run.steps()
     victim = run.ranks[1]
@@ -198,7 +199,7 @@ def test_a_request_to_one_rank_is_everybodys_and_names_it(project: Path, runs: l
     assert re.search(rf"stopped at step \d+ by SIGTERM to rank 1 \(process {victim.pid} on .*\); saved in", out)
     (event,) = [one for one in RunFolder.open(project / "runs" / "endless").read_events() if one["kind"] == "stop"]
     assert (event["rank"], event["signal"], event["process"]) == (1, "SIGTERM", victim.pid)
-    assert resumed_steps(project) == 0
+    assert resumed_steps(project, forker) == 0
 
 
 def test_out_of_memory_is_told_by_the_kernels_count(project: Path, runs: list[Run]) -> None:
@@ -239,7 +240,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_ranks_end_with_who_started_them(project: Path, runs: list[Run], launcher: str) -> None:
     words = ["codescent", "train", "run.toml", *ENDLESS]
     commands = {

@@ -191,13 +191,13 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
 
 
 def test_a_run_goes_on_by_the_template_it_began_with(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
     write_model_folder(Path("other"), CHATML + "{{ strftime_now('') }}")
     words = [*CHAT, "data.chat_template=other", "data.tokenizer=other/tokenizer.json", "train.eval_every=0"]
     words.append("optimizer.decay_steps=9")
-    run = train(project, "kept", *words, "train.num_steps=1")
+    run = forker.train(project, "kept", 1, *words, "train.num_steps=1")
     kept = json.loads((run.path / "chat.json").read_text())
     assert kept == ChatTemplate(read_chat_files(Path("other"))).files.as_json()
     assert kept["day"]
@@ -215,13 +215,13 @@ def test_a_run_goes_on_by_the_template_it_began_with(
 
 
 def test_a_prepared_folder_has_its_template(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
     request = responses("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
     folder = request.prepare(Path("datasets"))
     words = ["model.seq_len=80", "train.num_steps=1", "train.eval_every=0", f"data.corpus={folder}"]
-    run = train(project, "prepared", *words)
+    run = forker.train(project, "prepared", 1, *words)
     assert ChatFiles.from_json("x", json.loads((run.path / "chat.json").read_text())).is_same(
         read_chat_files(Path("model"))
     )
@@ -237,9 +237,11 @@ def test_a_prepared_folder_has_its_template(
     assert cli(["train", "run.toml", "run.name=same", *words, "data.chat_template=model"]) == 0
 
 
-def test_of_an_imported_run_the_template_is_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_imported_run_the_template_is_kept(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project)
-    train(project, "plain", *CHAT, "train.num_steps=1", "train.eval_every=0")
+    forker.train(project, "plain", 1, *CHAT, "train.num_steps=1", "train.eval_every=0")
     assert cli(["export", "runs/plain", "theirs"]) == 0
     assert cli(["import", "theirs", "runs/ours", "data.task=sft", "data.chat_template=theirs"]) == 0
     assert json.loads(Path("runs/ours/chat.json").read_text())["template"] == CHATML

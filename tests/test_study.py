@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -133,6 +134,21 @@ def test_points_are_run_in_rounds_and_evaluated(project: Path, started: list[str
 
 def _step_s(project: Path, name: str) -> list[float]:
     return [float(row["step_s"]) for row in rows(project) if row["point"] == name]
+
+
+def test_a_folder_that_is_removed_while_its_study_runs_is_not_made_again(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed(config: str, words: Sequence[str]) -> Ended:
+        shutil.rmtree(project / "study-runs" / "tiny")
+        return Ended(2, "the run folder was removed")
+
+    monkeypatch.setattr(runner, "train_run", removed)
+    write(project, "ranks = [1, 2]")
+    done = called(project, "study", "study.toml")
+    assert done.returncode == 2
+    assert "study-runs/tiny: was removed or renamed while its study ran; --folder says" in done.stderr
+    assert not (project / "study-runs" / "tiny").exists()
 
 
 def test_an_interrupted_study_goes_on_and_takes_the_last_run_again(

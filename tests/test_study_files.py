@@ -9,6 +9,7 @@ import pytest
 from runs import called, make_project
 
 from codescent.base.errors import UserError
+from codescent.results import PARTS
 from codescent.study import Kind, PointState, Study
 from codescent.study.accept import refusals
 from codescent.study.evaluate import evaluated
@@ -48,6 +49,14 @@ WRONG = {
         HEAD + "[[points]]\nranks = 1\n[[points]]\nbatch = 2\n",
         "every point needs the same axes",
     ),
+    "a point twice": (
+        HEAD + "[[points]]\nranks = 1\n[[points]]\nranks = 2\n[[points]]\nranks = 1\n",
+        "s: ranks=1 is there twice; leave one",
+    ),
+    "choices with one name": (
+        HEAD + RANKS + 'mode = { a = { run.seed = 1 }, "a " = { run.seed = 2 } }\n',
+        "s: ranks=1 mode=a is there twice; leave one, or name it differently",
+    ),
     "an axis twice": (HEAD + RANKS + "[[points]]\nranks = 1\n", "ranks: is an axis of [axes] already"),
     "too many points": (
         HEAD + f"[axes]\nranks = [1]\nrun.seed = {list(range(10_001))}\n",
@@ -75,6 +84,13 @@ def test_mistakes_have_one_clear_message(project: Path, what: str) -> None:
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert not (project / "study-runs").exists(), "a study that is refused leaves nothing"
+
+
+def test_a_study_of_many_points_says_what_it_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "s.toml").write_text(HEAD + RANKS)
+    monkeypatch.setattr("codescent.verbs.study.MANY", 2)
+    said = called(project, "study", "s.toml", "--list").stderr
+    assert said.startswith("planning 2 points, to find those that cannot exist\n")
 
 
 def test_a_study_is_named_by_file_folder_or_name(project: Path) -> None:
@@ -130,16 +146,39 @@ TABLES = {
     "strategy,nodes,ranks,step_s,minutes\nddp,1,2,3,4\n": "has several columns for the time (step_s, minutes)",
     "strategy,nodes,ranks,minutes\nddp,1,2,3 min\n": "line 2: minutes: given '3 min'; must be a number",
     "strategy,nodes,ranks,minutes\nddp,1,2,0\n": "line 2: minutes: given '0'; must be a number above 0",
+    "strategy,nodes,ranks,minutes\n" + "ddp,1,2,0\n" * 23: "wrong, too: 3 more lines",
     "strategy,nodes,ranks,minutes\n": "has no row",
+    "": "has no column strategy",
+    "strategy;nodes;ranks;minutes\nddp;1;2;3\n": "has one column, 'strategy;nodes;ranks;minutes': a comma must ",
+    "strategy,nodes,ranks,minutes\nddp,1,2,3,5\n": "line 2: 5 cells in 4 columns; a number has a point, not a comma",
+    "strategy,nodes,ranks,ranks,minutes\nddp,1,2,2,3\n": "has the column ranks twice; leave one",
+    "strategy,nodes,ranks,minutes,minutes\nddp,1,2,3,3\n": "has the column minutes twice; leave one",
+    "strategy,nodes,ranks,minutes\n\nddp,1,two,3\n": "line 3: ranks: given 'two'; must be a whole number of at least 1",
+    "strategy,nodes,ranks,minutes\nddp,1,0,3\n": "ranks: given 0; must be a whole number of at least 1",
+    "strategy,nodes,ranks,minutes\nddp,1,2,1_0\n": "minutes: given '1_0'; must be a number",
+    "strategy,nodes,ranks,minutes\nddp,1,2,1e308\n": "minutes: given '1e308'; must be a number above 0 (from",
+    "strategy,nodes,ranks,minutes,mfu\nddp,1,2,3,-1\n": "line 2: mfu: given '-1'; must be a number of at least 0",
+    "strategy,nodes,ranks,minutes,compute_s\nddp,1,2,3,0\n": "compute_s: given '0'; must be a number above 0",
+    "strategy,nodes,ranks,minutes,state\nddp,1,2,3,good\n": "state: given 'good'; must be done, failed, ",
+    f"strategy,nodes,ranks,minutes\nddp,1,2,{'0' * 200_000}\n": "cannot be read: field larger than field limit",
 }
 
 
-@pytest.mark.parametrize("text", TABLES)
+@pytest.mark.parametrize("text", TABLES, ids=[text[-40:] for text in TABLES])
 def test_tables_that_lack_something(project: Path, text: str) -> None:
     (project / "table.csv").write_text(text)
     done = called(project, "study", "bert_squad", "--table", "table.csv")
     assert done.returncode == 2
     assert TABLES[text] in done.stderr
+
+
+def test_a_table_with_parts_that_are_all_zero_has_no_computation(project: Path) -> None:
+    (project / "s.toml").write_text(HEAD + RANKS)
+    names, zeros = ",".join(PARTS), ",".join("0" * len(PARTS))
+    (project / "t.csv").write_text(f"\ufeffranks,step_s,{names}\r\n1,2,{zeros}\r\n2,1,{zeros}\r\n", newline="")
+    done = called(project, "study", "s.toml", "--table", "t.csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "computation  " not in done.stdout
 
 
 def test_the_table_of_a_study_is_a_table(project: Path) -> None:

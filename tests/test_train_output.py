@@ -76,7 +76,7 @@ WAYS: dict[str, tuple[Callable[[], int] | None, str | None]] = {
 
 @pytest.mark.parametrize(
     ("way", "ranks"),
-    [("full", 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("closed", 2), ("pipe", 1), ("closed", 1)))],
+    [pytest.param(*one, marks=pytest.mark.slow) for one in (("full", 1), ("closed", 2), ("pipe", 1), ("closed", 1))],
 )
 def test_output_that_cannot_be_written_is_not_worth_a_run(project: Path, way: str, ranks: int) -> None:
     make, why = WAYS[way]

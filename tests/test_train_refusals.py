@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from runs import called, codescent, make_project, train
+from forker import Forker
+from runs import called, make_project
 
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
@@ -69,7 +70,7 @@ def test_bad_text(tmp_path: Path, content: bytes, expected: str) -> None:
 
 def test_divergence_stops_the_run_and_keeps_the_weights(project: Path) -> None:
     words = ("optimizer.kind=sgd", "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=0", "train.eval_every=0")
-    done = codescent(project, "train", "run.toml", "run.name=diverged", *words, "optimizer.warmup_steps=0")
+    done = called(project, "train", "run.toml", "run.name=diverged", *words, "optimizer.warmup_steps=0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not finite" in done.stdout
     assert "codescent train --resume runs/diverged optimizer.learning_rate=1e+29 (or" in done.stderr
@@ -77,7 +78,7 @@ def test_divergence_stops_the_run_and_keeps_the_weights(project: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
-def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, forker: Forker) -> None:
     make_project(tmp_path)
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -86,15 +87,15 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
         pytest.skip("may not mount a file system here")
     try:
         words = ("model.hidden_dim=64", "checkpoint.every=5", "checkpoint.keep_last=9", "train.eval_every=0")
-        done = codescent(tmp_path, "train", "run.toml", "run.name=full", *words)
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert "no space left" in done.stderr.lower()
-        assert "Traceback" not in done.stderr
+        done = forker.run(tmp_path, 1, ["run.name=full", *words])
+        assert done.codes == [2], done.said
+        assert "no space left" in done.said.lower()
+        assert "Traceback" not in done.said
         saved = sorted(path.name for path in (runs / "full" / "checkpoints").iterdir())
         assert saved == ["step_00000005"]
         (runs / "full" / "metrics.jsonl").unlink()
         subprocess.run(["mount", "-o", "remount,size=64m", str(runs)], check=True)
-        run = train(tmp_path, "full", *words, "--resume")
+        run = forker.train(tmp_path, "full", 1, *words, resume=True)
         assert run.read_metrics()[-1]["step"] == 20
     finally:
         subprocess.run(["umount", str(runs)], check=True)

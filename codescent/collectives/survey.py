@@ -4,6 +4,7 @@ Does not print, and does not call a collective itself: it starts a fresh set of 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from codescent.base.errors import RunFailed
+from codescent.base.errors import RunFailed, UserError
+from codescent.base.published import NO_SPACE, in_words
 from codescent.collectives.task import (
     BF16,
     CRASHES,
@@ -40,6 +42,10 @@ NOT_REAL = ("undefined", "fake")
 """Names in torch's list of backends that send nothing."""
 NEEDED = ("batch_isend_irecv", "all_reduce")
 """Calls without which our all-reduce cannot be compared."""
+
+LEAST_FREE_BYTES = 4096
+"""With less, ranks that failed have probably failed to write what they found."""
+ELSEWHERE = "set TMPDIR to a folder with free space"
 
 
 class Ended(Exception):
@@ -140,6 +146,14 @@ class Survey:
         first = column.outcomes.get(name_of(call, FP32))
         return first is not None and (first.state != YES or name_of(call, BF16) in column.outcomes)
 
+    @staticmethod
+    def _write(task: Task, folder: Path) -> None:
+        """Give the ranks their task. Raises UserError: the folder for temporary files is full."""
+        try:
+            task.write(folder)
+        except OSError as error:
+            raise UserError(f"{folder}: {in_words(error)}; {ELSEWHERE}") from error
+
     def _answers(self, task: Task, where: str) -> list[Any]:
         """What each rank found in a task other than PROBE."""
         answers: list[Any] = []
@@ -153,15 +167,18 @@ class Survey:
 
         Raises:
             Ended: the ranks were stopped, or failed elsewhere than in what they tried.
+            UserError: the folder for temporary files is full.
         """
         names = [GROUP, *(name_of(call, dtype) for call in task.calls for dtype in (FP32, BF16))]
         names += [task.does] if task.does != PROBE else []
         with tempfile.TemporaryDirectory(prefix="codescent-collectives-") as folder:
-            task.write(Path(folder))
+            self._write(task, Path(folder))
             env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
             code = run_ranks([*self.command, folder], self.ranks, env, saves=False)
             if code - 128 in STOP_SIGNALS:
                 raise Ended(code)
+            if code and shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+                raise UserError(f"{folder}: {NO_SPACE}; {ELSEWHERE}")
             said = [{line.name: line for line in lines(Path(folder), rank)} for rank in range(self.ranks)]
         found = dict(_merged(names, said, code))
         if GROUP not in found or (code and all(line.state == YES for line in found.values())):

@@ -14,8 +14,14 @@ from torch import Tensor
 from codescent.collectives.ring_all_reduce import exchange, ring_all_reduce
 from codescent.collectives.task import Task
 
+FP32_BYTES = 4
 OURS, BACKEND = "ours", "backend"
 ALL_REDUCES: Mapping[str, Callable[[Tensor], Any]] = {OURS: ring_all_reduce, BACKEND: dist.all_reduce}
+
+
+def timed_bytes(size_bytes: int) -> int:
+    """The size of the tensor that is timed: whole numbers of fp32, and at least one."""
+    return max(1, size_bytes // FP32_BYTES) * FP32_BYTES
 
 
 def measure(task: Task, device: torch.device) -> dict[str, Any]:
@@ -28,7 +34,7 @@ def measure(task: Task, device: torch.device) -> dict[str, Any]:
         rank before; "difference", the largest difference of the two sums relative to the largest sum, on this rank.
     """
     generator = torch.Generator().manual_seed(dist.get_rank())
-    given = torch.randn(max(1, task.size_bytes // 4), generator=generator).to(device)
+    given = torch.randn(timed_bytes(task.size_bytes) // FP32_BYTES, generator=generator).to(device)
     sums = {name: torch.empty_like(given) for name in ALL_REDUCES}
     seconds: dict[str, list[float]] = {name: [] for name in ALL_REDUCES}
     names, spent_s = tuple(ALL_REDUCES), 0.0

@@ -58,12 +58,16 @@ def train_run(config: str, words: Sequence[str], environment: Mapping[str, str] 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, so that runs are stopped and temporary folders removed."""
+    """Let SIGTERM and SIGHUP raise SystemExit, so that runs are stopped and temporary folders removed.
+
+    A signal that is ignored stays so: `nohup codescent study` goes on when its terminal is closed.
+    """
 
     def leave(number: int, _frame: object) -> None:
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
     finally:

@@ -193,8 +193,10 @@ class StudyFolder:
         return [self._attempt(spec, number) for number in sorted(int(name) for name in names if name.isdecimal())]
 
     def note(self, spec: Spec, number: int, record: Mapping[str, Any]) -> None:
-        """Keep what was noted about a run that has ended. Raises UserError: it cannot be written."""
+        """Keep what was noted about a run that has ended. Raises UserError: it cannot be written, or has no place."""
         path = self._record(spec, number)
+        if not (self.path / DEFINITION).is_file():
+            raise UserError(f"{self.path}: was removed or renamed while its study ran; --folder says where it is now")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, dict(record))

@@ -72,10 +72,13 @@ def specs_of(study: StudyFile) -> list[Spec]:
         )
     base = load(study.study.config, _words({**_fixed(study), **study.fixed})).config
     found = [_spec(study, base, values) for values in _products(study)]
-    slugs: dict[str, str] = {}
+    slugs: dict[str, Spec] = {}
     for spec in found:
-        if (other := slugs.setdefault(spec.slug, spec.name)) != spec.name:
-            raise UserError(f"{study.study.name}: the points {other} and {spec.name} would have one folder")
+        other = slugs.setdefault(spec.slug, spec)
+        if other is not spec:
+            names = f"{other.name} is there twice" if other.name == spec.name else ""
+            why = names or f"the points {other.name} and {spec.name} would have one folder"
+            raise UserError(f"{study.study.name}: {why}; leave one, or name it differently")
     return found
 
 

@@ -6,15 +6,18 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.published import in_words
 from codescent.results import PARTS
 from codescent.study.evaluate import Taken
+from codescent.study.file import WORKERS
 from codescent.study.points import growing
 from codescent.study.repeat import Repeat
 from codescent.study.result import Kind, PointState
@@ -26,6 +29,18 @@ MEASURED = ("step_s", "tokens", "flops", "compute_s", "mfu", "memory_bytes", "ot
 
 TIMES: Mapping[str, float] = {"step_s": 1.0, "seconds": 1.0, "minutes": 60.0}
 """Columns of a table that have the time, each with its seconds. A table has one of them."""
+
+DIVISORS = ("tokens", "flops", "compute_s", *TIMES)
+"""Columns whose numbers are above 0; all others are at least 0."""
+
+SHORTEST_S, LONGEST_S = 1e-12, 1e12
+"""Bounds of a time, so that quotients and their squares are numbers."""
+
+ROUNDING_S = -1e-6
+"""Least value of a part: the rest of a step may be below 0 by rounding."""
+
+MOST_PROBLEMS = 20
+"""Lines whose problems are said; of more, their number."""
 
 COLUMNS = (
     *("point", "repeat", "state", "why", "run"),
@@ -72,42 +87,77 @@ def read_table(file: Path, kind: Kind, axes: Sequence[str]) -> list[Taken]:
     It needs a column for each axis, and one of TIMES. Rows whose column `state` is not "done" are points without
     repeats. Other columns are those of study.csv, and may be missing.
 
-    Raises UserError: every missing column, and every cell that is no number.
+    Raises UserError: every wrong column, every cell that is no number, and every row that is longer than the table.
     """
+    columns, rows = _cells(file)
+    time = _time_of(file, columns, axes)
+    taken: dict[str, Taken] = {}
+    problems = [] if rows else [f"{file}: has no row"]
+    for line, cells in rows:
+        values = dict(zip(columns, [*cells, *[""] * len(columns)], strict=False))
+        try:
+            if any(cells[len(columns) :]):
+                raise ValueError(f"{len(cells)} cells in {len(columns)} columns; a number has a point, not a comma")
+            point = {name: _value(values[name]) for name in axes}
+            workers, state = _workers(kind, point), _state(values.get("state") or PointState.DONE)
+            before = taken.get(repr(point)) or Taken(point, workers, PointState.TO_DO)
+            repeats = list(before.repeats)
+            if state is PointState.DONE:
+                repeats.append(_repeat(values, time, len(repeats) + 1))
+        except ValueError as error:
+            problems.append(f"{file} line {line}: {error}")
+            continue
+        state = PointState.DONE if repeats else state
+        taken[repr(point)] = Taken(point, workers, state, values.get("why", ""), repeats)
+    if (more := len(problems) - MOST_PROBLEMS) > 0:
+        problems[MOST_PROBLEMS:] = [f"{file}: wrong, too: {counted(more, 'more line')}"]
+    if problems:
+        raise UserError(*problems)
+    return list(taken.values())
+
+
+def _cells(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The columns of a table, and its rows that are not empty, each with its line. Raises UserError: it is no table."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
-    reader = csv.DictReader(io.StringIO(text))
-    columns = [name.strip() for name in reader.fieldnames or []]
-    reader.fieldnames = columns
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
+        raise UserError(f"{file}: cannot be read: {why}") from error
+    columns = lines[0][1] if lines else []
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        raise UserError(f"{file}: has one column, {columns[0]!r}: a comma must separate columns")
+    return columns, lines[1:]
+
+
+def _time_of(file: Path, columns: Sequence[str], axes: Sequence[str]) -> str:
+    """The column that has the time. Raises UserError: a column is missing, or is there twice."""
     times = [name for name in TIMES if name in columns]
     problems = [f"{file}: has no column {name}: the study has this axis" for name in axes if name not in columns]
     if not times:
         problems.append(f"{file}: has no column for the time: {', '.join(TIMES)}")
     if len(times) > 1:
         problems.append(f"{file}: has several columns for the time ({', '.join(times)}); leave one")
+    twice = [name for name, number in Counter(columns).items() if number > 1 and name in {*axes, *TIMES, *COLUMNS}]
+    problems += [f"{file}: has the column {name} twice; leave one" for name in twice]
     if problems:
         raise UserError(*problems)
-    taken: dict[str, Taken] = {}
-    for line, row in enumerate(reader, start=2):
-        values = {name: (row.get(name) or "").strip() for name in columns}
-        point = {name: _value(values[name]) for name in axes}
-        before = taken.get(repr(point)) or Taken(point, growing(kind, point), PointState.TO_DO)
-        state = PointState(values["state"]) if values.get("state") in list(PointState) else PointState.DONE
-        repeats = list(before.repeats)
-        if state is PointState.DONE:
-            try:
-                repeats.append(_repeat(values, times[0], len(repeats) + 1))
-            except ValueError as error:
-                problems.append(f"{file} line {line}: {error}")
-        state = PointState.DONE if repeats else state
-        taken[repr(point)] = Taken(point, before.workers, state, values.get("why", ""), repeats)
-    if not taken:
-        problems.append(f"{file}: has no row")
-    if problems:
-        raise UserError(*problems)
-    return list(taken.values())
+    return times[0]
+
+
+def _workers(kind: Kind, point: Mapping[str, Any]) -> int | None:
+    """The number of workers of a point. Raises ValueError: the axis that grows has no whole number."""
+    axis, found = WORKERS.get(kind), growing(kind, point)
+    if axis is not None and axis in point and not found:
+        raise ValueError(f"{axis}: given {point[axis]!r}; must be a whole number of at least 1")
+    return found
+
+
+def _state(text: str) -> PointState:
+    if text not in list(PointState):
+        raise ValueError(f"state: given {text!r}; must be {', '.join(PointState)}, or empty")
+    return PointState(text)
 
 
 def _row(repeat: Repeat) -> dict[str, Any]:
@@ -132,14 +182,15 @@ def _repeat(values: Mapping[str, str], time: str, number: int) -> Repeat:
     """A repeat out of a row. Raises ValueError: a cell is no number, or the time is not above 0."""
     numbers = {name: _number(name, values[name]) for name in (*MEASURED, *PARTS, time) if values.get(name)}
     step_s = numbers.pop(time, 0.0) * TIMES[time]
-    if not step_s > 0:
-        raise ValueError(f"{time}: given {values.get(time)!r}; must be a number above 0")
+    if not SHORTEST_S <= step_s <= LONGEST_S:
+        wanted = f"above 0 (from {SHORTEST_S:g} to {LONGEST_S:g} s)"
+        raise ValueError(f"{time}: given {values.get(time)!r}; must be a number {wanted}")
     parts = {name: numbers.pop(name) for name in PARTS if name in numbers}
     memory = numbers.pop("memory_bytes", None)
     rest: dict[str, Any] = {name: numbers.get(name) for name in MEASURED if name not in ("step_s", "memory_bytes")}
     notes = tuple(filter(None, values.get("notes", "").split("; ")))
     if parts and len(parts) == len(PARTS) and rest["compute_s"] is None:
-        rest["compute_s"] = parts["forward_s"] + parts["backward_s"]
+        rest["compute_s"] = parts["forward_s"] + parts["backward_s"] or None
     return Repeat(
         step_s=step_s,
         number=number,
@@ -155,8 +206,11 @@ def _number(name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not math.isfinite(value) or "_" in text:  # Python reads 1_0 as ten
         raise ValueError(f"{name}: given {text!r}; must be a number, with a point and no unit")
+    least = ROUNDING_S if name in PARTS else 0.0
+    if value < least or (value == 0 and name in DIVISORS):
+        raise ValueError(f"{name}: given {text!r}; must be a number {'above' if name in DIVISORS else 'of at least'} 0")
     return value
 
 
@@ -164,7 +218,7 @@ def _value(text: str) -> Any:
     """A value of an axis: a number if it is one."""
     for kind in (int, float):
         try:
-            return kind(text)
+            return text if "_" in text else kind(text)
         except ValueError:
             continue
     return text

@@ -16,12 +16,14 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.launch.environment import read
+from codescent.results import stopped_by_signals
 
 if TYPE_CHECKING:
     from codescent.collectives.survey import Survey
 
 DEFAULT_RANKS, MAX_RANKS, MOST_EXPLAINED = 4, 64, 8
 DEFAULT_BYTES = 16 * 2**20
+MOST_S = 86_400
 COPIES = 5
 """Tensors of --size that a rank holds at its peak while it is timed (collectives/timing.py)."""
 ROUNDS, BUDGET_S = 9, 10.0
@@ -43,10 +45,11 @@ def main(arguments: Namespace) -> int:
     _refuse_size(ranks, size)
     asked = survey.Survey(ranks, arguments.timeout)
     try:
-        if arguments.explain:
-            _explain(asked)
-        else:
-            _show(asked, size, devices)
+        with stopped_by_signals():  # between two sets of ranks, too: their folders are removed
+            if arguments.explain:
+                _explain(asked)
+            else:
+                _show(asked, size, devices)
     except survey.Ended as ended:
         return ended.code
     return 0
@@ -60,6 +63,8 @@ def _refuse(arguments: Namespace) -> None:
             f"collectives: this process is rank {rank.rank} of {rank.world_size}, numbered by {rank.launcher}; the "
             "command starts its own ranks: run it without a launcher, with --ranks N"
         )
+    if arguments.timeout > MOST_S:
+        problems.append(f"--timeout {arguments.timeout}: at most {MOST_S} seconds, which is a day")
     if ranks == 1:
         problems.append("--ranks 1: one rank sends nothing; give at least 2")
     if ranks is not None and ranks > (most := MOST_EXPLAINED if arguments.explain else MAX_RANKS):
@@ -93,6 +98,7 @@ def _show(asked: Survey, size: int, devices: int) -> None:
     from codescent.collectives.calls import CALLS
     from codescent.collectives.survey import NEEDED, columns
     from codescent.collectives.table import notes, table, timing
+    from codescent.collectives.timing import timed_bytes
 
     console, shown, calls = Console(highlight=False), columns(), list(CALLS)
     with console.status("") as status:
@@ -106,4 +112,4 @@ def _show(asked: Survey, size: int, devices: int) -> None:
         if all(column.offers(call) for call in NEEDED):
             with console.status(f"{column.name}: timing"):
                 found = asked.time(column, size, ROUNDS, BUDGET_S)
-            say(["", *timing(column.name, of_bytes(size), found)])
+            say(["", *timing(column.name, of_bytes(timed_bytes(size)), found)])

@@ -37,6 +37,9 @@ from codescent.verbs.study_tables import show
 FOLDER = "study-runs"
 """Where studies are, beside the folder of single runs: `codescent plot runs/*` draws no study."""
 
+MANY = 100
+"""With so many points it takes seconds until the first line."""
+
 
 def main(arguments: Namespace) -> int:
     """Run a study, or do with it what one option says. Returns 1 if a point has failed, else 0."""
@@ -52,6 +55,8 @@ def main(arguments: Namespace) -> int:
         show(found, arguments.table.name)
         return 0
     specs = specs_of(study)
+    if len(specs) >= MANY:  # a point takes 20 ms and more
+        warn(f"planning {counted(len(specs), 'point')}, to find those that cannot exist")
     definition = Definition.of(study, specs, refusals(study, specs))
     for given in filter(None, (definition.baseline, baseline)):
         check_baseline(replace(definition, baseline=given))

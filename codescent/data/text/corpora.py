@@ -11,6 +11,7 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from codescent.base.errors import UserError
@@ -91,6 +92,7 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
     return _files(corpus)
 
 
+@cache  # a study asks for it once for each point, and its files stay as long as this process
 def _python_stdlib() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = (path for path in _walk(root, STDLIB_LEFT_OUT) if path.suffix == ".py")
