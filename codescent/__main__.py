@@ -12,15 +12,27 @@ from contextlib import suppress
 def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
     try:
-        from codescent.verbs.cli import run
-
-        code = run(sys.argv[1:], may_restart=True)
+        code = _run()
         gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
     except KeyboardInterrupt:  # before run() can answer it, while modules are imported; or after it
         with suppress(OSError, AttributeError):  # the standard error is closed
             os.write(sys.stderr.fileno(), b"interrupted\n")
         code = 130
     sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command; its exit code. After an error of one rank among several the process ends here."""
+    from codescent.base import ending
+    from codescent.verbs.cli import run
+
+    try:
+        code = run(sys.argv[1:], may_restart=True)
+    except BaseException as error:
+        ending.end_by(error)
+        raise
+    ending.end(code)
+    return code
 
 
 if __name__ == "__main__":

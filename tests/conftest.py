@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,24 @@ def pytest_collection_finish() -> None:
     """What collecting has imported stays: Python need not look for garbage in it again and again (8 % of the time)."""
     gc.collect()
     gc.freeze()
+
+
+_hidden = pytest.MonkeyPatch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests without the mark `cuda`, and processes that they start, find no CUDA device, whatever the machine has.
+
+    The variable alone is not enough: CUDA reads it once in a process. This runs before all fixtures of the test.
+    """
+    _hidden.undo()
+    if item.get_closest_marker("cuda") is None:
+        _hidden.setenv("CUDA_VISIBLE_DEVICES", "")
+        if "torch" in sys.modules:
+            cuda = sys.modules["torch"].cuda
+            _hidden.setattr(cuda, "is_available", lambda: False)
+            _hidden.setattr(cuda, "device_count", lambda: 0)
 
 
 @pytest.fixture(scope="session")

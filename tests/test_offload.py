@@ -164,9 +164,8 @@ def test_all_without_what_gathers_is_refused(parallel: dict[str, object]) -> Non
         planned(2 if parallel else 1, "fp32", offload="all", **parallel)
 
 
-def test_on_a_cpu_there_is_nothing_to_offload(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_there_is_nothing_to_offload(project: Path) -> None:
     words = ("train", "run.toml", "run.name=refused", "parallel.offload=optimizer")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for more in ((), ("train.device=auto", "--ranks", "2")):
         done = called(project, *words, *more)
         assert done.returncode == 2, done.stdout + done.stderr

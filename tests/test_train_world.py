@@ -9,17 +9,21 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
+import conftest
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train import addresses
+from codescent.train import addresses, world
 from codescent.train.addresses import listening_address, name_interface
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.rendezvous import Topology, _compared, compare, meet
+from codescent.train.world import backends
 
 SECOND = timedelta(seconds=1)
 
@@ -37,6 +41,18 @@ def see(monkeypatch: pytest.MonkeyPatch, devices: int) -> list[int]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     return chosen
+
+
+@pytest.mark.parametrize("marks", [(), ("cuda",)])
+def test_only_tests_with_the_mark_find_a_device(monkeypatch: pytest.MonkeyPatch, marks: tuple[str, ...]) -> None:
+    conftest._hidden.undo()  # what this test has itself
+    see(monkeypatch, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    item: Any = SimpleNamespace(get_closest_marker=dict.fromkeys(marks, "").get)
+    conftest.pytest_runtest_setup(item)
+    devices = "0,1" if marks else ""
+    assert (torch.cuda.is_available(), os.environ["CUDA_VISIBLE_DEVICES"]) == (bool(marks), devices)
+    conftest._hidden.undo()
 
 
 @pytest.mark.parametrize(("devices", "index"), [(4, 2), (8, 2), (1, 0)])
@@ -117,6 +133,35 @@ def test_rank_0_listens_where_the_others_come_and_nowhere_else(monkeypatch: pyte
     monkeypatch.setattr(os, "environ", {})
     name_interface(Rank(0, 0, 4, 2, "node0", 1), "10.0.0.1")
     assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+CUDA, BOTH = torch.device("cuda", 3), "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "shards_alone", "expected"),
+    [
+        (torch.device("cpu"), 1, True, ("gloo", None)),
+        (torch.device("cpu"), 4, False, ("gloo", None)),
+        (CUDA, 4, False, (BOTH, CUDA)),
+        (CUDA, 4, True, (BOTH, CUDA)),
+        (CUDA, 1, False, ("gloo", None)),  # a run of one process does not start NCCL
+        (CUDA, 1, True, (BOTH, None)),  # nor does a script's, before fully_shard sends
+    ],
+)
+def test_nccl_starts_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, ranks: int, shards_alone: bool, expected: tuple[str, Any]
+) -> None:
+    assert backends(device, ranks, shards_alone=shards_alone) == expected
+    if ranks > 1:
+        return
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(world, "choose_device", lambda *_: device)
+    monkeypatch.setattr(world, "name_of", str)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda names, **more: asked.update(more, names=names))
+    world.World(Rank(), device.type, 1, 1.0, shards_alone=shards_alone)
+    assert (asked["names"], asked["device_id"]) == expected
 
 
 def test_a_cpu_has_a_name() -> None:

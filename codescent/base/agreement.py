@@ -22,6 +22,8 @@ R = TypeVar("R")
 class RanksFailed(RuntimeError):
     """Some ranks raised an exception other than UserError. By now every rank has finished its work and reported."""
 
+    everywhere = True
+
 
 def alone() -> bool:
     """Whether this process runs without a process group."""
@@ -118,7 +120,9 @@ def _shared(error: type[UserError], answer: _Answer, cause: Exception | None) ->
     if answer["faults"]:
         raise RanksFailed("; ".join(answer["faults"])) from cause
     if answer["problems"]:
-        raise error(*answer["problems"]) from cause
+        raised = error(*answer["problems"])
+        raised.everywhere = True
+        raise raised from cause
     return answer["value"]
 
 

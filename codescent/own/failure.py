@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from traceback import walk_tb
@@ -38,17 +39,21 @@ class ErrorHook:
 
     A UserError is printed without a traceback, by one of the ranks that raise it; the process ends with its exit code.
     Any other error is printed with its traceback by every rank, followed by a line that names the first rank.
+    With several ranks the process then ends without waiting for the others (base/ending.py).
 
     Attributes:
         place: this process among the ranks; None: unknown.
         store: of the ranks; None: they are not connected.
+        give_up: `World.give_up` of the ranks; None: they are not connected.
         active: the hooks that are not retired, of which `watch` returns the last.
     """
 
     active: ClassVar[list[ErrorHook]] = []
 
-    def __init__(self, place: Rank | None = None, store: Store | None = None) -> None:
-        self.place, self.store, self._retired = place, store, False
+    def __init__(
+        self, place: Rank | None = None, store: Store | None = None, give_up: Callable[..., None] | None = None
+    ) -> None:
+        self.place, self.store, self.give_up, self._retired = place, store, give_up, False
         self._before = sys.excepthook
         sys.excepthook = self
         self.active.append(self)
@@ -72,11 +77,15 @@ class ErrorHook:
         At a prompt (`python` without a script) it does not: the session goes on.
         """
         if isinstance(error, UserError) and not self._retired:
+            self._ends(error)
             self._refuse(error, trace)
+            self._ends(error, said=True)
             if hasattr(sys, "ps1"):
                 return
             raise SystemExit(error.exit_code)
+        self._ends(error)
         self._before(kind, error, trace)
+        self._ends(error, said=True)
         if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):
             return
         mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}"}
@@ -88,6 +97,11 @@ class ErrorHook:
                 "codescent: rank 0 had ended before: with an error (see its message), or without one, because its "
                 "script makes fewer calls than this rank's"
             )
+
+    def _ends(self, error: BaseException, *, said: bool = False) -> None:
+        """From now on this process ends soon, unless it is the only rank, has left the others, or is at a prompt."""
+        if not (self._retired or self._alone or self.give_up is None or hasattr(sys, "ps1")):
+            self.give_up(error, said=said)
 
     @property
     def _alone(self) -> bool:

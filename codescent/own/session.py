@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from codescent.base.agreement import alone, together
 from codescent.base.counted import counted
+from codescent.base.ending import end, is_failing
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
@@ -46,7 +48,7 @@ class Ranks:
     def __init__(self, place: Rank, device: str, timeout_s: float) -> None:
         # A single process does not change the number of threads.
         num_threads = torch.get_num_threads() if place.world_size == 1 else None
-        self.world = World(place, device, num_threads, timeout_s)
+        self.world = World(place, device, num_threads, timeout_s, shards_alone=True)
         self.rank, self.world_size, self.local_rank = place.rank, place.world_size, place.local_rank
         self.device = self.world.device
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
@@ -54,8 +56,9 @@ class Ranks:
         self.is_first = self.world.is_first
         self.closing: WeakSet[AveragedGradients] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
-        self._hook = ErrorHook(place, self.world.store)
-        atexit.register(self.close)
+        self._has_failed = False  # an exception has left the `with` block
+        self._hook = ErrorHook(place, self.world.store, self.world.give_up)
+        atexit.register(self._at_exit)
 
     @public("codescent: ranks.mean")
     def mean(self, value: float | torch.Tensor, count: float | torch.Tensor = 1) -> float:
@@ -125,19 +128,27 @@ class Ranks:
         return self._meshes[replicas]
 
     def close(self) -> None:
-        """Close the process group. The end of the process calls it, too; a second call does nothing."""
+        """Close the process group. The end of the process calls it, too; a second call does nothing.
+
+        Under NCCL it waits until all ranks call it, except while an exception is handled: then other ranks may go on.
+        """
         global _ranks
-        if _ranks is not self:
+        if _ranks is not self or is_failing():
             return
         _ranks = None
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         self._hook.retire()
         for user in self.closing:
             user.close()
         self.closing.clear()
         self._meshes.clear()
         if dist.is_initialized():  # the user's script may have destroyed the process group already
-            self.world.close()
+            self.world.close(alone=self._has_failed or sys.exc_info()[0] is not None)
+
+    def _at_exit(self) -> None:
+        """The interpreter ends: after an error at once, without the other ranks."""
+        end()
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +156,7 @@ class Ranks:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # after an error, the hook first sends the error to the other ranks
             self.close()
+        self._has_failed = kind is not None
 
 
 _ranks: Ranks | None = None
@@ -211,6 +223,8 @@ def _refuse_no_number(**given: object) -> None:
 
 def everywhere(*tensors: torch.Tensor) -> None:
     """Copy rank 0's values into these tensors on every rank. Two elements of a tensor must not share memory."""
+    if dist.get_world_size() == 1:  # on CUDA a message would start NCCL
+        return
     with torch.no_grad():
         for tensor in tensors:
             sent = tensor.detach().contiguous()  # backends need contiguous memory

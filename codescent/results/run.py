@@ -107,9 +107,11 @@ class Run:
 
     @property
     def _ending(self) -> Mapping[str, Any] | None:
-        """The last event that ends a run, if none of BEGINS follows it."""
-        last = [event for event in self.events if event.get("kind") in (*BEGINS, *STATES)][-1:]
-        return last[0] if last and last[0]["kind"] in STATES else None
+        """The last event that ends a run, if none of BEGINS follows it. Of several errors the first: the cause."""
+        found = [event for event in self.events if event.get("kind") in (*BEGINS, *STATES)]
+        while len(found) > 1 and found[-1]["kind"] == found[-2]["kind"] == "error":
+            found.pop()
+        return found[-1] if found and found[-1]["kind"] in STATES else None
 
     @cached_property
     def columns(self) -> Mapping[str, Values]:

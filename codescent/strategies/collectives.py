@@ -1,7 +1,7 @@
 """In: a tensor and a process group. Out: torch's collectives. In: a function. Out: its call at the end of backward.
 A collective that blocks counts as waiting (base/stopwatch.py), except in code that torch.compile compiles. A profile
 has each collective's name (base/ranges.py).
-Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
+Does not decide what is sent. Names that are private in torch, or differ between versions, are used only here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 
 from codescent.base.ranges import Flight, named_collective
@@ -21,6 +22,8 @@ from codescent.plan import Collective
 torch_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 torch_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
+abort_groups: Callable[[], None] = distributed_c10d._abort_process_group
+"""Give up the NCCL communicators of all process groups, without the other ranks. Only NCCL has this."""
 
 
 class Awaited(dist.Work):

@@ -11,6 +11,8 @@ from codescent.plan import Plan
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 
@@ -32,7 +34,6 @@ class Recompute(Strategy):
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Checkpoint the forward pass of each block, or set `recompute` in the layers that have this attribute."""
         from torch import nn  # noqa: PLC0415 - keeps torch out of planning
-        from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
 
         blocks = part.blocks
         assert isinstance(blocks, nn.ModuleDict)
@@ -40,8 +41,34 @@ class Recompute(Strategy):
             if this_rank.plan.layout.recompute == "full":
                 # Checkpoint `forward`, not the module: hooks of later strategies must not run twice. Dropout masks are
                 # functions of keys, so there is no random state to restore.
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+                if this_rank.plan.mesh.cp > 1:  # torch.compile breaks the graph at its messages (ring.py)
+                    cast(Any, block).compile = partial(_compile_inside, block, block.forward)
+                block.forward = _checkpointed(block.forward)
                 continue
             for layer in block.modules():
                 if hasattr(layer, "recompute"):
                     cast(Any, layer).recompute = True
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that checkpoints `forward`. torch.compile enters it, and then the checkpoint: one graph has both.
+
+    As a functools.partial, `checkpoint` would be called as a whole: torch keeps the compiler out of its own function,
+    and of all that it calls. Nothing of the block would be compiled, without a word.
+    """
+    from torch.utils.checkpoint import checkpoint  # noqa: PLC0415 - keeps torch out of planning
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
+
+    return run
+
+
+def _compile_inside(block: torch.nn.Module, forward: Callable[..., Any], **options: Any) -> None:
+    """`block.compile` of a checkpointed block whose graph has a break, which a checkpoint in a graph must not have.
+
+    So the checkpoint stays outside of the graphs. Backward then recomputes the last matrix product, too.
+    """
+    import torch  # noqa: PLC0415 - keeps torch out of planning
+
+    cast(Any, block).forward = _checkpointed(torch.compile(forward, **options))

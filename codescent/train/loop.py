@@ -12,6 +12,7 @@ from pathlib import Path
 
 from codescent.base.agreement import together
 from codescent.base.beats import ENDED
+from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
@@ -70,7 +71,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         RunFailed: on every rank: loss, gradients or weights are no longer finite, or copies of the same tensors
             differ; that step is not saved.
     """
-    with closing(connect(config, place)) as world:
+    with connect(config, place) as world:
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(load(config.log.to)))
         folder = open_resumed(config, world) if resume else None
@@ -86,6 +87,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
                     closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
                     Report(run, loggers, notes) as report,
                     Profiler(run, report) as profiler,
+                    ends_soon(place.world_size),
                 ):
                     explained.watch = trainer.executor.memory
                     outcome = _Steps(run, trainer, report, stop, profiler).take()

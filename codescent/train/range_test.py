@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from codescent.base.agreement import together
 from codescent.base.beats import ENDED
+from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
@@ -66,12 +67,13 @@ def range_test(config: Config, place: Rank) -> RangeTest:
     Raises:
         UserError: on every rank: a run cannot begin with this config, data or machine.
     """
-    with closing(connect(config, place)) as world:
+    with connect(config, place) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
         choose(config, plan, world, {})
         with (
             StopRequest(alone=place.world_size == 1, saves=False) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop)) as trainer,
+            ends_soon(place.world_size),
         ):
             found = _walk(trainer.executor, config, plan.mesh.dp, shown=world.is_first)
             if found.ending == STOPPED:

@@ -1,5 +1,5 @@
 """In: an open run, the results of its steps. Out: rows of metrics, events, and lines on the terminal.
-Does not decide what a run does. Only rank 0 writes; on other ranks no method prints or writes a file."""
+Does not decide what a run does. Only rank 0 prints and writes; others write at most the error that ends them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from codescent.train.continuing import ended_early, how_to_continue, schedule_is
 from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
-from codescent.train.failed_allocation import is_out_of_memory
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import row
 from codescent.train.open import OpenRun
+from codescent.train.recorded_error import record
 from codescent.train.validations import Validations
 
 ROWS = 100_000
@@ -71,9 +71,8 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not (isinstance(error, RunFailed) or is_out_of_memory(error)):  # they have their own
-            with suppress(UserError):  # the disk may be full, or the folder removed
-                self._event("error", problems=getattr(error, "problems", (repr(error),)))
+        if error is not None:
+            record(error, self.run)
         with suppress(UserError):
             self.loggers.send(END, {"problem": None if error is None else str(error) or repr(error)})
         self.board.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,14 @@ import torch.distributed as dist
 from codescent.base.agreement import from_first, together
 from codescent.base.beats import Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
+from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.ranges import Recording, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
 from codescent.plan import AXES, Collective, Mesh, Plan
+from codescent.strategies.collectives import abort_groups
 from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
@@ -47,6 +49,7 @@ class World:
         num_threads: train.num_threads.
         timeout_s: parallel.timeout_s.
         facts: JSON values by name, which must be equal on all ranks.
+        shards_alone: a single rank may call torch's fully_shard, too: see `backends`.
 
     Raises:
         UserError: the device does not exist, ranks cannot connect, or they differ in a fact, in the version of torch
@@ -60,6 +63,8 @@ class World:
         num_threads: int | None,
         timeout_s: float,
         facts: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        shards_alone: bool = False,
     ) -> None:
         if place.child and place.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {place.rank} of {place.world_size}")
@@ -81,26 +86,37 @@ class World:
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
         name_interface(place, self.meeting.address)
+        if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
+            os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+        names, starts = backends(self.device, place.world_size, shards_alone=shards_alone)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+            names,
             store=self.store,
             rank=place.rank,
             world_size=place.world_size,
             timeout=self.timeout,
-            device_id=self.device if self.device.type == "cuda" else None,
+            device_id=starts,
         )
         self.beats = Beats.of(os.environ, place.world_size) if is_local(place) else None
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
 
     def divide(self, plan: Plan) -> None:
-        """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective."""
+        """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective.
+
+        Every rank makes the same number of groups in the same order, if need be of itself alone. NCCL depends on it: a
+        new group is one ncclCommSplit of all ranks, with a colour for each list of ranks. So the first groups of all
+        ranks together, then the second ones and so on, divide the ranks. torch also names a group by its ranks and by
+        a count, and the names must be equal on the group's ranks; groups are destroyed in the order of their names.
+
+        Communicators do not share NCCL's resources (splitShare): those that share run one after the other, and a
+        message would wait for another one, which waits for it (decision 6).
+        """
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
         created = {tuple(range(self.mesh.world_size)): world}
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
-        # All ranks must create the same number of groups: torch names a group by a count, equal on all its ranks.
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
             if "[" not in axis:  # axes with the same ranks share a group
@@ -175,12 +191,60 @@ class World:
         if self.beats is not None:
             self.beats.put(self.place.rank, position, self.stage)
 
-    def close(self) -> None:
-        """Destroy the process groups."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or self.place.world_size == 1:
+            self.close()
+        else:
+            self.give_up(error)
+
+    def close(self, *, alone: bool = False) -> None:
+        """Destroy the process groups. NCCL waits for the other ranks: each has to call it, too.
+
+        `alone`: perhaps no other rank calls it, so NCCL's are given up instead, when this rank's messages have ended or
+        FREE_S is over. gloo's wait for nobody.
+        """
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end
-        dist.destroy_process_group()
+        if alone and self.device.type == "cuda" and self.place.world_size > 1:
+            within(FREE_S, torch.cuda.synchronize)
+            within(FREE_S, abort_groups)
+        else:
+            dist.destroy_process_group()
         self.meeting.close()
+
+    def give_up(self, error: BaseException, *, said: bool = False) -> None:
+        """An error ends this rank, and perhaps no other one: the process ends without the others (base/ending.py).
+
+        The process groups stay until then: with them, gloo's destructors would wait for messages under way. The end of
+        the process closes gloo's connections; so the other ranks fail only after this one has printed its error.
+
+        Args:
+            error: the cause.
+            said: whether it is printed already.
+        """
+        fail(error, abort_groups if self.device.type == "cuda" else None, said=said)
+
+
+def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
+    """The backends of a rank's process groups, and the device on which NCCL starts at once (None: it does not).
+
+    Ranks on CUDA have NCCL for tensors of the device, gloo for the others. A single rank sends nothing. So a run does
+    not start NCCL there, which takes a second, memory and a network interface.
+
+    Args:
+        device: of this rank.
+        ranks: their number.
+        shards_alone: a single rank may have a module of fully_shard, whose mesh of one rank needs NCCL. NCCL then
+            starts with the first message of such a module.
+    """
+    if device.type != "cuda":
+        return "gloo", None
+    if ranks > 1:
+        return "cpu:gloo,cuda:nccl", device
+    return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
 
 
 def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
