@@ -1,6 +1,6 @@
 # Everything a fresh machine needs: `make train` (install and train the default job), `make test` (install and test).
 PYTHON ?= python3
-JOBS ?= 4
+JOBS ?= 3
 BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, mutants, slow, fuzz)'
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=3 (tests at a time), ARGS="..." (for train, test, mutants, slow, fuzz)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
