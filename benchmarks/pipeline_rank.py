@@ -104,6 +104,7 @@ class Waiting:
     def __init__(self, part: GPT2, forward_s: float) -> None:
         self.part, self.forward_s = part, forward_s
         self.embeds, self.ends, self.deferred, self.training = part.embeds, part.ends, part.deferred, part.training
+        self.tables = part.tables
         self.zeros = [torch.zeros_like(weight) for weight in part.parameters()]
 
     def train(self, mode: bool = True) -> object:

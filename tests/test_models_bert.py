@@ -21,7 +21,7 @@ from codescent.config.sections import Config
 from codescent.models.bert.declare import PRESETS, BertShape, parameters
 from codescent.models.bert.module import Bert
 from codescent.models.initialize import initialize_
-from codescent.plan import Layout
+from codescent.plan import Layout, Mesh
 from codescent.strategies import Recompute
 
 SIZES: dict[str, Any] = {"num_layers": 2, "num_heads": 3, "hidden_dim": 24, "ffn_dim": 40, "vocab_size": 61}
@@ -325,7 +325,7 @@ def test_made_again_it_is_the_same_bitwise(what: str, dropout: float) -> None:
     for recompute in ("none", what):
         shape = small(dropout=dropout)
         module = build(shape, torch.float32)
-        this_rank: Any = SimpleNamespace(plan=SimpleNamespace(layout=Layout(recompute=recompute)))
+        this_rank: Any = SimpleNamespace(plan=SimpleNamespace(layout=Layout(recompute=recompute), mesh=Mesh()))
         if recompute != "none":
             Recompute().divide(module, this_rank)
         module.train()

@@ -51,9 +51,13 @@ def say(lines: Iterable[str]) -> None:
         print(visible(line))
 
 
-def warn(text: str) -> None:
-    """Print text to standard error at once, with control characters escaped."""
-    print(visible(text), file=sys.stderr, flush=True)
+def warn(*lines: str) -> None:
+    """Print lines to standard error at once, with control characters escaped.
+
+    In one write: ranks that share a terminal would mix their words otherwise. Raises OSError: it cannot be written.
+    """
+    sys.stderr.write("".join(f"{visible(line)}\n" for line in lines))
+    sys.stderr.flush()
 
 
 def new_failures() -> list[dict[str, str]]:

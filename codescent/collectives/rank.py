@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.base.parent import end_with_parent
 from codescent.base.rank import Rank
 from codescent.collectives import holdings, timing
@@ -103,5 +104,5 @@ def run(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
     try:
         main(folder, calls)
     except UserError as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        warn(*(f"error: {problem}" for problem in error.problems))
         sys.exit(error.exit_code)

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from codescent.base.errors import UserError
-from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors
+from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
 from codescent.base.published import in_words, is_full
-from codescent.base.visible import visible
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
@@ -92,7 +90,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
 def _say(*lines: str) -> None:
     """Print lines to the standard error; do nothing if that fails."""
     try:
-        print(*map(visible, lines), sep="\n", file=sys.stderr, flush=True)
+        warn(*lines)
     except OSError:
         _discard(2)
 
