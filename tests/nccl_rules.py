@@ -15,12 +15,16 @@ from nccl_graph import Entry, Node
 UNWATCHED = (
     "allgather",
     "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced",
     "allreduce_coalesced",
     "alltoall",
     "gather",
     "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
     "scatter",
 )
 """Transfers that no step makes. One of them would pass without a rule, so it is an error."""
@@ -173,20 +177,20 @@ class Rules:
         nodes = [self._collective(group, f"all_to_all of {given.dtype}")]
         for other in range(group.size()):
             if other != mine:
-                nodes.append(self._message(group, mine, other, f"{gives[other] * item} bytes"))
-                nodes.append(self._message(group, other, mine, f"{takes[other] * item} bytes"))
+                nodes.append(self._message(group, mine, other, f"all_to_all of {gives[other] * item} bytes"))
+                nodes.append(self._message(group, other, mine, f"all_to_all of {takes[other] * item} bytes"))
         self._note(*nodes)
         return self._start(
             "all_to_all", [given], [output], lambda sent, received: real(group, received, sent, takes, gives, o)
         )
 
     def _send(self, real: Any, group: Any, tensors: list[torch.Tensor], target: int, tag: int) -> Handle:
-        node = self._message(group, group.rank(), target, f"message of {size(tensors[0])}")
+        node = self._message(group, group.rank(), target, f"send of {size(tensors[0])}")
         self._note(node)
         return self._start(f"send of {size(tensors[0])}", tensors, [], lambda copy: real(group, [copy], target, 0))
 
     def _receive(self, real: Any, group: Any, tensors: list[torch.Tensor], source: int, tag: int) -> Handle:
-        node = self._message(group, source, group.rank(), f"message of {size(tensors[0])}")
+        node = self._message(group, source, group.rank(), f"send of {size(tensors[0])}")
         self._note(node)
         return self._start(f"receive of {size(tensors[0])}", [], tensors, lambda copy: real(group, [copy], source, 0))
 
