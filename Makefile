@@ -47,7 +47,7 @@ OUT ?= build/cuda
 
 cuda: ## run the tests and benchmarks that need a CUDA device: 10 minutes; OUT=folder, ARGS="--nanogpt DIR --llmc DIR"
 	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); \
-	PYTHONDONTWRITEBYTECODE= $$python tests/cuda/run.py --out "$(OUT)" --jobs $(JOBS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $$python tests/devices/run.py --out "$(OUT)" --jobs $(JOBS) $(ARGS)
 
 fuzz: .venv/.installed-dev ## damage files of every kind, see that each command refuses or says the same: 1 hour; ARGS="--cases 20"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(ARGS)

@@ -1,4 +1,4 @@
-"""In: a machine with two or four CUDA devices. Out: ranks over NCCL walk the trajectory of one device, and end together.
+"""In: two or four CUDA devices. Out: ranks over NCCL walk the trajectory of one device, and end together.
 Skipped where there are fewer devices, saying so. Does not measure speed: benchmarks/gpu_step.py does."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYOUTS = {
         "cp=2 context=all-gather",
         "pp=2 schedule=1f1b",
         "pp=2 schedule=zero-bubble",
-        "pp=2 schedule=interleaved",
+        "pp=2 schedule=interleaved virtual_stages=2",
         "dp_replicate=2",
         "dp_shard=2 zero_stage=1",
         "dp_shard=2 zero_stage=2",
@@ -77,14 +77,18 @@ def test_ranks_walk_the_trajectory_of_one_device(project: Path, alone: RunFolder
     assert_same(found, alone, TOLERANCES["fp64"])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def other(project: Path, request: pytest.FixtureRequest) -> tuple[str, RunFolder]:
+    """Another precision, and the run of one device in it."""
+    words = (f"train.precision={request.param}", "train.num_steps=10")
+    return request.param, train(project, f"alone-{request.param}", *WORDS, *words)
+
+
 @pytest.mark.parametrize(("ranks", "layout"), of_ranks([2]))
-def test_they_do_in_other_precisions(project: Path, ranks: int, layout: str, precision: str) -> None:
-    words = (f"train.precision={precision}", "train.num_steps=10")
-    expected = train(project, f"one-{precision}-{layout.replace(' ', '-')}", *WORDS, *words)
-    found = train(
-        project, f"{precision}-{layout.replace(' ', '-')}", *WORDS, *words, *keys(layout), "--ranks", str(ranks)
-    )
+def test_they_do_in_other_precisions(project: Path, other: tuple[str, RunFolder], ranks: int, layout: str) -> None:
+    precision, expected = other
+    words = (f"train.precision={precision}", "train.num_steps=10", *keys(layout))
+    found = train(project, f"{precision}-{layout.replace(' ', '-')}", *WORDS, *words, "--ranks", str(ranks))
     assert losses(found) == pytest.approx(losses(expected), rel=TOLERANCES[precision])
 
 
@@ -95,11 +99,11 @@ def test_compiled_blocks_follow_eager_ones(project: Path, alone: RunFolder, layo
     assert losses(found) == pytest.approx(losses(alone), rel=TOLERANCES["fp64"])
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [pytest.param(4, "tp=2 dp_shard=2", marks=needs(4))])
-def test_a_checkpoint_goes_on_with_one_device(project: Path, alone: RunFolder, ranks: int, layout: str) -> None:
-    words = (*WORDS, "train.precision=fp64", "model.dropout=0.1")
-    train(project, "moved", *words, *keys(layout), "train.num_steps=10", "optimizer.decay_steps=20", "--ranks", "4")
-    found = train(project, "moved", *words, "optimizer.decay_steps=20", "--resume")
+@needs(4)
+def test_a_checkpoint_goes_on_with_one_device(project: Path, alone: RunFolder) -> None:
+    words = (*WORDS, "train.precision=fp64", "model.dropout=0.1", "optimizer.decay_steps=20")
+    train(project, "moved", *words, *keys("tp=2 dp_shard=2"), "train.num_steps=10", "--ranks", "4")
+    found = train(project, "moved", *words, "--resume")
     assert losses(found) == pytest.approx(losses(alone), rel=TOLERANCES["fp64"])
 
 

@@ -26,13 +26,16 @@ TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 """What collecting the tests needs beside the package's own dependencies."""
 
 LIMIT_S, GRACE_S = {"tests": 300.0, "gpu_step": 150.0, "gpu_generate": 90.0}, 20.0
-"""A part that has not ended by then is interrupted, and killed some seconds later: within 10 minutes in all."""
+"""A part that has not ended by then is interrupted, and killed some seconds later: within 10 minutes in all.
+The tests of several devices may take longer: as often as there are devices, and at most 4 times."""
 
 
 def arguments_of() -> argparse.Namespace:
     """The command line. Exits with 2 if it is wrong."""
     parser = argparse.ArgumentParser(description="Run what needs a CUDA device: tests marked cuda, and benchmarks.")
-    parser.add_argument("--out", type=Path, default=Path("build/cuda"), help="folder for the JSON files; made if absent")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/cuda"), help="folder for the JSON files; made if absent"
+    )
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="checkout of nanoGPT, for gpu_step")
     parser.add_argument("--llmc", type=Path, metavar="DIR", help="checkout of llm.c, for gpu_step; needs nvcc")
     parser.add_argument("--jobs", type=int, default=3, help="tests at a time, where pytest-xdist is installed")
@@ -77,17 +80,17 @@ def files_with_tests() -> list[str]:
     return [str(file) for file in files if "pytest.mark.cuda" in file.read_text(encoding="utf-8")]
 
 
-def run(name: str, command: Sequence[str]) -> int | None:
-    """Run a part to its end. Returns its exit code; None: it was ended at its limit, with all that it started."""
+def run(name: str, command: Sequence[str], limit_s: float) -> int | None:
+    """Run a part, for `limit_s` at most. Returns its exit code; None: all that it started was ended then."""
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if name != "tests":
-        del variables["OMP_NUM_THREADS"]
-    print(f"--- {name}: at most {LIMIT_S[name]:.0f} s", flush=True)
+        variables.pop("OMP_NUM_THREADS")
+    print(f"--- {name}: at most {limit_s:.0f} s", flush=True)
     process = subprocess.Popen(command, cwd=ROOT, env=variables, start_new_session=True)
     code = None
     try:
-        code = process.wait(timeout=LIMIT_S[name])
+        code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)  # pytest then writes its report, and a benchmark ends its systems
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,12 +121,13 @@ def run_tests(out: Path, jobs: int) -> tuple[bool, list[str]]:
         if importlib.util.find_spec("xdist") is not None:
             command += ["-n", str(jobs), "--dist", "worksteal"]
         begun = time.monotonic()
-        code = run("tests", [*command, *files_with_tests()])
+        limit_s = LIMIT_S["tests"] * min(max(1, torch.cuda.device_count()), 4)
+        code = run("tests", [*command, *files_with_tests()], limit_s)
         tests = list(outcomes(report)) if report.is_file() else []
         seconds = time.monotonic() - begun
     devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     machine = {"devices": devices, "torch": torch.__version__, "cuda": torch.version.cuda}
-    result = {"machine": machine, "exit_code": code, "seconds": seconds, "limit_s": LIMIT_S["tests"], "tests": tests}
+    result = {"machine": machine, "exit_code": code, "seconds": seconds, "limit_s": limit_s, "tests": tests}
     (out / "tests.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return code == 0, [f"{one['test']}: {one['why']}" for one in tests if one["outcome"] == "skipped"]
 
@@ -154,7 +158,7 @@ def main() -> int:
     for name, words, without in parts:
         skipped += without
         script = str(ROOT / "benchmarks" / f"{name}.py")
-        code = run(name, [sys.executable, script, *words, "--json", str(out / f"{name}.json")])
+        code = run(name, [sys.executable, script, *words, "--json", str(out / f"{name}.json")], LIMIT_S[name])
         if code is None:
             print(f"{name}: ended after {LIMIT_S[name]:.0f} s, before it was done", file=sys.stderr)
         failed += [name] if code != 0 else []
