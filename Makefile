@@ -6,11 +6,11 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs slow fuzz mutants hooks clean
+.PHONY: help train test lint docs slow cuda fuzz mutants hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=3 (tests at a time), ARGS="..." (for train, test, mutants, slow, fuzz)'
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=3 (tests at a time), ARGS="..." (for train, test, mutants, slow, cuda, fuzz)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
@@ -41,6 +41,13 @@ docs: .venv/.installed-docs ## build the site of the docs into build/site, and c
 
 slow: .venv/.installed-dev ## run the tests that take minutes, and those that draw examples on many more examples
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile deep --timeout 1200 $(ARGS)
+
+# It installs nothing: on a machine without a package index, PYTHON has what is needed. OUT may come from the environment.
+OUT ?= build/cuda
+
+cuda: ## run the tests and benchmarks that need a CUDA device: 10 minutes; OUT=folder, ARGS="--nanogpt DIR --llmc DIR"
+	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); \
+	PYTHONDONTWRITEBYTECODE= $$python tests/devices/run.py --out "$(OUT)" --jobs $(JOBS) $(ARGS)
 
 fuzz: .venv/.installed-dev ## damage files of every kind, see that each command refuses or says the same: 1 hour; ARGS="--cases 20"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(ARGS)

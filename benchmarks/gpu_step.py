@@ -1,18 +1,20 @@
-"""In: nanoGPT's checkout (optional), a CUDA device. Out: tokens/s, MFU, peak memory of GPT-2 124M, context 1024, bf16.
+"""In: checkouts of nanoGPT and llm.c (optional), a CUDA device. Out: tokens/s, MFU, peak memory of GPT-2 124M in bf16.
 Does not need the network, a corpus or a config file, and writes only into a temporary folder."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from llmc import OnCuda
 from measure import (
+    ROOT,
     Checkout,
     SystemFailed,
     Timing,
@@ -29,18 +31,24 @@ from measure import (
 from systems import PipedProgram
 from work import GPT2_124M, Work, environment, write_tokens
 
-PEAK_FLOPS_PER_S = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
-"""Peak FLOP/s by a part of the device's name: dense bf16 with fp32 sums, from NVIDIA's data sheets (SXM parts)."""
+sys.path.insert(0, str(ROOT))
+
+from codescent.plan.device_specs import spec_of
+from codescent.train.machine import peak_flops_per_s
 
 NOTES = """A step: next batch, forward, backward, {clip}AdamW (fused); {batch} x {seq} tokens, vocabulary {vocab}.
 nanoGPT: its model compiled whole, torch's autocast, fp32 weights. codescent: bf16 weights, fp32 masters, moments.
-MFU: (6 N + 12 layers x width x context) tokens/s over {peak:.0f} TFLOP/s ({source}), N = {parameters:,}."""
+llm.c: bf16 weights, fp32 masters, its own clock of a step, always clipped; started anew for each turn.
+MFU: (6 N + 12 layers x width x context) tokens/s over a peak, N = {parameters:,}.
+Peak (published): {published}. Peak (measured): {measured:.0f} TFLOP/s of a square product in bf16."""
 
 
 def arguments_of() -> argparse.Namespace:
     """The command line. Exits with 2 if the checkout is not one of nanoGPT."""
-    parsed = parser("Time a full training step of GPT-2 124M on a CUDA device: nanoGPT compiled, and codescent.")
+    parsed = parser("Time a training step of GPT-2 124M on a CUDA device: nanoGPT compiled, llm.c, and codescent.")
     parsed.add_argument("--nanogpt", type=Checkout("nanoGPT", "model.py"), metavar="DIR", help="checkout of nanoGPT")
+    llmc = Checkout("llm.c", "train_gpt2.cu", "Makefile")
+    parsed.add_argument("--llmc", type=llmc, metavar="DIR", help="checkout of llm.c; needs make and nvcc")
     parsed.add_argument("--batch-size", type=positive, default=16, help="samples per step")
     parsed.add_argument("--seq-len", type=positive, default=1024, help="tokens per sample")
     parsed.add_argument("--vocab-size", type=positive, default=50304, help="of both; 50257 is not a multiple of 8")
@@ -54,32 +62,18 @@ def arguments_of() -> argparse.Namespace:
     return parsed.parse_args()
 
 
-def peak_of(arguments: argparse.Namespace, name: str) -> tuple[float, str]:
-    """The device's bf16 peak in FLOP/s, and its origin: --peak-tflops, a data sheet or a measured matrix product."""
+def published_peak(arguments: argparse.Namespace, name: str) -> tuple[float | None, str]:
+    """The device's bf16 peak in FLOP/s and its origin: --peak-tflops, or a data sheet; None: neither has it."""
     if arguments.peak_tflops:
-        return arguments.peak_tflops * 1e12, "as given"
-    for part, peak in PEAK_FLOPS_PER_S.items():
-        if part in re.split(r"[\s-]+", name):
-            return peak, "data sheet"
-    return measured_peak(), "measured, 8192 cubed"
+        return arguments.peak_tflops * 1e12, f"{arguments.peak_tflops:g} TFLOP/s, as given"
+    spec = spec_of(name)
+    if spec is None or spec.bf16 is None:
+        return None, f"no entry for {name} in codescent/plan/device_specs.py; give --peak-tflops"
+    return spec.bf16, f"{spec.bf16 / 1e12:g} TFLOP/s, {spec.name}: {spec.source}"
 
 
-def measured_peak() -> float:
-    """FLOP/s of the best of ten bf16 products of 8192 x 8192 matrices."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    best_ms = float("inf")
-    for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        torch.mm(a, b)
-        end.record()
-        torch.cuda.synchronize()
-        best_ms = min(best_ms, begin.elapsed_time(end))
-    return 2 * 8192**3 / (best_ms / 1e3)
-
-
-def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[PipedProgram]:
-    """nanoGPT if its checkout is given, and codescent with each value of train.compile."""
+def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[PipedProgram | OnCuda]:
+    """nanoGPT and llm.c if their checkouts are given, and codescent with each value of train.compile."""
     tokens = write_tokens(folder, work.vocab_size)
     common = [
         "--tokens", str(tokens), "--work", work.text(), "--precision", "bf16", "--device", "cuda",
@@ -87,12 +81,14 @@ def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[
     ]  # fmt: skip
     env = {**environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     here = Path(__file__).parent
-    systems = []
+    systems: list[PipedProgram | OnCuda] = []
     if arguments.nanogpt:
         peer = ["--peer", "nanogpt", "--checkout", str(arguments.nanogpt), "--compile"]
         systems.append(
             PipedProgram("nanogpt", [sys.executable, str(here / "peer_step.py"), *common, *peer], env, folder)
         )
+    if arguments.llmc:
+        systems.append(OnCuda(arguments.llmc, work, arguments.warmup, folder))
     for way in arguments.compile.split(","):
         own = ["--compile", way, "--head-chunk-tokens", str(arguments.head_chunk_tokens)]
         argv = [sys.executable, str(here / "codescent_step.py"), *common, *own]
@@ -100,8 +96,8 @@ def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[
     return systems
 
 
-def measure(systems: list[PipedProgram], rounds: int, steps: int) -> tuple[list[Timing], dict[str, str]]:
-    """Measure the systems in turns, all running at once. Returns seconds and peak device memory; and failures."""
+def measure(systems: Sequence[PipedProgram | OnCuda], rounds: int, steps: int) -> tuple[list[Timing], dict[str, str]]:
+    """Measure the systems in turns, all there at once. Returns seconds and peak device memory; and failures."""
     timings: dict[str, Timing] = {}
     failures: dict[str, str] = {}
     try:
@@ -120,6 +116,8 @@ def measure(systems: list[PipedProgram], rounds: int, steps: int) -> tuple[list[
                 timings[system.name].seconds.append(seconds)
                 say(f"round {number + 1}/{rounds}  {system.name:20} {1e3 * seconds:8.2f} ms")
         for system in alive:
+            if isinstance(system, OnCuda):  # it does not say how much memory it has
+                continue
             system.send("memory")
             timings[system.name].peak_bytes = int(system.number())
     finally:
@@ -128,8 +126,8 @@ def measure(systems: list[PipedProgram], rounds: int, steps: int) -> tuple[list[
     return list(timings.values()), failures
 
 
-def entry(timing: Timing, work: Work, peak: float, reference: Timing) -> dict[str, Any]:
-    """The results of one system, as numbers."""
+def entry(timing: Timing, work: Work, published: float | None, measured: float, reference: Timing) -> dict[str, Any]:
+    """The results of one system, as numbers. MFU is relative to each of two peaks, in FLOP/s."""
     per_token = 6 * work.num_parameters + 12 * work.num_layers * work.hidden_dim * work.seq_len
     tokens_per_s = work.tokens / timing.median_s
     return {
@@ -137,25 +135,28 @@ def entry(timing: Timing, work: Work, peak: float, reference: Timing) -> dict[st
         "median_s": timing.median_s,
         "best_s": timing.best_s,
         "tokens_per_s": tokens_per_s,
-        "mfu": per_token * tokens_per_s / peak,
+        "mfu_published": None if published is None else per_token * tokens_per_s / published,
+        "mfu_measured": per_token * tokens_per_s / measured,
         "ratio": reference.median_s / timing.median_s,
-        "peak_memory_bytes": timing.peak_bytes,
+        "peak_memory_bytes": timing.peak_bytes or None,
         "seconds": timing.seconds,
     }
 
 
 def show(entries: list[dict[str, Any]]) -> str:
     """The results as a text table."""
-    header = ["system", "ms median", "best", "tokens/s", "MFU", f"x {entries[0]['system']}", "peak MiB on device"]
+    header = ["system", "ms median", "best", "tokens/s", "MFU (published)", "MFU (measured)"]
+    header += [f"x {entries[0]['system']}", "peak MiB on device"]
     rows = [
         [
             row["system"],
             f"{1e3 * row['median_s']:.2f}",
             f"{1e3 * row['best_s']:.2f}",
             f"{row['tokens_per_s']:,.0f}",
-            f"{row['mfu']:.3f}",
+            "-" if row["mfu_published"] is None else f"{row['mfu_published']:.3f}",
+            f"{row['mfu_measured']:.3f}",
             f"{row['ratio']:.2f}",
-            f"{row['peak_memory_bytes'] / 2**20:,.0f}",
+            "-" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**20:,.0f}",
         ]
         for row in entries
     ]
@@ -170,29 +171,31 @@ def main() -> int:
         return 2
     device = torch.cuda.get_device_name()
     record = {**hardware(), "device": device, "cuda": torch.version.cuda}
-    peak, source = peak_of(arguments, device)
+    published, published_text = published_peak(arguments, device)
+    measured = peak_flops_per_s(torch.device("cuda"), "bf16")
     work = replace(
         GPT2_124M, vocab_size=arguments.vocab_size, batch_size=arguments.batch_size, seq_len=arguments.seq_len,
         max_seq_len=max(GPT2_124M.max_seq_len, arguments.seq_len),
     )  # fmt: skip
-    torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory(prefix="codescent-gpu-") as folder:
         systems = systems_of(arguments, work, Path(folder))
         timings, failures = measure(systems, arguments.rounds, arguments.steps)
-    entries = [entry(timing, work, peak, timings[0]) for timing in timings]
+    entries = [entry(timing, work, published, measured, timings[0]) for timing in timings]
     notes = NOTES.format(
         clip="clipping, " if arguments.clip else "", batch=work.batch_size, seq=work.seq_len, vocab=work.vocab_size,
-        peak=peak / 1e12, source=source, parameters=work.num_parameters,
+        published=published_text, measured=measured / 1e12, parameters=work.num_parameters,
     )  # fmt: skip
     print(f"{device}, CUDA {record['cuda']}", machine_line(record), notes, "", sep="\n")
     if entries:
         print(show(entries))
     for name, reason in failures.items():
         say(f"{name} was not measured: {reason}")
+    peers = {"nanogpt": arguments.nanogpt, "llmc": arguments.llmc}
     result = {
         "benchmark": "gpu_step", "hardware": record, "work": vars(work), "clip": arguments.clip,
-        "peers": {"nanogpt": None if arguments.nanogpt is None else revision(arguments.nanogpt)},
-        "peak_flops_per_s": peak, "peak_source": source, "rounds": arguments.rounds, "steps_per_turn": arguments.steps,
+        "peers": {name: path and revision(path) for name, path in peers.items()},
+        "published_flops_per_s": published, "measured_flops_per_s": measured,
+        "rounds": arguments.rounds, "steps_per_turn": arguments.steps,
         "notes": notes.splitlines(), "systems": entries, "failures": failures,
     }  # fmt: skip
     write_json(arguments.json, result)

@@ -1,17 +1,19 @@
-"""In: llm.c's checkout, sizes. Out: llm.c's CPU program, built with its Makefile; its model file and token file.
+"""In: llm.c's checkout, sizes. Out: llm.c's programs for CPU and CUDA, built with its Makefile; their files.
 Does not contain code of llm.c. The file formats follow llm.c's readers (train_gpt2.c, llmc/dataloader.h)."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from measure import SystemFailed
-from work import Work
+from systems import Started
+from work import NUM_TOKENS, Work, random_tokens
 
 HEADER_INTS = 256
 MODEL_MAGIC, MODEL_VERSION = 20240326, 3  # version 3: fp32, padded vocabulary
@@ -27,14 +29,66 @@ def build(checkout: Path, folder: Path) -> Path:
     driver = Path(__file__).with_name("llmc_step.c").read_text(encoding="utf-8")
     source = f'#define TESTING\n#include "{checkout / "train_gpt2.c"}"\n{driver}'
     (folder / "train_gpt2.c").write_text(source, encoding="utf-8")
-    command = ["make", "-f", str(checkout / "Makefile"), "NO_MULTI_GPU=1", "train_gpt2"]
+    return _make(checkout, folder, "train_gpt2")
+
+
+def _make(checkout: Path, folder: Path, target: str, *variables: str) -> Path:
+    command = ["make", "-f", str(checkout / "Makefile"), "NO_MULTI_GPU=1", *variables, target]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SystemFailed(f"llm.c cannot be built: {error}") from error
     if done.returncode != 0:
         raise SystemFailed(f"llm.c cannot be built; the output of make is:\n{done.stdout}{done.stderr}")
-    return folder / "train_gpt2"
+    return folder / target
+
+
+class OnCuda(Started):
+    """llm.c's unchanged program for CUDA, in bf16. It takes no requests: each turn starts it anew.
+
+    Its initial values are random ("d12": 12 layers of 768, vocabulary 50,257 padded to 50,304). It writes no files.
+    """
+
+    def __init__(self, checkout: Path, work: Work, warmup: int, folder: Path) -> None:
+        super().__init__("llmc", [], os.environ, folder)
+        self._checkout, self._work, self._warmup = checkout, work, warmup
+
+    def start(self) -> None:
+        """Build the program, write its tokens and take the warm-up steps once. Raises SystemFailed."""
+        folder, work = self._folder / "llmc-cuda", self._work
+        if (work.num_layers, work.hidden_dim, work.num_heads) != (12, 768, 12) or work.seq_len > 1024:
+            raise SystemFailed("llmc: its random models have GPT-2's sizes and at most 1024 positions")
+        folder.mkdir()
+        source = self._checkout / "train_gpt2.cu"
+        (folder / source.name).write_text(f'#include "{source}"\n', encoding="utf-8")
+        program = _make(self._checkout, folder, "train_gpt2cu", "PRECISION=BF16")
+        write_tokens(folder / "tokens.bin", random_tokens(50257, NUM_TOKENS))
+        never = "1000000000"
+        tokens = str(folder / "tokens.bin")
+        self._argv = [
+            str(program), "-i", tokens, "-j", tokens, "-e", "d12", "-b", str(work.batch_size), "-t", str(work.seq_len),
+            "-l", "6e-4", "-c", "0.1", "-v", never, "-m", "1", "-s", "0", "-r", "0", "-x",
+        ]  # fmt: skip
+        self.turn(1)
+
+    def turn(self, num_steps: int) -> float:
+        """Warm-up steps, then `num_steps` that count. Returns the mean seconds of these, by the program's own clock."""
+        first, self._argv = self._argv, [*self._argv, str(self._warmup + num_steps)]
+        try:
+            code = self._launch().wait()
+        finally:
+            self._argv = first
+        if code != 0:
+            raise self._failure()
+        milliseconds = step_milliseconds(self._log.read_text(encoding="utf-8", errors="replace"))
+        if len(milliseconds) != self._warmup + num_steps:
+            raise SystemFailed(f"llmc: {len(milliseconds)} lines of steps, not {self._warmup + num_steps}")
+        return sum(milliseconds[self._warmup :]) / num_steps / 1e3
+
+
+def step_milliseconds(log: str) -> list[float]:
+    """The time of each step, as llm.c's program for CUDA prints it."""
+    return [float(found) for found in re.findall(r"^step +\d+/\d+ \|.*\| ([\d.]+) ms \|", log, re.MULTILINE)]
 
 
 def command(program: Path, model: Path, tokens: Path, work: Work, warmup: int) -> list[str]:

@@ -3,6 +3,7 @@ Does not measure anything: no peer is needed, and no time is compared."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -20,7 +21,9 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import llmc  # noqa: E402 - found by the line above: a folder of scripts, no package
+import gpu_generate  # noqa: E402 - found by the line above: a folder of scripts, no package
+import gpu_step  # noqa: E402
+import llmc  # noqa: E402
 import measure  # noqa: E402
 import pipeline  # noqa: E402
 import python_samples  # noqa: E402
@@ -46,6 +49,8 @@ SCRIPTS = (
     "python_samples",
     "compare_runs",
     "measuring",
+    "gpu_step",
+    "gpu_generate",
 )
 
 PEER = """
@@ -136,6 +141,8 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["all_reduce", "--ranks", "1"], "--ranks 1: give 2 to 64: one rank sends nothing"),
         (["all_reduce", "--size", "x"], "argument --size: 'x' is not a size, such as 16MiB"),
         (["muon", "--ranks", "1"], "--ranks 1: one rank is always measured; give at least 2"),
+        (["gpu_generate", "--work", "small"], "216 tokens in all; small has 64 positions"),
+        (["gpu_step", "--llmc", "/nowhere"], "/nowhere is not a checkout of llm.c: it lacks train_gpt2.cu, Makefile"),
         (["startup", "--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1"),
         (["startup", "--json", "absent/a.json"], "argument --json: absent/a.json: there is no folder absent"),
         (["startup", "--json", "/"], "argument --json: / is a folder; give the name of a file"),
@@ -186,8 +193,9 @@ def test_pipelines_that_compute_are_measured_too(tmp_path: Path) -> None:
     assert case["held"] == [2, 1]
 
 
-def test_gpu_step_says_in_one_line_that_there_is_no_device() -> None:
-    done = script("gpu_step", CUDA_VISIBLE_DEVICES="")
+@pytest.mark.parametrize("name", ["gpu_step", "gpu_generate"])
+def test_it_says_in_one_line_that_there_is_no_device(name: str) -> None:
+    done = script_here(name)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -207,6 +215,48 @@ def test_the_program_of_gpu_step_takes_steps_on_a_cpu_too(tmp_path: Path, more: 
     ready, seconds = done.stdout.splitlines()
     assert ready.endswith("ready")
     assert float(seconds.split()[-1]) > 0
+
+
+def test_mfu_of_both_peaks_is_shown_beside_the_other() -> None:
+    sizes = work.GPT2_124M
+    flops = 6 * sizes.num_parameters + 12 * sizes.num_layers * sizes.hidden_dim * sizes.seq_len
+    timing = measure.Timing("codescent-none", 0, [sizes.tokens * flops / 400e12])
+    found = gpu_step.entry(timing, sizes, 1000e12, 800e12, timing)
+    assert (found["mfu_published"], found["mfu_measured"]) == (pytest.approx(0.4), pytest.approx(0.5))
+    unknown = gpu_step.entry(timing, sizes, None, 800e12, timing)
+    header, _, *rows = gpu_step.show([found, unknown]).splitlines()
+    assert "MFU (published)  MFU (measured)" in header
+    assert [row.split()[4:6] for row in rows] == [["0.400", "0.500"], ["-", "0.500"]]
+    arguments = argparse.Namespace(peak_tflops=None)
+    assert gpu_step.published_peak(arguments, "NVIDIA H200")[0] == 989.5e12
+    assert gpu_step.published_peak(arguments, "NVIDIA H200 MIG 1g.18gb")[0] is None
+
+
+def test_the_time_of_llmcs_steps_is_read() -> None:
+    said = "step    1/2 | loss 11.01 (+nanz)| norm 15.4 (+nanz)| lr 6.00e-04 | 61.25 ms | 28.1% bf16 MFU | 267 tok/s\n"
+    said += "val loss 10.9\nstep    2/2 | loss 10.5 (+0.00z)| norm 3.1 (+0.00z)| lr 6.00e-04 | 40.50 ms | - | 4 tok/s\n"
+    assert llmc.step_milliseconds(said) == [61.25, 40.5]
+
+
+def test_the_program_of_gpu_generate_generates_on_a_cpu_too(tmp_path: Path) -> None:
+    weights = gpu_generate.write_folder(tmp_path / "weights", work.SMALL)
+    words = ["--system", "codescent", "--weights", str(weights), "--vocab-size", "65", "--precision", "fp32"]
+    words += ["--device", "cpu", "--batch-size", "2", "--new-tokens", "5", "--write", str(tmp_path / "tokens.json")]
+    program = [sys.executable, str(BENCHMARKS / "generate_step.py"), *words]
+    done = subprocess.run(program, input="1\n", capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["benchmark:"] * 2
+    assert [len(text) for text in json.loads((tmp_path / "tokens.json").read_text())] == [5, 5]
+
+
+@pytest.mark.slow
+def test_transformers_generates_the_same_tokens(tmp_path: Path) -> None:
+    few = ("--device", "cpu", "--work", "small", "--prompt-len", "4", "--new-tokens", "8", "--precision", "fp32")
+    done = script("gpu_generate", *few, "--rounds", "1", "--batch-size", "1", "2", "--json", str(tmp_path / "a.json"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "a.json").read_text())["systems"]
+    assert [one["equal_tokens"] for one in found] == [8] * 4
+    assert [one["system"] for one in found] == ["codescent", "transformers"] * 2
 
 
 @pytest.mark.slow
