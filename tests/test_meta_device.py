@@ -54,7 +54,10 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 PRECISIONS, RECOMPUTES = ("bf16", "fp32", "fp64"), ("none", "selective", "full")
 WAITS = {
-    ("nonzero", "models/bert/module.py"): "the masked tokens of a sample differ in number: the head computes these"
+    (
+        "nonzero",
+        "models/bert/module.py",
+    ): "the head computes the masked tokens; samples differ in their number"
 }
 """What waits for the device all the same, by operator and file, with the reason."""
 COPIES = {

@@ -106,8 +106,8 @@ class World:
 
         Every rank makes the same number of groups in the same order, if need be of itself alone. NCCL depends on it: a
         new group is one ncclCommSplit of all ranks, with a colour for each list of ranks. So the first groups of all
-        ranks together, then the second ones and so on, divide the ranks. torch also names a group by its ranks and by
-        a count, and the names must be equal on the group's ranks; groups are destroyed in the order of their names.
+        ranks together, then the second ones and so on, divide the ranks. torch names a group by its ranks and by a
+        count. All ranks of a group must have the same name for it. Groups are destroyed in the order of their names.
 
         Communicators do not share NCCL's resources (splitShare): those that share run one after the other, and a
         message would wait for another one, which waits for it (decision 6).
