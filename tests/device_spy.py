@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import codescent
+from codescent.operators import compiled
 
 PACKAGE = f"{Path(codescent.__file__).parent}/"
 META = torch.device("meta")
@@ -40,6 +41,9 @@ def bytes_of(tensor: Tensor) -> int:
 class DeviceSpy(TorchDispatchMode):
     """Watches a block on the meta device.
 
+    A function that CUDA compiles alone (`operators/compiled.py`) counts as one launch, which reads its arguments and
+    writes its results.
+
     It does not see `torch.tensor(numbers, device=...)`, which copies before torch's dispatcher: a test looks for that
     in the sources.
 
@@ -53,6 +57,27 @@ class DeviceSpy(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[tuple[str, str]] = Counter()
         self.launches = self.bytes = 0
+
+    def __enter__(self) -> DeviceSpy:
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(compiled, "fuses", lambda device: device.type in ("meta", "cuda"))
+        self._patch.setattr(compiled, "alone", self._one_launch)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._patch.undo()
+        super().__exit__(*raised)
+
+    def _one_launch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            launches, size = self.launches, self.bytes
+            out = function(*args, **kwargs)
+            self.launches = launches + 1
+            self.bytes = size + sum(bytes_of(leaf) for leaf in tree_leaves((args, kwargs, out)) if torch.is_tensor(leaf))
+            return out
+
+        return call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

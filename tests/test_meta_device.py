@@ -150,6 +150,7 @@ def watched(case: Case) -> DeviceSpy:
         for table in part.tables:  # made at the first forward pass of a run
             table.on(META, torch.float64)
             table.on(META, TORCH_DTYPE[case.precision])
+            table.on(META, torch.promote_types(TORCH_DTYPE[case.precision], torch.float32))
     with fused_kernels(), DeviceSpy() as spy:
         forward_and_backward(case, parts)
     for part in parts:

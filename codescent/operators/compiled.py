@@ -6,16 +6,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
+P, R = ParamSpec("P"), TypeVar("R")
 _OLDEST = (7, 0)  # compute capability of the oldest GPU for which Triton generates code (Volta)
 
 
-def compiled_off_cpu(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+def compiled_off_cpu(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator for a function of tensors and numbers that has no loop over elements and no side effect but on them.
 
     On CUDA the first call compiles the function, and so does the first call with another dtype, number of dims or
@@ -24,7 +24,7 @@ def compiled_off_cpu(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         device = next(argument.device for argument in args if isinstance(argument, Tensor))
@@ -34,7 +34,7 @@ def compiled_off_cpu(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 @functools.cache
-def alone(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+def alone(function: Callable[P, R]) -> Callable[P, R]:
     """The function, compiled by itself. Nothing is compiled before its first call."""
     return torch.compile(function)
 
