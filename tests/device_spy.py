@@ -74,7 +74,9 @@ class DeviceSpy(TorchDispatchMode):
             launches, size = self.launches, self.bytes
             out = function(*args, **kwargs)
             self.launches = launches + 1
-            self.bytes = size + sum(bytes_of(leaf) for leaf in tree_leaves((args, kwargs, out)) if torch.is_tensor(leaf))
+            self.bytes = size + sum(
+                bytes_of(leaf) for leaf in tree_leaves((args, kwargs, out)) if torch.is_tensor(leaf)
+            )
             return out
 
         return call

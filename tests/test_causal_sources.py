@@ -105,7 +105,9 @@ class Named(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.calls[func._schema.name.removeprefix("aten::")] += 1
-        self.largest = max([self.largest, *(one.numel() for one in torch.utils._pytree.tree_leaves(out) if isinstance(one, Tensor))])
+        self.largest = max(
+            [self.largest, *(one.numel() for one in torch.utils._pytree.tree_leaves(out) if isinstance(one, Tensor))]
+        )
         return out
 
 
@@ -115,7 +117,9 @@ def test_on_a_device_a_source_is_one_kernel_there_and_one_back(
     precision: str, kernel: str, heads: int, kv_heads: int
 ) -> None:
     degree, length, dtype = 4, 64, DTYPES[precision]
-    q, k, v = (torch.empty(BATCH, length, number, HEAD_DIM, dtype=dtype, device=META) for number in (heads, kv_heads, kv_heads))
+    q, k, v = (
+        torch.empty(BATCH, length, number, HEAD_DIM, dtype=dtype, device=META) for number in (heads, kv_heads, kv_heads)
+    )
     local = [one.transpose(1, 2).requires_grad_() for one in (q, k, v)]
     kv = [torch.empty(2, BATCH, kv_heads, length, HEAD_DIM, dtype=dtype, device=META) for _ in range(degree)]
     sums = [torch.zeros_like(one, dtype=torch.float32) for one in kv]

@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _OLDEST = (7, 0)  # compute capability of the oldest GPU for which Triton generates code (Volta)
 
 

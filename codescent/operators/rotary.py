@@ -98,8 +98,9 @@ def _turned(qkv_BTGEK: Tensor, turns_TC2: Tensor, *, back: bool) -> Tensor:
 @compiled_off_cpu
 def _turned_alone(qkv_BTGEK: Tensor, turns_TC2: Tensor, *, back: bool) -> Tensor:
     """`_turned` in real numbers, as one kernel: it computes each element where it is written, and joins no parts."""
-    pairs_BTGEC2 = qkv_BTGEK.unflatten(-1, (-1, 2))
-    cosine_T11C1, sine_T11C1 = turns_TC2[..., None, None, :, :].split(1, -1)
+    pairs_BTGEC2 = qkv_BTGEK.view(*qkv_BTGEK.shape[:-1], -1, 2)
+    turns_T11C2 = turns_TC2[..., None, None, :, :]
+    cosine_T11C1, sine_T11C1 = turns_T11C2[..., :1], turns_T11C2[..., 1:]
     signs_2 = torch.arange(-1, 2, 2, device=qkv_BTGEK.device)  # of the other channel of a pair
     other_BTGEC2 = pairs_BTGEC2.flip(-1) * (sine_T11C1 * (-signs_2 if back else signs_2))
     turned_BTGEC2 = (pairs_BTGEC2 * cosine_T11C1 + other_BTGEC2).to(qkv_BTGEK.dtype)

@@ -1,5 +1,5 @@
-"""In: this rank's queries, any one rank's keys and values. Out: causal attention of the queries to these keys by one call
-of a fused kernel, merged with the attention to the other ranks' keys; its gradients.
+"""In: this rank's queries, any one rank's keys and values. Out: causal attention of the queries to these keys by one
+call of a fused kernel, merged with the attention to other ranks' keys; its gradients.
 Does not send anything (ring.py does), and has no dropout and no fp64: causal_tiles.py has."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CausalSources:
 
     def first(self, q_BHTK: Tensor, kv_2BGTK: Tensor) -> tuple[Tensor, Tensor]:
         """Attention to this rank's own keys: y in fp32, log(sum(exp(score))) [B, H, T]. Every query sees its key."""
-        y_BHTK, lse_BHT = self.kernel.forward(q_BHTK, *kv_2BGTK, True)
+        y_BHTK, lse_BHT = self.kernel.forward(q_BHTK, kv_2BGTK[0], kv_2BGTK[1], True)
         return y_BHTK.to(torch.promote_types(y_BHTK.dtype, torch.float32)), lse_BHT
 
     def attend_(self, source: int, q_BHTK: Tensor, kv_2BGTK: Tensor, y_BHTK: Tensor, lse_BHT: Tensor) -> None:

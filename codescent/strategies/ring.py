@@ -244,9 +244,7 @@ class FusedSplitAttention(torch.autograd.Function):
         d_q_BHTK = torch.zeros_like(q_BHTK, dtype=_wide(q_BHTK))
 
         def add(source: int, visitor_2BGTK: Tensor, d_kv_2BGTK: Tensor) -> None:
-            sources.attend_backward_(
-                source, q_BHTK, visitor_2BGTK, y_BHTK, lse_BHT, d_y_BHTK, d_q_BHTK, d_kv_2BGTK
-            )
+            sources.attend_backward_(source, q_BHTK, visitor_2BGTK, y_BHTK, lse_BHT, d_y_BHTK, d_q_BHTK, d_kv_2BGTK)
 
         d_k_BGTK, d_v_BGTK = ctx.exchange.gradient(kv_2BGTK, add).to(kv_2BGTK.dtype)
         return d_q_BHTK.to(q_BHTK.dtype), d_k_BGTK, d_v_BGTK, None, None

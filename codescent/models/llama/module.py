@@ -32,7 +32,10 @@ class Llama(Decoder):
         shape, width = self.shape, self.shape.hidden_dim
         self.ties_head, self.pos = shape.tie_head, None
         rope = shape.head_dim, shape.rope_theta, shape.rope_scaling
-        self.frequencies, self.turns = Table(partial(frequencies, *rope)), Table(partial(every_turn, shape.seq_len, *rope))
+        self.frequencies, self.turns = (
+            Table(partial(frequencies, *rope)),
+            Table(partial(every_turn, shape.seq_len, *rope)),
+        )
         self.tables = (self.frequencies, self.turns)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
@@ -54,7 +57,7 @@ class Llama(Decoder):
         """See `Decoder`."""
         if positions_BT is not None:
             return turns(self.frequencies.on(inputs.device, torch.float64), positions_BT, dtype)
-        turns_TC2 = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
+        turns_TC2: Tensor = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
         if self.tokens_T is not None:
             return turns_TC2[self.tokens_T.to(inputs.device)]
         # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.
