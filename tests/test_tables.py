@@ -74,7 +74,7 @@ def test_a_table_is_rounded_once_for_each_dtype() -> None:
 
 
 def test_a_compiled_model_computes_no_table() -> None:
-    """The table is a constant of the graph."""
+    """The table is a constant of the graph: it is read, and no angle is computed."""
     torch.compiler.reset()
     graphs: list[Any] = []
 
@@ -87,7 +87,7 @@ def test_a_compiled_model_computes_no_table() -> None:
     assert torch.equal(module(tokens, tokens), eager(tokens, tokens))
     assert len(graphs) == 1
     called = [str(node.target) for node in graphs[0].graph.nodes if node.op.startswith("call")]
-    assert len({str(node.target) for node in graphs[0].graph.nodes if node.op == "get_attr"}) == 1
+    assert any(node.op == "get_attr" for node in graphs[0].graph.nodes)
     assert sum("pow" in name for name in called) == 0  # theta ** exponents
-    assert sum("arange" in name for name in called) == 0  # positions
+    assert sum("cos" in name for name in called) == 0
     torch.compiler.reset()

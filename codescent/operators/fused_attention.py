@@ -125,12 +125,8 @@ def _each_head(x_BGSK: Tensor, q_BHTK: Tensor) -> Tensor:
 
 def _each_group(d_x_BHSK: Tensor, x_BGSK: Tensor) -> Tensor:
     """[B, G, S, K]: the sum of the gradients of the heads that share a key or value."""
-    groups = x_BGSK.shape[1]
-    return (
-        d_x_BHSK
-        if groups == d_x_BHSK.shape[1]
-        else d_x_BHSK.view(len(d_x_BHSK), groups, -1, *d_x_BHSK.shape[2:]).sum(2)
-    )
+    (batch, groups, *rest), heads = x_BGSK.shape, d_x_BHSK.shape[1]
+    return d_x_BHSK if groups == heads else d_x_BHSK.view(batch, groups, -1, *rest).sum(2)
 
 
 FLASH = FusedAttention("flash", _flash, _flash_backward)
