@@ -53,12 +53,7 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "qa": {"model": BERT, "data": {"task": "qa", "corpus": "train.json", "validation": "dev.json"}},
 }
 PRECISIONS, RECOMPUTES = ("bf16", "fp32", "fp64"), ("none", "selective", "full")
-WAITS = {
-    (
-        "nonzero",
-        "models/bert/module.py",
-    ): "the head computes the masked tokens; samples differ in their number"
-}
+WAITS: dict[tuple[str, str], str] = {}
 """What waits for the device all the same, by operator and file, with the reason."""
 COPIES = {
     "models/generate.py": "sampling reads every token on the host, so it waits for each one anyway",

@@ -87,11 +87,20 @@ class Vocabulary:
         loss_scale: float,
         tied_gradient_VD: Tensor | None,
         objective: Objective = CROSS_ENTROPY,
+        *,
+        skip_negative: bool = False,
     ) -> Tensor:
         """See `head_loss`. The number of rows depends on the data, so this is never compiled."""
-        tied_VD = tied_gradient_VD
         return head_loss(
-            x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, tied_VD, bias_V=bias_V, objective=objective
+            x_MD,
+            weight_VD,
+            targets_M,
+            chunk_tokens,
+            loss_scale,
+            tied_gradient_VD,
+            bias_V=bias_V,
+            skip_negative=skip_negative,
+            objective=objective,
         )
 
 

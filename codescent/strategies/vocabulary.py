@@ -141,12 +141,22 @@ class SplitVocabulary:
         loss_scale: float,
         tied_gradient_vD: Tensor | None,
         objective: Objective = CROSS_ENTROPY,
+        *,
+        skip_negative: bool = False,
     ) -> Tensor:
         """`loss` of selected rows of `every_row`; `bias_v` are this rank's rows of the bias."""
         x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
-        tied_vD, softmax = tied_gradient_vD, self._softmax
         return head_loss(
-            x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, tied_vD, softmax, bias_v, objective=objective
+            x_MD,
+            weight_vD,
+            targets_M,
+            chunk_tokens,
+            loss_scale,
+            tied_gradient_vD,
+            self._softmax,
+            bias_v,
+            skip_negative=skip_negative,
+            objective=objective,
         )
 
     @property
