@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -118,19 +117,28 @@ def test_a_compiled_region_takes_the_plain_function_in(as_cuda: Callable[[str], 
 
 
 @pytest.mark.parametrize(
-    ("triton", "capability", "expected"), [(True, (9, 0), True), (True, (6, 1), False), (False, (9, 0), False)]
+    ("device", "triton", "capability", "expected"),
+    [
+        ("cuda", True, (9, 0), True),
+        ("cuda", True, (6, 1), False),
+        ("cuda", False, (9, 0), False),
+        ("cpu", True, (9, 0), False),
+    ],
 )
 def test_only_a_gpu_for_which_triton_is_there_compiles(
-    monkeypatch: pytest.MonkeyPatch, triton: bool, capability: tuple[int, int], expected: bool
+    monkeypatch: pytest.MonkeyPatch, device: str, triton: bool, capability: tuple[int, int], expected: bool
 ) -> None:
-    plain: Any = compiled.fuses
-    plain.cache_clear()
-    monkeypatch.setattr(compiled, "has_triton", lambda: triton)
+    monkeypatch.setattr(compiled, "find_spec", lambda name: object() if triton else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert plain(torch.device("cuda", 0)) is expected
-    assert not plain(torch.device("cpu"))
-    assert not plain(torch.device("meta"))
-    plain.cache_clear()
+    assert compiled.works_on(torch.device(device)) is expected
+
+
+def test_nothing_is_compiled_unless_a_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_used", False)
+    assert not compiled.fuses(torch.device("cuda"))
+    compiled.use(True)
+    assert compiled.fuses(torch.device("cuda"))
+    assert not compiled.fuses(torch.device("cpu"))
 
 
 def test_a_cpu_calls_the_plain_function() -> None:

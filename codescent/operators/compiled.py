@@ -14,14 +14,38 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 _OLDEST = (7, 0)  # compute capability of the oldest GPU for which Triton generates code (Volta)
+_used = False
+
+
+def use(wanted: bool) -> None:
+    """Compile these functions in this process, on devices other than a CPU; or call them as they are.
+
+    A run that trains decides it at its start. Who does a few passes, such as `codescent sample`, does without: to
+    compile takes longer than it would save.
+    """
+    global _used
+    _used = wanted
+
+
+def works_on(device: torch.device) -> bool:
+    """Whether torch compiles for a device other than a CPU: a GPU for which Triton, which is installed, makes code.
+    torch's wheels for CUDA bring Triton along."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= _OLDEST
+
+
+def fuses(device: torch.device) -> bool:
+    """Whether these functions are compiled on a device. Otherwise they are computed operator by operator."""
+    return _used and device.type != "cpu"
 
 
 def compiled_off_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator for a function of tensors and numbers that has no loop over elements and no side effect but on them.
+    """A decorator for a function of tensors and numbers. The first tensor decides for the device.
 
     On CUDA the first call compiles the function, and so does the first call with another dtype, number of dims or
     layout. A size that changes is compiled once more, for any size. After torch's limit of recompilations
-    (torch._dynamo.config.recompile_limit) torch calls the plain function. The first tensor decides for the device.
+    (torch._dynamo.config.recompile_limit) torch calls the plain function.
     """
 
     @functools.wraps(function)
@@ -38,14 +62,3 @@ def compiled_off_cpu(function: Callable[P, R]) -> Callable[P, R]:
 def alone(function: Callable[P, R]) -> Callable[P, R]:
     """The function, compiled by itself. Nothing is compiled before its first call."""
     return torch.compile(function)
-
-
-@functools.cache
-def fuses(device: torch.device) -> bool:
-    """Whether such functions are compiled on a device. Without Triton they are computed operator by operator."""
-    return device.type == "cuda" and has_triton() and torch.cuda.get_device_capability(device) >= _OLDEST
-
-
-def has_triton() -> bool:
-    """Whether Triton, which compiles kernels for CUDA, is installed. torch's wheels for CUDA bring it along."""
-    return find_spec("triton") is not None

@@ -12,7 +12,7 @@ import torch
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.config.sections import Config
-from codescent.operators import products
+from codescent.operators import compiled, products
 from codescent.plan import Plan
 from codescent.train import machine, threads
 from codescent.train.devices import name_of
@@ -52,6 +52,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))
     machine.set_deterministic(config.train.deterministic)
     products.sum_wide()
+    compiled.use(compiled.works_on(device) and plan.devices == 1)  # with several, threads would compile at once
     chosen: dict[str, Any] = {
         "matmul": _matmul(config.train.matmul, world, kept),
         "bf16_products": _bf16_products(plan, world, kept),
@@ -64,7 +65,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
         | chosen
         | {
             "num_threads": torch.get_num_threads(),
-            "levers": machine.levers(config.train, config.optimizer),
+            "levers": machine.levers(config.train, config.optimizer, device),
             "peak_precision": of_products,
             "peak_flops_per_s": machine.peak_flops_per_s(device, of_products),
             "spec": machine.published_peak([one["device"] for one in here["machines"]], precision, chosen["matmul"]),
