@@ -47,7 +47,7 @@ class Here(Exchange):
 def of_all_ranks(function: Any, degree: int, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
     """y, d_q, d_k and d_v of the whole sequence. `function` is given rank and length, and makes the last argument."""
     seq_len, wide = inputs[0].shape[2], torch.promote_types(inputs[0].dtype, torch.float32)
-    places = [balanced_positions(seq_len, degree, index) for index in range(degree)]
+    places = [balanced_positions(seq_len, degree, index, upstream.device) for index in range(degree)]
     kv = [torch.stack([inputs[1][:, :, here], inputs[2][:, :, here]]) for here in places]
     sums = [torch.zeros_like(one, dtype=wide) for one in kv]
     y, d_q, d_k, d_v = whole = [torch.zeros_like(one, dtype=torch.float64) for one in (upstream, *inputs)]
