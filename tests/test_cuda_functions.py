@@ -48,24 +48,24 @@ def near(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
 def test_one_call_for_each_rank(compiles: None, degree: int, dtype: torch.dtype, heads: int, kv_heads: int) -> None:
     """Slices of 5 positions and of 64: full blocks of the kernels, and blocks that are not full."""
+    kernel = fused_attention_for(torch.empty(1, 1, 1, 8, dtype=dtype, device=CUDA))
+    assert kernel is not None
+
+    def fused(index: int, length: int) -> tuple[type[FusedSplitAttention], CausalSources]:
+        return FusedSplitAttention, CausalSources(kernel, index, length)
+
+    def tiled(index: int, length: int) -> tuple[type[SplitAttention], CausalTiles]:
+        return SplitAttention, CausalTiles(degree, index, length)
+
     for part in (5, 64):
         seq_len = 2 * degree * part
         inputs = [
             values(number, seed, torch.float64, seq_len) for seed, number in enumerate((heads, kv_heads, kv_heads))
         ]
         upstream = values(heads, 9, torch.float64, seq_len)
-        exact = of_all_ranks(
-            lambda index, length: (SplitAttention, CausalTiles(degree, index, length)), degree, inputs, upstream
-        )
+        exact = of_all_ranks(tiled, degree, inputs, upstream)
         there = [one.to(CUDA, dtype) for one in inputs]
-        kernel = fused_attention_for(there[0])
-        assert kernel is not None
-        found = of_all_ranks(
-            lambda index, length: (FusedSplitAttention, CausalSources(kernel, index, length)),
-            degree,
-            there,
-            upstream.to(CUDA, dtype),
-        )
+        found = of_all_ranks(fused, degree, there, upstream.to(CUDA, dtype))
         near(found, exact, ROUNDING[dtype])
 
 
