@@ -232,6 +232,23 @@ def test_mfu_of_both_peaks_is_shown_beside_the_other() -> None:
     assert gpu_step.published_peak(arguments, "NVIDIA H200 MIG 1g.18gb")[0] is None
 
 
+def test_llmc_is_built_with_the_libraries_of_wheels(tmp_path: Path) -> None:
+    """nvcc is often installed without cuBLAS; a wheel's library has no name that a linker looks for."""
+    library = tmp_path / "packages" / "nvidia" / "cu13" / "lib" / "libcublas.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (library.parents[1] / "include").mkdir()
+    packages, links = [str(tmp_path / "packages"), str(tmp_path / "none")], tmp_path / "links"
+    found = llmc.with_libraries({"CPATH": "/own", "HOME": "/home"}, packages, links)
+    assert (links / "libcublas.so").resolve() == library
+    assert found == {
+        "HOME": "/home",
+        "CPATH": f"/own:{library.parents[1] / 'include'}",
+        "LIBRARY_PATH": f"{links}:{library.parent}",
+        "LD_LIBRARY_PATH": str(library.parent),
+    }
+
+
 def test_the_time_of_llmcs_steps_is_read() -> None:
     said = "step    1/2 | loss 11.01 (+nanz)| norm 15.4 (+nanz)| lr 6.00e-04 | 61.25 ms | 28.1% bf16 MFU | 267 tok/s\n"
     said += "val loss 10.9\nstep    2/2 | loss 10.5 (+0.00z)| norm 3.1 (+0.00z)| lr 6.00e-04 | 40.50 ms | - | 4 tok/s\n"
