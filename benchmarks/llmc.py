@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,7 @@ from systems import Started
 from work import NUM_TOKENS, Work, random_tokens
 
 HEADER_INTS = 256
-DRIVERS = tuple(
-    f"{folder}/libnvidia-ml.so.1" for folder in ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/local/nvidia/*")
-)
+DRIVERS = tuple(f"{folder}/libnvidia-ml.so.1" for folder in ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/nvidia/*"))
 MODEL_MAGIC, MODEL_VERSION = 20240326, 3  # version 3: fp32, padded vocabulary
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1  # version 1: uint16
 VOCAB_MULTIPLE = 128
@@ -123,11 +120,11 @@ def with_libraries(environment: Mapping[str, str], packages: Sequence[str], link
         [one for folder in folders if (one := folder / name).is_dir()] for name in ("include", "lib")
     )
     links.mkdir()
-    for pattern in [*(str(folder / "libcublas*.so.*") for folder in libraries), *DRIVERS]:
-        for library in map(Path, sorted(glob(pattern))):
-            link = links / f"{library.name.partition('.so')[0]}.so"
-            if not link.exists():
-                link.symlink_to(library)
+    of_wheels = (file for folder in libraries for file in sorted(folder.glob("libcublas*.so.*")))
+    for library in (*of_wheels, *(file for pattern in DRIVERS for file in Path("/").glob(pattern))):
+        link = links / f"{library.name.partition('.so')[0]}.so"
+        if not link.exists():
+            link.symlink_to(library)
     added = {"CPATH": includes, "LIBRARY_PATH": [links, *libraries], "LD_LIBRARY_PATH": libraries}
     paths = {name: [*filter(None, [environment.get(name)]), *map(str, found)] for name, found in added.items()}
     return {**environment, **{name: os.pathsep.join(path) for name, path in paths.items() if path}}
