@@ -123,6 +123,8 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["peers", "--nanogpt", "/nowhere"], "/nowhere is not a checkout of nanoGPT: it lacks model.py"),
         (["peers", "--llmc", "/nowhere"], "/nowhere is not a checkout of llm.c: it lacks train_gpt2.c, Makefile"),
         (["peers"], "nanogpt needs its checkout: give --nanogpt DIR"),
+        (["peers", "--before", "/nowhere"], "/nowhere is not a checkout of codescent: it lacks codescent/__init__.py"),
+        (["peers", "--only", "before"], "no system begins with before"),
         (["peers", "--only", "codescent,llmc"], "llmc needs its checkout: give --llmc DIR"),
         (["peers", "--only", "codescent,torchtitan"], "no system begins with torchtitan"),
         (["peers", "--only", "codescent", "--rounds", "0"], "'0' is not a whole number of at least 1"),
