@@ -188,7 +188,7 @@ def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> It
             f'text, not model.kind = "{kind}"',
             [Change({"log.sample_tokens": 0})],
         )
-    if config.train.compile != "none" and kind in models.UNCOMPILED:
+    if config.train.compile not in (None, "none") and kind in models.UNCOMPILED:
         yield Refusal(
             f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}',
             [Change({"train.compile": "none"})],

@@ -106,13 +106,13 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
             f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
             f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
         )
-    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
+    if train.compile not in (None, "none") and parallel.pp > 1 and parallel.schedule == "zero-bubble":
         yield (
             ("parallel.schedule", "train.compile"),
             f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers compute all gradients at '
             'once and cannot delay those of weights; set train.compile to "none", or parallel.schedule to "1f1b"',
         )
-    if train.compile != "none" and parallel.data_parallel > 1:
+    if train.compile not in (None, "none") and parallel.data_parallel > 1:
         yield (
             ("parallel.data_parallel", "train.compile"),
             f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '

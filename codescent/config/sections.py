@@ -201,8 +201,9 @@ class Train(Section):
         ge=0,
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
-    compile: Literal["none", "blocks", "model"] = key(
-        "none", "what torch.compile compiles: nothing, each block by itself, or the whole model"
+    compile: Literal["none", "blocks", "model"] | None = auto(
+        "what torch.compile compiles: nothing, each block by itself, or the whole model; auto: blocks on CUDA if its "
+        "compiler works there, else none; none also with train.deterministic and where blocks are refused"
     )
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
     eval_samples: int | None = auto(
@@ -224,10 +225,13 @@ class Train(Section):
     )
     allocator: Literal["auto", "system"] = key(
         "auto",
-        "auto: malloc reuses large blocks in the next step (Linux, glibc); system: settings of malloc are not changed",
+        "auto: malloc reuses large blocks in the next step (Linux, glibc), and torch's allocator for CUDA grows its "
+        "segments; system: their settings are not changed",
     )
-    head_chunk_tokens: int = key(
-        1024, "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch", ge=0
+    head_chunk_tokens: int | None = auto(
+        "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch; auto: 1024 on a CPU, "
+        "8192 on CUDA",
+        ge=0,
     )
     num_threads: int | None = auto(
         "threads per rank; auto: cores / ranks on this machine, fewer if a trial shows that they are faster",

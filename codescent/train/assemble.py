@@ -50,9 +50,17 @@ class Trainer:
 
 
 def assemble(
-    config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int, stop: StopRequest
+    config: Config,
+    plan: Plan,
+    world: World,
+    dataset: AnyDataset,
+    first_step: int,
+    stop: StopRequest,
+    compiles: str,
 ) -> Trainer:
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
+
+    `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model".
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -70,7 +78,7 @@ def assemble(
     weights = _initialise(parts, this_rank, replaced=first_step > 0)
     gradients = _gradients(parts, this_rank)
     for part in parts:
-        _compile(part, config.train.compile)
+        _compile(part, compiles)
     dividing = plan.mesh.joint(*DIVIDING)
     divided = plan.mesh.degree(dividing) > 1
     optimizer = Optimizer(

@@ -1,0 +1,159 @@
+"""In: train.compile = "auto" and train.head_chunk_tokens = "auto". Out: what a run chooses, records and says.
+Does not compile a block (test_compiled_graphs does)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from runs import train
+
+from codescent.build import build
+from codescent.config import decided
+from codescent.config.sections import Config
+from codescent.cost.memory import head_bytes
+from codescent.operators import fused_softmax
+from codescent.train import choices, compiling
+from codescent.train.world import World
+
+GPT2 = {"model": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "seq_len": 8}}
+TWO = {"model": {"kind": "transformer", "num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2}}
+TWO["model"] |= {"hidden_dim": 16, "ffn_dim": 32, "source_len": 4, "target_len": 4}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    compiling.broken.cache_clear()
+    yield
+    fused_softmax.use(False)
+
+
+def world(device: str, others: bool = True) -> World:
+    return cast(World, SimpleNamespace(device=torch.device(device), all_agree=lambda mine: mine and others))
+
+
+def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
+    *,
+    device: str = "cuda",
+    broken: str = "",
+    ranks: int = 1,
+    others: bool = True,
+) -> dict[str, Any]:
+    monkeypatch.setattr(compiling, "broken", lambda _: broken)
+    config = Config.model_validate(values)
+    return compiling.chosen(config.train, build(config, 50, ranks), world(device, others))
+
+
+def test_blocks_are_compiled_on_cuda_and_nothing_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = chosen(monkeypatch, GPT2)
+    assert (found["choice"], found["softmax"], fused_softmax.serves(torch.empty(0, device="meta"))) == (
+        "blocks",
+        True,
+        True,
+    )
+    assert compiling.said(found) == ["train.compile: blocks; the first steps take longer"]
+    found = chosen(monkeypatch, GPT2, device="cpu")
+    assert (found["choice"], found["softmax"], fused_softmax.serves(torch.empty(0, device="meta"))) == (
+        "none",
+        False,
+        False,
+    )
+    assert compiling.said(found) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "softmax", "why"),
+    [
+        (GPT2 | {"train": {"deterministic": True}}, {}, False, "train.deterministic"),
+        (GPT2, {"broken": "torch's compiler does not work here: no Triton"}, False, "no Triton"),
+        (GPT2, {"others": False}, False, "another rank"),
+        (TWO, {}, True, 'model.kind = "transformer"'),
+        (GPT2 | {"parallel": {"pp": 2, "schedule": "zero-bubble"}}, {"ranks": 2}, True, "zero-bubble"),
+        (GPT2 | {"parallel": {"data_parallel": 2}}, {}, True, "data_parallel"),
+    ],
+)
+def test_where_blocks_would_be_refused_or_fail_nothing_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], options: dict[str, Any], softmax: bool, why: str
+) -> None:
+    found = chosen(monkeypatch, values, **options)
+    assert (found["choice"], found["softmax"]) == ("none", softmax)
+    assert why in found["why"]
+    assert compiling.said(found) == [f"train.compile: none, because {found['why']}"]
+    plan = build(Config.model_validate(GPT2), 50, 1)
+    said = compiling.levers(found, plan, torch.device("meta"))["head_softmax"]
+    assert said == ("compiled" if softmax else f"by torch's operators: {found['why']}")
+
+
+def test_a_given_value_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, softmax in (("none", False), ("blocks", True), ("model", True)):
+        found = chosen(monkeypatch, GPT2 | {"train": {"compile": value}})
+        assert (found["choice"], found["softmax"], compiling.said(found)) == (value, softmax, [])
+    assert chosen(monkeypatch, GPT2 | {"train": {"compile": "blocks"}}, device="cpu")["choice"] == "blocks"
+
+
+def test_the_trial_finds_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    assert compiling.broken("cpu", "aot_eager") == ""
+    compiling.broken.cache_clear()
+    torch.compiler.reset()
+
+    def fails(*_: object) -> Any:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    assert "Failed to find C compiler" in compiling.broken("cpu", cast(Any, fails))
+    torch.compiler.reset()
+
+
+def test_a_resumed_run_says_that_it_compiles_otherwise() -> None:
+    before, now = {"compile": {"choice": "none"}}, {"compile": {"choice": "blocks"}}
+    said = "what torch.compile compiles: blocks, before none; from here on the losses differ by rounding"
+    assert choices.changed(before, now) == [said]
+    assert choices.changed({}, now) == choices.changed(now, now) == []  # a folder of an earlier version has no choice
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, 1024),
+        ({"device": "cpu"}, 1024),
+        ({"device": "cuda"}, 8192),
+        ({"device": "cuda", "head_chunk_tokens": 100}, 100),
+        ({"head_chunk_tokens": 0, "device": "cuda"}, 0),
+        ({"head_chunk_tokens": "auto"}, 1024),
+    ],
+)
+def test_the_device_decides_the_tokens_of_the_head(keys: dict[str, Any], expected: int) -> None:
+    config = Config.model_validate(GPT2 | {"train": keys})
+    assert build(config, 50, 1).model.head_chunk_tokens == expected
+    known = decided.with_device(config, "cuda")
+    assert build(known, 50, 1).model.head_chunk_tokens == (
+        8192 if keys.get("head_chunk_tokens", "auto") == "auto" else expected
+    )
+
+
+def test_a_run_records_what_it_chose(project: Path) -> None:
+    run = train(project, "chosen", "train.num_steps=1")
+    levers = run.read_environment()["levers"]
+    assert run.read_environment()["compile"]["choice"] == levers["compile"] == "none"
+    assert (run.plan["model"]["head_chunk_tokens"], levers["head_chunk_tokens"]) == (1024, 1024)
+    assert levers["PYTORCH_CUDA_ALLOC_CONF"] == os.environ.get("PYTORCH_CUDA_ALLOC_CONF")  # train.allocator = "system"
+    assert "compile" not in run.config_text  # auto: a resume on another device chooses for it
+    assert "head_chunk_tokens" not in run.config_text
+
+
+def test_the_memory_of_the_head_is_that_of_the_device() -> None:
+    values = {"model": {"preset": "gpt2"}, "train": {"precision": "bf16", "global_batch_size": 12}}
+    plan = build(Config.model_validate(values), 50257, 1)
+    matrix = 50304 * 768
+    assert head_bytes(plan, 1024, on_cpu=True) == 1024 * 50257 * 2 + 50257 * 768 * (4 + 2)
+    assert head_bytes(plan, 8192, on_cpu=False) == 8192 * 50304 * 2 + matrix * 4 + matrix * 2
+    assert head_bytes(plan, 0, on_cpu=False) == 12 * 1024 * 50304 * 2 + matrix * 2
+    divided = build(Config.model_validate(values | {"parallel": {"tp": 2, "cp": 2}}), 50257, 4)
+    assert head_bytes(divided, 8192, on_cpu=False) == 6 * 1024 * 25152 * 2 + 25152 * 768 * 2
