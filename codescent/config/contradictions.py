@@ -112,6 +112,13 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
             f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers compute all gradients at '
             'once and cannot delay those of weights; set train.compile to "none", or parallel.schedule to "1f1b"',
         )
+    if train.compile not in (None, "none") and parallel.recompute == "products" and parallel.cp > 1:
+        yield (
+            ("parallel.recompute", "train.compile"),
+            f'given "products", but train.compile is "{train.compile}" and parallel.cp {parallel.cp}: messages divide '
+            'a block, so the products inside of compiled code cannot be kept; set parallel.recompute to "full", or '
+            'train.compile to "none"',
+        )
     if train.compile not in (None, "none") and parallel.data_parallel > 1:
         yield (
             ("parallel.data_parallel", "train.compile"),

@@ -283,10 +283,11 @@ class Parallel(Section):
         "norms, dropout and residual sums are divided along the sequence",
         only=at_least("parallel.tp", 2),
     )
-    recompute: Literal["none", "selective", "full"] = key(
+    recompute: Literal["none", "selective", "products", "full"] = key(
         "none",
         "activations that the backward pass recomputes to save memory: selective: GELU or SwiGLU, and attention "
-        "probabilities; full: every block, from its input",
+        "probabilities; products: every block, from its input, its attention and its products before attention and "
+        "activation; full: every block, from its input",
     )
     offload: Literal["none", "optimizer", "all"] = key(
         "none",

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.operators.kept import keeping
+
 # Shapes: N rows, K inner dimension, M columns; I inputs, O outputs; B samples, H heads, T queries, S keys, C channels.
 _WIDE_ELEMENTS = 16 << 20
 """Largest number of fp32 elements (64 MiB) that a product of two matrices widens at a time. So the fp32 copy of a large
@@ -181,7 +183,7 @@ def _wide(a_NK: Tensor, b_KM: Tensor, bias_M: Tensor | None) -> Tensor:
 
 
 def _differentiable(a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or keeping():
         compiled: Tensor = _wide_product_op(a, b, bias_M)
         return compiled
     y: Tensor = _WideProduct.apply(a, b, bias_M)  # type: ignore[no-untyped-call]

@@ -67,6 +67,8 @@ def _refusals(plan: Plan) -> Iterator[str]:
         yield f'model.kind = "{kind}" {models.UNCOMPILED[kind]}'
     if plan.mesh.pp > 1 and plan.layout.schedule == "zero-bubble":
         yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
+    if plan.layout.recompute == "products" and plan.mesh.cp > 1:
+        yield 'parallel.recompute = "products" with cp: messages divide a block, and its products would not be kept'
     if plan.devices > 1:
         yield "parallel.data_parallel: compiled modules cannot be copied"
 
