@@ -1,9 +1,10 @@
-"""In: train.compile = "auto" and train.head_chunk_tokens = "auto". Out: what a run chooses, records and says.
+"""In: train.compile and train.head_chunk_tokens = "auto", train.cuda_graphs. Out: what a run chooses, records and says.
 Does not compile a block (test_compiled_graphs does)."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +12,17 @@ from typing import Any, cast
 
 import pytest
 import torch
+from pydantic import ValidationError
 from runs import train
 
+from codescent import models
+from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config import decided
 from codescent.config.sections import Config
 from codescent.cost.memory import head_bytes
 from codescent.operators import fused_softmax
-from codescent.train import choices, compiling
+from codescent.train import assemble, choices, compiling
 from codescent.train.world import World
 
 GPT2 = {"model": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "seq_len": 8}}
@@ -157,3 +161,42 @@ def test_the_memory_of_the_head_is_that_of_the_device() -> None:
     assert head_bytes(plan, 0, on_cpu=False) == 12 * 1024 * 50304 * 2 + matrix * 2
     divided = build(Config.model_validate(values | {"parallel": {"tp": 2, "cp": 2}}), 50257, 4)
     assert head_bytes(divided, 8192, on_cpu=False) == 6 * 1024 * 25152 * 2 + 25152 * 768 * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"train": {"device": "cpu"}}, "train.device is 'cpu': there are none on a CPU"),
+        ({"train": {"compile": "model"}}, "train.compile is 'model'"),
+        ({"parallel": {"dp_shard": 2}}, "parallel.dp_shard is 2: a block then has messages"),
+        ({"parallel": {"pp": 2}}, "parallel.pp is 2"),
+        ({"parallel": {"cp": 2}}, "parallel.cp is 2"),
+        ({"parallel": {"tp": 2}}, "parallel.tp is 2"),
+    ],
+)
+def test_cuda_graphs_are_refused_where_they_cannot_work(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=f"{re.escape(problem)}.*; set train.cuda_graphs to false"):
+        Config.model_validate(GPT2 | keys | {"train": {**keys.get("train", {}), "cuda_graphs": True}})
+
+
+def test_cuda_graphs_need_one_micro_batch_and_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = GPT2 | {"train": {"cuda_graphs": True, "global_batch_size": 4, "microbatch_size": 2}}
+    with pytest.raises(UserError, match="2 micro-batches"):
+        build(Config.model_validate(several), 50, 1)
+    graphs = GPT2 | {"train": {"cuda_graphs": True}}
+    assert chosen(monkeypatch, graphs)["choice"] == "blocks"
+    for options, why in (({"device": "cpu"}, "the device is a CPU"), ({"broken": "no Triton"}, "no Triton")):
+        with pytest.raises(UserError, match=f"because {why}; set train.cuda_graphs = false"):
+            chosen(monkeypatch, graphs, **cast(dict[str, Any], options))
+
+
+def test_with_cuda_graphs_a_forward_pass_begins_a_replay_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _, **options: asked.append(options))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: asked.append("begin"))
+    for graphs in (False, True):
+        part = models.construct(build(Config.model_validate(GPT2), 50, 1).model)
+        assemble._compile(part, "blocks", graphs=graphs)
+        part(*(torch.zeros(1, 8, dtype=torch.int64, device="meta"),) * 2)
+        assert asked == ([{"mode": "reduce-overhead"}] * 2 + ["begin"] if graphs else [{}] * 2)
+        asked.clear()

@@ -106,6 +106,7 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
             f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
             f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
         )
+    yield from _graph_contradictions(config)
     if train.compile not in (None, "none") and parallel.pp > 1 and parallel.schedule == "zero-bubble":
         yield (
             ("parallel.schedule", "train.compile"),
@@ -126,3 +127,31 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
             'modules in every step, and compiled modules cannot be copied; set train.compile to "none", or '
             f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
         )
+
+
+def _graph_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys that exclude CUDA graphs. A graph has fixed addresses and no message, and its results live until the next
+    replay."""
+    train, parallel = config.train, config.parallel
+    if not train.cuda_graphs:
+        return
+    others = {
+        ("train", "device"): (train.device == "cpu", "there are none on a CPU"),
+        ("train", "compile"): (train.compile == "model", "the head of a whole model reads its gradients in forward"),
+        ("parallel", "offload"): (parallel.offload != "none", "weights and gradients change their addresses"),
+        ("parallel", "data_parallel"): (parallel.data_parallel > 1, "compiled modules cannot be copied"),
+        **{
+            ("parallel", axis): (
+                getattr(parallel, axis) > 1,
+                "a block then has messages, or activations of several passes",
+            )
+            for axis in ("pp", "dp_shard", "cp", "tp")
+        },
+    }
+    for (section, name), (excludes, why) in others.items():
+        if excludes:
+            value = getattr(getattr(config, section), name)
+            yield (
+                ("train.cuda_graphs", f"{section}.{name}"),
+                f"given true, but {section}.{name} is {value!r}: {why}; set train.cuda_graphs to false",
+            )

@@ -205,6 +205,12 @@ class Train(Section):
         "what torch.compile compiles: nothing, each block by itself, or the whole model; auto: blocks on CUDA if its "
         "compiler works there, else none; none also with train.deterministic and where blocks are refused"
     )
+    cuda_graphs: bool = key(
+        False,
+        "replay each compiled block as a CUDA graph, which saves the time of starting its kernels: for small models on "
+        "CUDA with one micro-batch, whose ranks divide nothing but the batch",
+        only=other_than("train.compile", "none"),
+    )
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
     eval_samples: int | None = auto(
         "samples per validation loss; auto: the whole validation split", ge=1, only=other_than("train.eval_every", 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from codescent import models
+from codescent.base.errors import UserError
 from codescent.operators import fused_softmax, products
 from codescent.plan import Plan
 from codescent.train.world import World
@@ -32,12 +33,20 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     Returns:
         "choice": as train.compile names it. "auto": whether it was chosen here. "why": why nothing is compiled, or "".
         "softmax": whether that of the head is compiled; "softmax_why": why it is not, or "".
+
+    Raises:
+        UserError: on every rank: train.cuda_graphs without compiled blocks on CUDA.
     """
     compiler = _why_not(train, world)
     choice, why = train.compile, ""
     if choice is None:
         why = compiler or next(_refusals(plan), "")
         choice = "none" if why else "blocks"
+    if train.cuda_graphs and (choice != "blocks" or world.device.type == "cpu"):
+        raise UserError(
+            "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
+            f"{why or compiler}; set train.cuda_graphs = false"
+        )
     fused_softmax.use(not compiler)
     return {
         "choice": choice,
