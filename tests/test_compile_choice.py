@@ -3,7 +3,6 @@ Does not compile a block (test_compiled_graphs does)."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from forker import Forker
 from pydantic import ValidationError
-from runs import train
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -142,12 +141,11 @@ def test_the_device_decides_the_tokens_of_the_head(keys: dict[str, Any], expecte
     )
 
 
-def test_a_run_records_what_it_chose(project: Path) -> None:
-    run = train(project, "chosen", "train.num_steps=1")
+def test_a_run_records_what_it_chose(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "chosen", 1, "train.num_steps=1")
     levers = run.read_environment()["levers"]
     assert run.read_environment()["compile"]["choice"] == levers["compile"] == "none"
     assert (run.plan["model"]["head_chunk_tokens"], levers["head_chunk_tokens"]) == (1024, 1024)
-    assert levers["PYTORCH_CUDA_ALLOC_CONF"] == os.environ.get("PYTORCH_CUDA_ALLOC_CONF")  # train.allocator = "system"
     assert "compile" not in run.config_text  # auto: a resume on another device chooses for it
     assert "head_chunk_tokens" not in run.config_text
 
