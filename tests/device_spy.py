@@ -42,7 +42,7 @@ class DeviceSpy(TorchDispatchMode):
     """Watches a block on the meta device.
 
     A function that CUDA compiles alone (`operators/compiled.py`) counts as one launch, which reads its arguments and
-    writes its results.
+    writes its results. If its name ends in "_", it reads its first argument twice and writes it.
 
     It does not see `torch.tensor(numbers, device=...)`, which copies before torch's dispatcher: a test looks for that
     in the sources.
@@ -74,9 +74,9 @@ class DeviceSpy(TorchDispatchMode):
             launches, size = self.launches, self.bytes
             out = function(*args, **kwargs)
             self.launches = launches + 1
-            self.bytes = size + sum(
-                bytes_of(leaf) for leaf in tree_leaves((args, kwargs, out)) if torch.is_tensor(leaf)
-            )
+            in_place = [args[0]] * 2 if function.__name__.endswith("_") else []
+            moved = [leaf for leaf in tree_leaves((args, kwargs, out, in_place)) if torch.is_tensor(leaf)]
+            self.bytes = size + sum(map(bytes_of, moved))
             return out
 
         return call

@@ -116,23 +116,6 @@ def test_a_compiled_region_takes_the_plain_function_in(as_cuda: Callable[[str], 
     assert torch.equal(y_BRW, drop(x_BRW + 1, keys_B, 0.4) * 2)
 
 
-@pytest.mark.parametrize(
-    ("device", "triton", "capability", "expected"),
-    [
-        ("cuda", True, (9, 0), True),
-        ("cuda", True, (6, 1), False),
-        ("cuda", False, (9, 0), False),
-        ("cpu", True, (9, 0), False),
-    ],
-)
-def test_only_a_gpu_for_which_triton_is_there_compiles(
-    monkeypatch: pytest.MonkeyPatch, device: str, triton: bool, capability: tuple[int, int], expected: bool
-) -> None:
-    monkeypatch.setattr(compiled, "find_spec", lambda name: object() if triton else None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert compiled.works_on(torch.device(device)) is expected
-
-
 def test_nothing_is_compiled_unless_a_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_used", False)
     assert not compiled.fuses(torch.device("cuda"))

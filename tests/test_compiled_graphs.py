@@ -18,7 +18,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"cp": 2},
     "pp": {"pp": 2},
 }
-QUICK = {(layout, "full") for layout in ("one", "zero3", "tp", "cp")}
+QUICK = {(layout, "full") for layout in ("one", "zero3", "tp", "cp")} | {("tp", "products")}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,8 @@ QUICK = {(layout, "full") for layout in ("one", "zero3", "tp", "cp")}
     [
         pytest.param(layout, recompute, marks=[] if (layout, recompute) in QUICK else [pytest.mark.slow])
         for layout in LAYOUTS
-        for recompute in ("none", "selective", "full")
+        for recompute in ("none", "selective", "products", "full")
+        if (layout, recompute) != ("cp", "products")  # refused
     ],
 )
 def test_compiled_blocks_are_compiled(forker: Forker, tmp_path: Path, layout: str, recompute: str) -> None:

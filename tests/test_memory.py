@@ -220,7 +220,7 @@ def test_state_is_sharded_over_the_same_ranks() -> None:
     given = less(short, 4, parallel={"dp_replicate": 4, "zero_stage": 1})
     assert ({"parallel.dp_shard": 4, "parallel.dp_replicate": 1, "parallel.zero_stage": 3}, True) in given
     assert [values for values, _ in less(short, 4, parallel={"dp_shard": 4, "zero_stage": 1})][-3:-1] == [
-        {"parallel.recompute": "full"},
+        {"parallel.recompute": "products"},
         {"parallel.zero_stage": 2},
     ]
 

@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "mlm": {"model": BERT, "data": {"task": "mlm"}},
     "qa": {"model": BERT, "data": {"task": "qa", "corpus": "train.json", "validation": "dev.json"}},
 }
-PRECISIONS, RECOMPUTES = ("bf16", "fp32", "fp64"), ("none", "selective", "full")
+PRECISIONS, RECOMPUTES = ("bf16", "fp32", "fp64"), ("none", "selective", "products", "full")
 WAITS: dict[tuple[str, str], str] = {}
 """What waits for the device all the same, by operator and file, with the reason."""
 COPIES = {
@@ -86,6 +86,7 @@ class Case(NamedTuple):
 
 CASES = [Case(*row) for row in product(KINDS, PRECISIONS, RECOMPUTES, ("", "lora"), ("",))]
 CASES += [Case(*row) for row in product(KINDS, PRECISIONS, RECOMPUTES, ("",), ("zero-bubble",))]
+CASES = [case for case in CASES if case.recompute != "products" or (case.precision == "bf16" and not case.lora)]
 # Masks are computed in integers, whatever the precision.
 CASES = [case for case in CASES if "dropout" not in case.kind or case.precision == "bf16"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -13,26 +12,17 @@ from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_OLDEST = (7, 0)  # compute capability of the oldest GPU for which Triton generates code (Volta)
 _used = False
 
 
 def use(wanted: bool) -> None:
     """Compile these functions in this process, on devices other than a CPU; or call them as they are.
 
-    A run that trains decides it at its start. Who does a few passes, such as `codescent sample`, does without: to
-    compile takes longer than it would save.
+    A run that trains decides it at its start (train/compiling.py). Who does a few passes, such as `codescent sample`,
+    does without: to compile takes longer than it would save.
     """
     global _used
     _used = wanted
-
-
-def works_on(device: torch.device) -> bool:
-    """Whether torch compiles for a device other than a CPU: a GPU for which Triton, which is installed, makes code.
-    torch's wheels for CUDA bring Triton along."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= _OLDEST
 
 
 def fuses(device: torch.device) -> bool:

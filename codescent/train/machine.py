@@ -21,7 +21,7 @@ from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.operators import compiled, products
+from codescent.operators import products
 from codescent.plan import Plan
 from codescent.plan.device_specs import spec_of
 
@@ -272,19 +272,14 @@ def set_deterministic(wanted: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def levers(train: TrainConfig, optimizer: OptimizerConfig, device: torch.device) -> dict[str, Any]:
-    """Settings that change the speed of a run, for environment.json.
-
-    "compiled_functions": whether dropout, rotary turns and the like are compiled (`operators/compiled.py`).
-    """
+def levers(train: TrainConfig, optimizer: OptimizerConfig) -> dict[str, Any]:
+    """Settings that change the speed of a run, for environment.json. `compiling.levers` adds what it has chosen."""
     return {
         "precision": train.precision,
-        "compile": train.compile,
-        "head_chunk_tokens": train.head_chunk_tokens,
         "fused_optimizer": optimizer.fused,
         "deterministic": train.deterministic,
-        "compiled_functions": compiled.fuses(device),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES"),
+        **{name: os.environ.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 

@@ -17,8 +17,8 @@ from codescent.operators import products
 from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
-from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
+from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 # Shapes: B samples, T positions, N = B * T, M positions with a target, D hidden_dim, V vocab_size.
