@@ -27,6 +27,7 @@ from codescent.strategies import shards
 from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
+from codescent.train.result import Pending
 
 
 def run(place: Place, words: list[str], resume: bool, fault: str = "", any_device: bool = False) -> None:
@@ -39,6 +40,10 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
     port = place.listener.getsockname()[1]
     place.listener.close()
+    kind, _, rest = fault.partition(" ")
+    if kind == "late":  # all ranks, beside another fault
+        Pending.is_late = property(lambda _: True)  # type: ignore[assignment, method-assign]
+        fault = rest
     if fault.startswith("paced "):  # all ranks, the last one slower by a ratio
         _, seconds, ratio = fault.split()
         paced(float(seconds) * (float(ratio) if place.rank == place.ranks - 1 else 1.0))
