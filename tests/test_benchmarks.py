@@ -349,7 +349,6 @@ def test_the_bubble_from_sums_is_that_of_the_steps_which_they_sum(name: str, chu
     step = pipeline.Step(chunks, spans)
     assert pipeline.from_sums(name, 8, step) == pytest.approx(step.bubble)
     assert step.bubble == pytest.approx(pipeline.closed_form(name, 4, 8, chunks))
-    assert pipeline.of_makespan(0.25) == pytest.approx(0.2)
 
 
 def test_number_of_parameters_is_openais() -> None:
