@@ -195,8 +195,9 @@ class Optimizer:
         """
         self._set_learning_rate(0.0)
         for unit in (unit for unit in self.units if unit.matrices is None):
-            for index in unit.indices:
-                self.masters[index].grad = torch.zeros_like(self.masters[index])
+            places = unit.places or [torch.empty_like(self.masters[index]) for index in unit.indices]
+            for index, place in zip(unit.indices, places, strict=True):
+                self.masters[index].grad = place.zero_()
             self.torch.step()
             for index in unit.indices:
                 self.masters[index].grad = None
