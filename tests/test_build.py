@@ -60,6 +60,14 @@ def test_traffic_is_every_gradient_once() -> None:
     assert wire_bytes(plan) == 2 * 3 / 4 * (2 * OPENAI["gpt2"] + 24)
 
 
+@pytest.mark.parametrize("keys", [{}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"pp": 2, "dp_shard": 2}])
+def test_loss_stop_request_and_norm_are_one_sum_over_all_ranks(keys: dict[str, object]) -> None:
+    plan = build(config(parallel=keys, train={"global_batch_size": 8}), 11, 8)
+    (sums,) = [record for record in plan.traffic if record.dtype == "fp64"]
+    assert (sums.collective, sums.verb, sums.payload_bytes, sums.times) == (Collective.ALL_REDUCE, Verb.STEP, 24, 1)
+    assert plan.mesh.group(sums.axis, 3) == tuple(range(8))
+
+
 def test_wire_dtype_is_a_choice() -> None:
     plan = build(config(train={"precision": "bf16"}, parallel={"reduce_dtype": "fp32"}), 11, 2)
     gradients = [record for record in plan.traffic if record.what.startswith("gradients")]
