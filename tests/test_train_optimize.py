@@ -106,12 +106,13 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
     assert not any(state[name].any() for name in state if name.startswith("optimizer."))
 
 
-def test_where_the_ranks_agree_on_no_number_nothing_changes() -> None:
+def test_where_the_loss_is_not_finite_nothing_changes_and_the_norm_is_told() -> None:
     values = tensors(0, torch.float64)
     before = [value.clone() for value in values]
     optimizer = Optimizer(weights(values), OptimizerConfig())
     ones = [torch.ones_like(value) for value in values]
-    assert math.isnan(optimizer.step(ones, 1e-2, lambda square: square * math.nan))
+    sums = optimizer.step(ones, 1e-2, lambda square: torch.stack((square * math.inf, square)))
+    assert sums.tolist() == [math.inf, pytest.approx(5 * 7 + 5 + 3 * 4)]
     assert all(torch.equal(value, old) for value, old in zip(values, before, strict=True))
 
 

@@ -297,18 +297,14 @@ class Executor:
         self.gradients.reduce()
 
     def _step(self, instruction: Instruction) -> None:
-        self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
+        self.sums = self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
         self.gradients.release()
 
     def _agree(self, square: torch.Tensor) -> torch.Tensor:
-        """Sum loss, requests to stop and squared norm over all ranks. Returns the squared norm.
-
-        It is NaN where the loss is not finite, so that no rank updates its weights.
-        """
+        """Sum loss, requests to stop and squared norm over all ranks: [SCALARS]."""
         loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
         stop = torch.full_like(loss, float(self.stop_requested()))
-        self.sums = self.world.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
-        return self.sums[2] + 0.0 * self.sums[0]
+        return self.world.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:

@@ -36,7 +36,7 @@ EPS = 1e-6
 
 def _alone(square: torch.Tensor) -> torch.Tensor:
     """A rank that holds the whole model needs no sum."""
-    return square
+    return square[None]
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, step: int) -> float:
@@ -216,22 +216,22 @@ class Optimizer:
     def step(
         self, gradients: Sequence[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor] = _alone
     ) -> torch.Tensor:
-        """Clip by the global norm, update master weights and weights, and return the squared norm before clipping.
+        """Clip by the global norm, and update master weights and weights. Returns what `agree` returns.
 
         Args:
             gradients: one per weight, summed over ranks. They are clipped in place if their dtype is that of the
                 master weights.
             rate: the learning rate.
-            agree: takes the square of the norm of the gradients that this rank counts, [], fp64. Returns its sum over
-                all ranks. A sum that is not finite prevents the update, on all of them.
+            agree: takes the square of the norm of the gradients that this rank counts, [], fp64. Returns sums over all
+                ranks, the last of which is that of the squares. A sum that is not finite prevents the update.
         """
         square, is_cast = self._square(gradients)
-        square = agree(square)
-        factor = self._limits(square) if self.decides_on_device else _factor(square, self.config.max_grad_norm)
+        sums = agree(square)
+        factor = self._limits(sums) if self.decides_on_device else _factor(sums, self.config.max_grad_norm)
         if factor is not None:
             self._set_learning_rate(rate)
             self._update_all(gradients, factor, is_cast=is_cast)
-        return square
+        return sums
 
     def _square(self, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """The squared norm of the gradients that this rank counts; whether all of them were cast into `wide` for it."""
@@ -243,14 +243,14 @@ class Optimizer:
             return gradient_square([first.cast(gradients)]), True  # one cast serves the norm and the update
         return gradient_square(counted), False
 
-    def _limits(self, square: torch.Tensor) -> torch.Tensor | float:
+    def _limits(self, sums: torch.Tensor) -> torch.Tensor | float:
         """Give the fused kernels their limits, as torch.amp.GradScaler does. Returns the factor that is left to apply.
 
         `found_inf` = 1: weights and state stay, bit by bit. Gradients are divided by `grad_scale`, which is fp32, so
         gradients in fp64 are multiplied by a factor.
         """
-        norm, most = square.sqrt(), self.config.max_grad_norm
-        self.torch.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
+        norm, most = sums[-1].sqrt(), self.config.max_grad_norm
+        self.torch.found_inf = sums.isfinite().all().logical_not().float()  # type: ignore[attr-defined]
         if not most:
             return 1.0
         scale = torch.where(norm > most, (norm + EPS) / most, 1.0)
@@ -357,10 +357,11 @@ def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -
             return torch.optim.RMSprop(groups, lr=rate, alpha=config.beta2, momentum=config.momentum, eps=config.eps)
 
 
-def _factor(square: torch.Tensor, most: float) -> float | None:
-    """The factor that clips the gradients to a norm of `most`; None: the norm is not finite. Waits for the device."""
+def _factor(sums: torch.Tensor, most: float) -> float | None:
+    """The factor that clips the gradients to a norm of `most`; None: a sum is not finite. Waits for the device."""
+    *others, square = sums.tolist()
     norm = math.sqrt(square)
-    if not math.isfinite(norm):
+    if not all(map(math.isfinite, (*others, norm))):
         return None
     # The factor of torch.nn.utils.clip_grads_with_norm_, which copies it to the device and waits for the copy.
     return most / (norm + EPS) if 0 < most < norm else 1.0
