@@ -13,7 +13,7 @@ import pytest
 import torch
 from forker import Forker
 from runs import make_project
-from test_declared import case
+from declared_cases import case
 
 from codescent.base.agreement import RanksFailed
 from codescent.base.refusal import Change
