@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import codescent
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 
 PACKAGE = f"{Path(codescent.__file__).parent}/"
@@ -144,8 +145,11 @@ def _place() -> str:
     return f"{ours[-1].filename.removeprefix(PACKAGE)}:{ours[-1].lineno}" if ours else "autograd"
 
 
-def count_rows(part: Any, plan: Plan) -> None:
-    """Tell a divided encoder-decoder what it reads from the device once: how many of its rows are the source's."""
+def make_tables(part: Any, plan: Plan) -> None:
+    """What a part makes at its first forward pass: tables, and the number of its rows that are the source's."""
+    for table in part.tables:
+        table.on(META, torch.float64)
+        table.on(META, TORCH_DTYPE[plan.work.precision])
     if plan.work.streams and part.rows_T is not None:
         part._counted, part._source_rows = part.rows_T, plan.work.streams[0] // plan.mesh.tp
 

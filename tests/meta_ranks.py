@@ -1,4 +1,4 @@
-"""In: cases of declared_cases. Out: the second step of single ranks on a device that is no CPU, without computing it:
+"""In: cases of declared_cases. Out: a step of single ranks on a device that is no CPU, without computing it:
 what it sends, copies, launches, and where the host waits for the device.
 Does not assert anything (test_fake_ranks does). The device is "meta", the process group torch's fake one."""
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from declared_ranks import Watch, plan_of, trainer_of
-from device_spy import DeviceSpy, count_rows, fused_kernels, fused_optimizers
+from device_spy import DeviceSpy, fused_kernels, fused_optimizers, make_tables
 from fake_world import fake_world, fully_shard_on_meta
 from rank_server import Place
 
@@ -50,8 +50,8 @@ def selected(plan: Plan) -> int:
     return round(plan.task.head_share * plan.work.microbatch_size * plan.work.seq_len)
 
 
-def second_step(case: dict[str, Any], rank: int) -> Answer:
-    """Two steps; what happened in the second one."""
+def step(case: dict[str, Any], rank: int) -> Answer:
+    """A step, as each one but the first of a run: what is made once is there."""
     plan, spy, watch = plan_of(case), DeviceSpy(), WatchCopies()
     spy.selected = selected(plan)
     with (
@@ -64,14 +64,12 @@ def second_step(case: dict[str, Any], rank: int) -> Answer:
         trainer = trainer_of(case, plan, rank, world=world)
         executor = trainer.executor
         for part in trainer.parts:
-            count_rows(part, plan)
+            make_tables(part, plan)
         executor.watch.cuda, executor.memory.counted = True, True  # meta tensors have no place in memory to count
+        launches: Counter[str] = Counter()
+        executor.arms = {verb: noted(verb, act, spy, watch, launches) for verb, act in executor.arms.items()}
         with spy, watch:
             executor.step(0, 1e-3)
-            spy.waits.clear()
-            launches: Counter[str] = Counter()
-            executor.arms = {verb: noted(verb, act, spy, watch, launches) for verb, act in executor.arms.items()}
-            executor.step(1, 1e-3)
         trainer.close()
     waits = [[why, place, number] for (why, place), number in spy.waits.items()]
     copied = [[*key, size] for key, size in watch.copied.items()]
@@ -101,7 +99,7 @@ def on_meta_ranks(place: Place, cases: dict[str, Any], fault: str = "") -> dict[
         answers[name] = {}
         for rank in case["ranks"]:
             try:
-                answers[name][rank] = second_step(case, rank)
+                answers[name][rank] = step(case, rank)
             except Exception:  # of this case; the others go on
                 answers[name][rank] = {"failed": traceback.format_exc()}
     return answers

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-from device_spy import META, PACKAGE, DeviceSpy, fused_kernels
+from device_spy import META, PACKAGE, DeviceSpy, fused_kernels, make_tables
 from torch import Tensor
 
 from codescent import models
@@ -147,9 +147,7 @@ def watched(case: Case) -> DeviceSpy:
     plan = case.plan()
     parts = list(parts_of(plan))
     for part in parts:
-        for table in part.tables:  # made at the first forward pass of a run
-            table.on(META, torch.float64)
-            table.on(META, TORCH_DTYPE[case.precision])
+        make_tables(part, plan)
     with fused_kernels(), DeviceSpy() as spy:
         forward_and_backward(case, parts)
     for part in parts:
