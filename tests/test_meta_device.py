@@ -124,6 +124,18 @@ FACTORS = {
 }
 
 
+def all_cases() -> list[Case]:
+    rows = product(LAYOUTS, KINDS, PRECISIONS, RECOMPUTES, ("", "lora"))
+    cases = (Case(*row, layout) for layout, *row in rows)
+    return [case for case in cases if case.has_a_plan()]
+
+
+def cases_to_write() -> list[Case]:
+    """All on one rank or with zero-bubble, which has no adapters; of the other layouts the quick ones."""
+    cases = [case for case in all_cases() if case.layout in ("", "zero-bubble") and not (case.layout and case.lora)]
+    return [*cases, *(case for case in quick_cases() if case not in cases)]
+
+
 def quick_cases() -> list[Case]:
     """Cases in which each pair of values meets that any case has."""
     return [Case(**row) for row in cover(FACTORS, lambda row: Case(**row).has_a_plan(), lambda *_: True).rows]
@@ -218,8 +230,9 @@ def check(cases: Iterable[Case]) -> None:
             wait: count for wait, count in spy.waits.items() if (wait[0], wait[1].partition(":")[0]) not in WAITS
         }
         assert not unknown, case
-        assert spy.launches <= most[case][0], (case, spy.launches)
-        assert spy.bytes <= most[case][1], (case, spy.bytes)
+        if case in most:
+            assert spy.launches <= most[case][0], (case, spy.launches)
+            assert spy.bytes <= most[case][1], (case, spy.bytes)
 
 
 def test_a_micro_batch_waits_for_nothing_and_launches_no_more_than_written_down() -> None:
@@ -229,16 +242,11 @@ def test_a_micro_batch_waits_for_nothing_and_launches_no_more_than_written_down(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_micro_batch_waits_or_launches_more_than_written_down(kind: str) -> None:
-    cases = [case for case in all_cases() if case.kind == kind]
-    assert set(cases) == {case for case in written() if case.kind == kind}
-    check(cases)
+    check(case for case in all_cases() if case.kind == kind)
 
 
-def all_cases() -> list[Case]:
-    """In the order of the table."""
-    rows = product(LAYOUTS, KINDS, PRECISIONS, RECOMPUTES, ("", "lora"))
-    cases = (Case(*row, layout) for layout, *row in rows)
-    return [case for case in cases if case.has_a_plan()]
+def test_the_table_has_exactly_the_cases() -> None:
+    assert set(written()) == set(cases_to_write())
 
 
 def test_no_step_copies_numbers_from_a_list_to_a_device() -> None:
@@ -256,7 +264,7 @@ def main(arguments: list[str]) -> None:
     """Write the table: lower numbers, and those of new cases."""
     argparse.ArgumentParser(description=main.__doc__).parse_args(arguments)
     before, lines = written(), ["kind,precision,recompute,lora,layout,launches,bytes"]
-    for case in all_cases():
+    for case in cases_to_write():
         spy = watched(case)
         launches, size = before.get(case, (spy.launches, spy.bytes))
         lines.append(",".join([*case, str(min(launches, spy.launches)), str(min(size, spy.bytes))]))
