@@ -4,7 +4,8 @@ Does not choose the products: strategies/recompute.py does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -19,14 +20,27 @@ ATTENTION = (
     "codescent.block_attention.default",
     "codescent.wide_attention.default",
 )
-"""Kernels that compute attention as a whole. Attention with our dropout, and over a divided sequence, has none."""
-_keeping = False
+"""Kernels that compute attention as a whole. Attention with our dropout has none; that over a divided sequence has one
+for each part (`in_parts`)."""
+_keeping, _in_parts = False, False
 
 
 def keeping() -> bool:
     """Whether a block computes whose products may be kept: then no operator may overwrite the result of another one,
     and attention is one operator."""
     return _keeping
+
+
+@contextmanager
+def in_parts() -> Iterator[None]:
+    """A block that merges the attention to several ranks' keys in place. The parts are not kept: backward reads the whole
+    alone, and computes it again."""
+    global _in_parts
+    before, _in_parts = _in_parts, True
+    try:
+        yield
+    finally:
+        _in_parts = before
 
 
 class _Policy:
@@ -41,7 +55,7 @@ class _Policy:
             number = self.counts[context.is_recompute]
             self.counts[context.is_recompute] += 1
             keeps = number < len(self.kept) and self.kept[number]
-        keeps = keeps or name in ATTENTION
+        keeps = keeps or (name in ATTENTION and not _in_parts)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 

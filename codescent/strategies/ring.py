@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
 from codescent.operators.fused_attention import fused_attention_for
+from codescent.operators.kept import in_parts
 from codescent.plan import Collective
 from codescent.strategies.causal_sources import CausalSources
 from codescent.strategies.causal_tiles import CausalTiles
@@ -225,11 +226,12 @@ class FusedSplitAttention(torch.autograd.Function):
         """See `split_attention`."""
         q_BHTK, kv_2BGTK = q_BHTK.transpose(1, 2).contiguous().transpose(1, 2), torch.stack([k_BGTK, v_BGTK])
         wide_BHTK, lse_BHT = q_BHTK, q_BHTK  # the first visit is this rank's own
-        for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
-            if source == sources.index:
-                wide_BHTK, lse_BHT = sources.first(q_BHTK, visitor_2BGTK)
-            else:
-                sources.attend_(source, q_BHTK, visitor_2BGTK, wide_BHTK, lse_BHT)
+        with in_parts():
+            for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
+                if source == sources.index:
+                    wide_BHTK, lse_BHT = sources.first(q_BHTK, visitor_2BGTK)
+                else:
+                    sources.attend_(source, q_BHTK, visitor_2BGTK, wide_BHTK, lse_BHT)
         y_BHTK = wide_BHTK.to(q_BHTK.dtype)
         ctx.save_for_backward(q_BHTK, kv_2BGTK, y_BHTK, lse_BHT)
         ctx.exchange, ctx.sources = exchange, sources
