@@ -79,7 +79,7 @@ def test_blocks_are_compiled_on_cuda_and_nothing_on_a_cpu(monkeypatch: pytest.Mo
         (GPT2, {"others": False}, False, "another rank"),
         (TWO, {}, True, 'model.kind = "transformer"'),
         (GPT2 | {"parallel": {"pp": 2, "schedule": "zero-bubble"}}, {"ranks": 2}, True, "zero-bubble"),
-        (GPT2 | {"parallel": {"data_parallel": 2}}, {}, True, "data_parallel"),
+        (GPT2 | {"parallel": {"data_parallel": 2}}, {}, False, "data_parallel"),
     ],
 )
 def test_where_blocks_would_be_refused_or_fail_nothing_is_compiled(

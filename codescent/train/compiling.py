@@ -37,7 +37,7 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     Raises:
         UserError: on every rank: train.cuda_graphs without compiled blocks on CUDA.
     """
-    compiler = _why_not(train, world)
+    compiler = _why_not(train, plan, world)
     choice, why = train.compile, ""
     if choice is None:
         why = compiler or next(_refusals(plan), "")
@@ -57,7 +57,7 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     }
 
 
-def _why_not(train: Train, world: World) -> str:
+def _why_not(train: Train, plan: Plan, world: World) -> str:
     """Why nothing is compiled that the config does not name; "": the compiler works. Ranks decide together."""
     if world.device.type == "cpu":
         return "the device is a CPU"
@@ -65,6 +65,8 @@ def _why_not(train: Train, world: World) -> str:
         return 'train.compile = "none"'
     if train.deterministic:
         return "train.deterministic: compiled kernels are chosen by their times"
+    if plan.devices > 1:
+        return "parallel.data_parallel: its threads would compile at once, and compiled modules cannot be copied"
     mine = broken(world.device.type)
     return "" if world.all_agree(not mine) else mine or "the compiler of another rank does not work"
 
@@ -78,8 +80,6 @@ def _refusals(plan: Plan) -> Iterator[str]:
         yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
     if plan.layout.recompute == "products" and plan.mesh.cp > 1:
         yield 'parallel.recompute = "products" with cp: messages divide a block, and its products would not be kept'
-    if plan.devices > 1:
-        yield "parallel.data_parallel: compiled modules cannot be copied"
 
 
 @cache
