@@ -1,4 +1,4 @@
-"""In: a layout. Out: the numbers of a step with compiled blocks and without, and how many graphs were compiled.
+"""In: layouts with train.compile = "blocks". Out: what Dynamo compiled, on rank 0 of the layout alone or on each rank.
 Does not assert anything (test_compiled_graphs does). Dynamo traces; a backend that runs the graph needs no compiler."""
 
 from __future__ import annotations
@@ -8,8 +8,38 @@ from typing import Any
 
 import torch
 from declared_ranks import plan_of, trainer_of
+from device_spy import fused_optimizers, make_tables
+from fake_world import fake_world, fully_shard_on_meta
 from rank_server import Place
 from torch._dynamo.utils import counters
+
+from codescent.plan import Verb
+
+
+def graphs(place: Place, cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By case: how many graphs the blocks make on a device that is no CPU, and why graphs end, each reason's count."""
+    torch.compile = partial(torch.compile, backend="eager")
+    found = {}
+    for name, case in cases.items():
+        torch._dynamo.reset()
+        counters.clear()
+        forward_and_backward(case)
+        found[name] = {"graphs": counters["stats"]["unique_graphs"], "breaks": counters["graph_break"]}
+    return found
+
+
+def forward_and_backward(case: dict[str, Any]) -> None:
+    """A step of rank 0 without its end: nobody reads the loss, or updates weights, on the meta device."""
+    plan = plan_of(case)
+    with fully_shard_on_meta(), fused_optimizers(), fake_world(0, case["world_size"], "meta") as world:
+        trainer = trainer_of(case, plan, 0, world=world)
+        executor = trainer.executor
+        executor.memory.counted = True
+        for part in trainer.parts:
+            make_tables(part, plan)
+        executor.arms[Verb.REDUCE] = executor.arms[Verb.STEP] = lambda _: None
+        executor.step(0, 1.0)
+        trainer.close()
 
 
 def step(place: Place, case: dict[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from fake_world import fake_world
 from rank_server import Place
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.build import build
@@ -104,12 +104,9 @@ def plan_of(case: dict[str, Any]) -> Plan:
     return build(Config.model_validate(case["config"]), VOCAB, case["world_size"])
 
 
-def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None) -> Trainer:
-    """A rank's parts, on the process group that there is."""
-    world: Any = World.__new__(World)
-    world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
-    world.device, world.timeout, world.groups = torch.device("cpu"), timedelta(seconds=60), {}
-    world.beats = None
+def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, world: World | None = None) -> Trainer:
+    """A rank's parts, in a World, or on the process group that there is."""
+    world = world or joined(plan, rank)
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)
@@ -117,12 +114,21 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None) 
     return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 
-def observed_step(case: dict[str, Any], rank: int, *, fake: bool) -> Answer:
-    """What a rank issues in a step, and what it holds."""
+def joined(plan: Plan, rank: int) -> World:
+    """A World on the CPU around the process group that there is."""
+    world: Any = World.__new__(World)
+    world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
+    world.device, world.timeout, world.groups = torch.device("cpu"), timedelta(seconds=60), {}
+    world.beats = None
+    return cast(World, world)
+
+
+def observed_step(case: dict[str, Any], rank: int, world: World | None = None) -> Answer:
+    """What a rank issues in a step, and what it holds. `world`: on the fake process group."""
     plan = plan_of(case)
-    trainer = trainer_of(case, plan, rank)
+    trainer = trainer_of(case, plan, rank, world=world)
     executor, held = trainer.executor, Held(trainer)
-    with Watch(fake=fake) as watch:
+    with Watch(fake=world is not None) as watch:
         # A validation beforehand changes nothing: what it gathered is not kept for the step.
         batch = FixedLoader(plan).next().batches[0]
         with executor.evaluating() as evaluate:
@@ -229,18 +235,17 @@ def on_fake_ranks(place: Place, cases: dict[str, Any]) -> dict[str, dict[int, An
     for name, case in cases.items():
         answers[name] = {}
         for rank in case["ranks"]:
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["world_size"])
             try:
-                answers[name][rank] = observed_step(case, rank, fake=True)
+                with fake_world(rank, case["world_size"], "cpu") as world:
+                    answers[name][rank] = observed_step(case, rank, world)
             except Exception:  # of this case; the others go on
                 answers[name][rank] = {"failed": traceback.format_exc()}
-            dist.destroy_process_group()
     return answers
 
 
 def on_gloo_rank(place: Place, case: dict[str, Any]) -> Answer:
     """One rank of a case, each a process."""
     place.join()
-    answer = observed_step(case, place.rank, fake=False)
+    answer = observed_step(case, place.rank)
     dist.barrier()
     return answer

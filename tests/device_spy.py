@@ -3,6 +3,7 @@ Does not compute and needs no device: meta is not the CPU, so each branch for ot
 
 from __future__ import annotations
 
+import importlib
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import codescent
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan import Plan
 
 PACKAGE = f"{Path(codescent.__file__).parent}/"
 META = torch.device("meta")
@@ -25,8 +28,6 @@ READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_
 """Operators whose result, or its size, is known only when the device has computed it."""
 FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "new_empty", "empty_like", "empty_strided")
 """Operators that launch nothing, beside views."""
-SELECTED = 5
-"""How many elements `nonzero` finds: meta tensors have no values."""
 
 
 def bytes_of(tensor: Tensor) -> int:
@@ -41,7 +42,10 @@ class DeviceSpy(TorchDispatchMode):
     """Watches a block on the meta device.
 
     It does not see `torch.tensor(numbers, device=...)`, which copies before torch's dispatcher: a test looks for that
-    in the sources.
+    in the sources. Collectives of a fake process group go through it; they are no launches. What it has to read from
+    the device is made up: 1 for a number and for each element of a copy to the host.
+
+    `selected`: how many elements `nonzero` finds.
 
     Attributes:
         waits: (what, file and line of the package) of everything that waits for the device, with its count.
@@ -49,8 +53,9 @@ class DeviceSpy(TorchDispatchMode):
         bytes: read and written by them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, selected: int = 5) -> None:
         super().__init__()
+        self.selected = selected
         self.waits: Counter[tuple[str, str]] = Counter()
         self.launches = self.bytes = 0
 
@@ -58,30 +63,73 @@ class DeviceSpy(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if why := _wait(name, given, kwargs):
-            self.waits[why, _place()] += 1
+        if why := _wait(name, given, args, kwargs):
+            self.note(why)
         on_device = any(tensor.is_meta for tensor in given)
-        if name == "nonzero" and on_device:
-            out: Any = torch.empty(SELECTED, given[0].ndim, dtype=torch.int64, device=META)
-        elif name == "_local_scalar_dense" and on_device:
-            out = 1.0
-        else:
+        if func.namespace == "c10d":
+            return func(*args, **kwargs)
+        out = self._made_up(name, given, kwargs) if on_device else NotImplemented
+        if out is NotImplemented:
             out = func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        if any(tensor.is_meta for tensor in made) and not func.is_view and name not in FREE:
+        in_place = on_device and func._schema.is_mutable  # kernels of torch.optim return nothing
+        if (in_place or any(tensor.is_meta for tensor in made)) and not func.is_view and name not in FREE:
             self.launches += 1
             # What is written in place is among the given tensors, and was read, too.
             self.bytes += sum(map(bytes_of, given)) + sum(map(bytes_of, made))
         return out
 
+    def note(self, why: str) -> None:
+        """The line that is running waits for the device."""
+        self.waits[why, _place()] += 1
 
-def _wait(name: str, given: list[Tensor], kwargs: dict[str, Any]) -> str:
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """A block in which CUDA has events that take no time. The host does not wait for the device unseen."""
+
+        class Event:
+            def __init__(self, *, enable_timing: bool = False) -> None:
+                """A new event has not happened."""
+
+            def record(self, stream: object = None) -> None:
+                """It happens at once."""
+
+            def elapsed_time(self, other: object) -> float:
+                """Milliseconds."""
+                return 0.0
+
+            def synchronize(event) -> None:
+                """Counts."""
+                self.note("synchronize an event")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "Event", Event)
+            patch.setattr(torch.cuda, "synchronize", lambda *_: self.note("synchronize"))
+            yield
+
+    def _made_up(self, name: str, given: list[Tensor], kwargs: dict[str, Any]) -> Any:
+        """The result of what meta tensors cannot do; NotImplemented: they can."""
+        to_host = torch.device(kwargs.get("device") or META).type == "cpu"
+        if name == "nonzero":
+            return torch.empty(self.selected, given[0].ndim, dtype=torch.int64, device=META)
+        if name == "_local_scalar_dense":
+            return 1.0
+        if name == "_to_copy" and to_host:
+            return torch.ones(given[0].shape, dtype=kwargs.get("dtype") or given[0].dtype)
+        if name == "copy_" and not given[0].is_meta:
+            return given[0].fill_(1)
+        if name.startswith("_fused_"):  # of torch.optim: not all of them have a kernel for meta tensors
+            return None
+        return NotImplemented
+
+
+def _wait(name: str, given: list[Tensor], args: Any, kwargs: dict[str, Any]) -> str:
     """Why an operator waits for the device, or could not run there; "": it does not wait."""
     on_meta = [tensor.is_meta for tensor in given]
     if name == "_to_copy" and (to := kwargs.get("device")) is not None and torch.device(to) != given[0].device:
         return "" if kwargs.get("non_blocking") else f"copy {given[0].device} to {to}"
     if name == "copy_" and on_meta[0] != on_meta[1]:
-        return f"copy {given[1].device} to {given[0].device}"
+        return "" if args[2:] == (True,) else f"copy {given[1].device} to {given[0].device}"
     if not any(on_meta):
         return ""
     if name in READS:
@@ -97,6 +145,26 @@ def _place() -> str:
     """The innermost line of the package that is running."""
     ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
     return f"{ours[-1].filename.removeprefix(PACKAGE)}:{ours[-1].lineno}" if ours else "autograd"
+
+
+def make_tables(part: Any, plan: Plan) -> None:
+    """What a part makes at its first forward pass: tables, and the number of its rows that are the source's."""
+    for table in part.tables:
+        table.on(META, torch.float64)
+        table.on(META, TORCH_DTYPE[plan.work.precision])
+    if plan.work.streams and part.rows_T is not None:
+        part._counted, part._source_rows = part.rows_T, plan.work.streams[0] // plan.mesh.tp
+
+
+@contextmanager
+def fused_optimizers() -> Iterator[None]:
+    """torch.optim takes the kernels that it takes on a GPU, for all parameters at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+            for kind in ("fused", "foreach"):
+                name = f"_get_{kind}_kernels_supported_devices"
+                patch.setattr(importlib.import_module(module), name, lambda: ["cpu", "cuda", "meta"])
+        yield
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from declared_cases import Case, case
 from declared_ranks import plan_of
 from forker import Forker
-from test_declared import Case, case
 
 from codescent.cost.simulate import Costs, simulate
 

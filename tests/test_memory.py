@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from declared_cases import case
 from forker import Forker
 from runs import make_project
-from test_declared import case
 
 from codescent.base.agreement import RanksFailed
 from codescent.base.refusal import Change

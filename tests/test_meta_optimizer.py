@@ -1,0 +1,65 @@
+"""In: the weights of GPT-2 124M on the meta device, a kind of optimizer. Out: what a step of it launches and waits for.
+Does not compute a number: it holds for every device that is not the CPU. Offloaded weights: test_offload_replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from device_spy import META, DeviceSpy, fused_optimizers
+
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.build import build
+from codescent.config.sections import Config
+from codescent.plan import WIDE
+from codescent.train.optimize import Optimizer, Weight
+
+MODEL = {"kind": "gpt2", "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "seq_len": 1024}
+VOCAB = 50257
+MOST = {
+    ("adamw", "bf16"): (574, 1),
+    ("adam", "bf16"): (574, 1),
+    ("sgd", "bf16"): (523, 1),
+    ("adagrad", "bf16"): (753, 1),
+    ("adadelta", "bf16"): (1059, 1),
+    ("rmsprop", "bf16"): (855, 1),
+    ("adamw", "fp32"): (8, 1),
+    ("adam", "fp32"): (8, 1),
+    ("sgd", "fp32"): (6, 1),
+    ("adagrad", "fp32"): (15, 1),
+    ("adadelta", "fp32"): (27, 1),
+    ("rmsprop", "fp32"): (19, 1),
+}
+"""By kind and precision, the most launches and the most waits of a step. They may only fall. An operator on a list of
+tensors counts once."""
+
+
+def spied_step(kind: str, precision: str) -> DeviceSpy:
+    """A step that clips, and is not the first one."""
+    sections = {
+        "model": MODEL,
+        "optimizer": {"kind": kind, "max_grad_norm": 0.5},
+        "train": {"precision": precision, "global_batch_size": 1},
+    }
+    config = Config.model_validate(sections)
+    narrow, wide, weights = TORCH_DTYPE[precision], TORCH_DTYPE[WIDE[precision]], list[Weight]()
+    for parameter in (tensor.parameter for tensor in build(config, VOCAB, 1).trained):
+        tensor = torch.empty(parameter.shape, dtype=narrow, device=META)
+        master = tensor if narrow == wide else torch.empty(parameter.shape, dtype=wide, device=META)
+        weights.append(Weight(parameter.name, tensor, master, parameter.decay))
+    spy = DeviceSpy()
+    with fused_optimizers(), spy:
+        optimizer = Optimizer(weights, config.optimizer)
+        for _ in range(2):
+            gradients = [torch.empty_like(weight.tensor) for weight in weights]
+            spy.launches, spy.bytes = 0, 0
+            spy.waits.clear()
+            optimizer.step(gradients, 1e-3)
+    return spy
+
+
+@pytest.mark.parametrize(("kind", "precision"), MOST)
+def test_a_step_launches_and_waits_no_more_than_written_down(kind: str, precision: str) -> None:
+    spy = spied_step(kind, precision)
+    launches, waits = MOST[kind, precision]
+    assert spy.launches <= launches, spy.launches
+    assert spy.waits.total() <= waits, spy.waits
