@@ -391,7 +391,7 @@ def test_what_a_plan_refuses(sections: dict[str, Any], ranks: int, words: str) -
 
 def test_a_plan_knows_what_is_read_beside_tokens_and_how_much_the_head_reads() -> None:
     plan = plan_of(Config.model_validate({"model": SIZES | {"kind": "bert"}}), 61, 1)
-    assert (plan.model.kind, plan.task.extras, plan.task.head_share) == ("bert", True, 0.15)
+    assert (plan.model.kind, plan.task.extras, plan.task.head_share) == ("bert", True, 3 / 20)
 
 
 @pytest.mark.parametrize("found", [0, 4, 9])

@@ -4,7 +4,7 @@ Does not order samples (data/loader.py does). Does not store masks: each is comp
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
 from codescent.models.bert.declare import MASKED_SHARE as SHARE
 from codescent.models.bert.declare import num_masked
+from codescent.models.shape import Shape
+from codescent.plan import TaskFacts
 from codescent.tasks.task import TaskRequest, refuse_no_wordpiece
 from codescent.tasks.text import TextDataset, TextTask
 
@@ -114,6 +116,11 @@ class MaskedTokens(TextTask):
         """See `Task`."""
         refuse_no_wordpiece(self, request.data)
         return super().vocab_size(request)
+
+    def facts(self, request: TaskRequest, shape: Shape) -> TaskFacts:
+        """See `Task`. Every sample has the same number of masked tokens, so the head reads exactly this share."""
+        length = request.data.seq_len or shape.seq_len
+        return replace(super().facts(request, shape), head_share=num_masked(length) / length)
 
     def open(self, request: TaskRequest, path: Path) -> MaskedDataset:
         """See `Task`."""
