@@ -7,7 +7,8 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from systems import Started
 from work import NUM_TOKENS, Work, random_tokens
 
 HEADER_INTS = 256
+DRIVERS = tuple(f"{folder}/libnvidia-ml.so.1" for folder in ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/nvidia/*"))
 MODEL_MAGIC, MODEL_VERSION = 20240326, 3  # version 3: fp32, padded vocabulary
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1  # version 1: uint16
 VOCAB_MULTIPLE = 128
@@ -32,10 +34,25 @@ def build(checkout: Path, folder: Path) -> Path:
     return _make(checkout, folder, "train_gpt2")
 
 
-def _make(checkout: Path, folder: Path, target: str, *variables: str) -> Path:
+CUDA_13 = """#include <cuda_runtime.h>
+#if CUDART_VERSION >= 13000  // it takes a place where llm.c gives the number of a device, or -1 for the host
+static inline cudaError_t cudaMemAdvise(const void* memory, size_t bytes, cudaMemoryAdvise advice, int device) {
+    cudaMemLocation place = {};
+    place.type = device < 0 ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+    place.id = device < 0 ? 0 : device;
+    return cudaMemAdvise(memory, bytes, advice, place);
+}
+#endif
+"""
+"""Before llm.c's source, which does not compile with CUDA 13 otherwise."""
+
+
+def _make(
+    checkout: Path, folder: Path, target: str, *variables: str, environment: Mapping[str, str] | None = None
+) -> Path:
     command = ["make", "-f", str(checkout / "Makefile"), "NO_MULTI_GPU=1", *variables, target]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     except OSError as error:
         raise SystemFailed(f"llm.c cannot be built: {error}") from error
     if done.returncode != 0:
@@ -59,9 +76,10 @@ class OnCuda(Started):
         if (work.num_layers, work.hidden_dim, work.num_heads) != (12, 768, 12) or work.seq_len > 1024:
             raise SystemFailed("llmc: its random models have GPT-2's sizes and at most 1024 positions")
         folder.mkdir()
+        self._env = with_libraries(self._env, sys.path, folder / "libraries")
         source = self._checkout / "train_gpt2.cu"
-        (folder / source.name).write_text(f'#include "{source}"\n', encoding="utf-8")
-        program = _make(self._checkout, folder, "train_gpt2cu", "PRECISION=BF16")
+        (folder / source.name).write_text(f'{CUDA_13}#include "{source}"\n', encoding="utf-8")
+        program = _make(self._checkout, folder, "train_gpt2cu", "PRECISION=BF16", environment=self._env)
         write_tokens(folder / "tokens.bin", random_tokens(50257, NUM_TOKENS))
         never = "1000000000"
         tokens = str(folder / "tokens.bin")
@@ -84,6 +102,32 @@ class OnCuda(Started):
         if len(milliseconds) != self._warmup + num_steps:
             raise SystemFailed(f"llmc: {len(milliseconds)} lines of steps, not {self._warmup + num_steps}")
         return sum(milliseconds[self._warmup :]) / num_steps / 1e3
+
+
+def with_libraries(environment: Mapping[str, str], packages: Sequence[str], links: Path) -> dict[str, str]:
+    """The environment in which nvcc and its programs find cuBLAS in the wheels that torch for CUDA brings along.
+
+    nvcc is often installed without cuBLAS. The wheels have its headers, and libraries without the names that a linker
+    looks for; so has the driver's libnvidia-ml.
+
+    Args:
+        environment: of this process.
+        packages: folders with Python's packages.
+        links: is made: a folder for links with the names that a linker looks for.
+    """
+    folders = [folder for path in packages for folder in Path(path).glob("nvidia/*") if folder.is_dir()]
+    includes, libraries = (
+        [one for folder in folders if (one := folder / name).is_dir()] for name in ("include", "lib")
+    )
+    links.mkdir()
+    of_wheels = (file for folder in libraries for file in sorted(folder.glob("libcublas*.so.*")))
+    for library in (*of_wheels, *(file for pattern in DRIVERS for file in Path("/").glob(pattern))):
+        link = links / f"{library.name.partition('.so')[0]}.so"
+        if not link.exists():
+            link.symlink_to(library)
+    added = {"CPATH": includes, "LIBRARY_PATH": [links, *libraries], "LD_LIBRARY_PATH": libraries}
+    paths = {name: [*filter(None, [environment.get(name)]), *map(str, found)] for name, found in added.items()}
+    return {**environment, **{name: os.pathsep.join(path) for name, path in paths.items() if path}}
 
 
 def step_milliseconds(log: str) -> list[float]:

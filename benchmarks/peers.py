@@ -4,6 +4,7 @@ Does not contain code of a peer, and writes only into a temporary folder (and th
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -44,6 +45,9 @@ NAMES = (
 )  # fmt: skip
 """The systems that the requirements compare come first, so that they share a sitting if memory is short."""
 
+BEFORE = ("before-bf16", "before-fp32")
+"""The checkout of --before, as `codescent-bf16` and `codescent-fp32`."""
+
 ISA = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
@@ -56,7 +60,7 @@ nanoGPT: nanoGPT's model and optimizer (torch's AdamW, not fused on a CPU), voca
 transformers: GPT2LMHeadModel, AdamW as its Trainer chooses it, vocabulary {vocab}; bf16: torch's autocast.
 llm.c: its CPU functions built with its Makefile, fp32, AdamW, never clipped; vocabulary {vocab}, padded by llm.c.
 codescent: `codescent train`, timed from outside, metrics and log at every step; vocabulary {vocab};
-bf16: bf16 weights, fp32 master weights and moments.
+bf16: bf16 weights, fp32 master weights and moments. before: the same of another checkout of codescent.
 products: no training, only the step's matrix products (without attention's), each with the fastest kernels of torch on
 this machine: a program that computes in this precision with these kernels cannot be faster."""
 
@@ -67,8 +71,12 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--nanogpt", type=Checkout("nanoGPT", "model.py"), metavar="DIR", help="checkout of nanoGPT")
     llmc_checkout = Checkout("llm.c", "train_gpt2.c", "Makefile")
     parsed.add_argument("--llmc", type=llmc_checkout, metavar="DIR", help="checkout of llm.c")
+    before = Checkout("codescent", "codescent/__init__.py")
+    parsed.add_argument("--before", type=before, metavar="DIR", help="another checkout of codescent, beside this one")
     parsed.add_argument("--work", choices=tuple(WORKS), default="gpt2-124m", help="sizes of model and step")
-    parsed.add_argument("--only", metavar="NAME,...", help=f"names of systems, or beginnings: {', '.join(NAMES)}")
+    parsed.add_argument(
+        "--only", metavar="NAME,...", help=f"names of systems, or beginnings: {', '.join(NAMES + BEFORE)}"
+    )
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, help="steps per turn; if not given, 1 on gpt2-124m and 50 on small")
     parsed.add_argument("--threads", type=positive, default=2, help="threads of every system")
@@ -76,7 +84,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, except llm.c; 0: none")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
-    arguments.names = chosen(parsed, arguments.only, NAMES)
+    arguments.names = chosen(parsed, arguments.only, NAMES + (BEFORE if arguments.before else ()))
     for peer, given in (("nanogpt", arguments.nanogpt), ("llmc", arguments.llmc)):
         if given is None and any(name.startswith(peer) for name in arguments.names):
             parsed.error(f"{peer} needs its checkout: give --{peer} DIR, or select other systems with --only")
@@ -117,7 +125,7 @@ def c_program(arguments: argparse.Namespace, work: Work, folder: Path) -> PipedP
 
 
 def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> Watched:
-    """`codescent train`."""
+    """`codescent train`, of this checkout or that of --before."""
     run = folder / f"run-{name}"
     argv = training(
         work, tokens, run,
@@ -125,9 +133,10 @@ def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, 
         f"train.num_threads={arguments.threads}",
         f"optimizer.max_grad_norm={arguments.clip}",
     )  # fmt: skip
-    return Watched(
-        name, argv, {**environment(), **ISA.get(arguments.isa, {})}, folder, run / "metrics.csv", arguments.warmup + 1
-    )
+    env = {**environment(), **ISA.get(arguments.isa, {})}
+    if name in BEFORE:
+        env["PYTHONPATH"] = os.pathsep.join([str(arguments.before), env["PYTHONPATH"]])
+    return Watched(name, argv, env, folder, run / "metrics.csv", arguments.warmup + 1)
 
 
 def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[list[System], dict[str, str]]:
@@ -136,7 +145,7 @@ def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[li
     systems: list[System] = []
     failures: dict[str, str] = {}
     for name in arguments.names:
-        if name.startswith("codescent"):
+        if name.startswith("codescent") or name in BEFORE:
             systems.append(watched(name, arguments, work, folder, tokens))
         elif name == "llmc":
             try:
@@ -175,6 +184,12 @@ def musts(measured: Measured) -> list[dict[str, Any]]:
         must("peak memory, bf16, over nanoGPT's fp32 eager", memory_ratio(ours, reference), 1, at_least=False),
         must("peak memory, bf16, over nanoGPT's bf16 eager", memory_ratio(ours, theirs), 1, at_least=False),
     ]
+
+
+def of_before(measured: Measured) -> list[dict[str, Any]]:
+    """The requirement on a change that is not about the CPU's speed."""
+    pairs = [(f"codescent-{precision}", f"before-{precision}") for precision in ("fp32", "bf16")]
+    return [must(f"{ours}, times {theirs}", measured.ratio(ours, theirs), 0.98) for ours, theirs in pairs]
 
 
 def memory_ratio(ours: Timing | None, theirs: Timing | None) -> float | None:
@@ -246,6 +261,7 @@ def main() -> int:
     print(machine_line(record), notes, "", show(entries, systems[0].name), "", sep="\n")
     claims = musts(measured) if arguments.work == "gpt2-124m" and arguments.isa is None else []
     claims += without_bf16(measured) if arguments.isa is not None else []
+    claims += of_before(measured) if arguments.before else []
     print("\n".join(must_lines(claims)))
     for name, reason in measured.failures.items():
         say(f"{name} was not measured: {reason}")
@@ -253,6 +269,7 @@ def main() -> int:
         "benchmark": "peers",
         "hardware": {**record, "load_average_after": hardware()["load_average"]},
         "peers": {"nanogpt": _revision(arguments.nanogpt), "llmc": _revision(arguments.llmc)},
+        "before": _revision(arguments.before),
         "work": vars(work), "isa": arguments.isa, "threads": arguments.threads, "clip": arguments.clip,
         "rounds": arguments.rounds,
         "steps_per_turn": steps, "notes": notes.splitlines(), "systems": entries, "musts": claims,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import codescent
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.operators import compiled
 from codescent.plan import Plan
 
 PACKAGE = f"{Path(codescent.__file__).parent}/"
@@ -41,6 +42,9 @@ def bytes_of(tensor: Tensor) -> int:
 class DeviceSpy(TorchDispatchMode):
     """Watches a block on the meta device.
 
+    A function that CUDA compiles alone (`operators/compiled.py`) counts as one launch, which reads its arguments and
+    writes its results. If its name ends in "_", it reads its first argument twice and writes it.
+
     It does not see `torch.tensor(numbers, device=...)`, which copies before torch's dispatcher: a test looks for that
     in the sources. Collectives of a fake process group go through it; they are no launches. What it has to read from
     the device is made up: 1 for a number and for each element of a copy to the host.
@@ -58,6 +62,29 @@ class DeviceSpy(TorchDispatchMode):
         self.selected = selected
         self.waits: Counter[tuple[str, str]] = Counter()
         self.launches = self.bytes = 0
+
+    def __enter__(self) -> DeviceSpy:
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(compiled, "fuses", lambda device: device.type in ("meta", "cuda"))
+        self._patch.setattr(compiled, "alone", self._one_launch)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._patch.undo()
+        super().__exit__(*raised)
+
+    def _one_launch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            launches, size = self.launches, self.bytes
+            out = function(*args, **kwargs)
+            self.launches = launches + 1
+            in_place = [args[0]] * 2 if function.__name__.endswith("_") else []
+            moved = [leaf for leaf in tree_leaves((args, kwargs, out, in_place)) if torch.is_tensor(leaf)]
+            self.bytes = size + sum(map(bytes_of, moved))
+            return out
+
+        return call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -152,6 +179,7 @@ def make_tables(part: Any, plan: Plan) -> None:
     for table in part.tables:
         table.on(META, torch.float64)
         table.on(META, TORCH_DTYPE[plan.work.precision])
+        table.on(META, torch.promote_types(TORCH_DTYPE[plan.work.precision], torch.float32))
     if plan.work.streams and part.rows_T is not None:
         part._counted, part._source_rows = part.rows_T, plan.work.streams[0] // plan.mesh.tp
 

@@ -123,6 +123,8 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["peers", "--nanogpt", "/nowhere"], "/nowhere is not a checkout of nanoGPT: it lacks model.py"),
         (["peers", "--llmc", "/nowhere"], "/nowhere is not a checkout of llm.c: it lacks train_gpt2.c, Makefile"),
         (["peers"], "nanogpt needs its checkout: give --nanogpt DIR"),
+        (["peers", "--before", "/nowhere"], "/nowhere is not a checkout of codescent: it lacks codescent/__init__.py"),
+        (["peers", "--only", "before"], "no system begins with before"),
         (["peers", "--only", "codescent,llmc"], "llmc needs its checkout: give --llmc DIR"),
         (["peers", "--only", "codescent,torchtitan"], "no system begins with torchtitan"),
         (["peers", "--only", "codescent", "--rounds", "0"], "'0' is not a whole number of at least 1"),
@@ -230,6 +232,23 @@ def test_mfu_of_both_peaks_is_shown_beside_the_other() -> None:
     arguments = argparse.Namespace(peak_tflops=None)
     assert gpu_step.published_peak(arguments, "NVIDIA H200")[0] == 989.5e12
     assert gpu_step.published_peak(arguments, "NVIDIA H200 MIG 1g.18gb")[0] is None
+
+
+def test_llmc_is_built_with_the_libraries_of_wheels(tmp_path: Path) -> None:
+    """nvcc is often installed without cuBLAS; a wheel's library has no name that a linker looks for."""
+    library = tmp_path / "packages" / "nvidia" / "cu13" / "lib" / "libcublas.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (library.parents[1] / "include").mkdir()
+    packages, links = [str(tmp_path / "packages"), str(tmp_path / "none")], tmp_path / "links"
+    found = llmc.with_libraries({"CPATH": "/own", "HOME": "/home"}, packages, links)
+    assert (links / "libcublas.so").resolve() == library
+    assert found == {
+        "HOME": "/home",
+        "CPATH": f"/own:{library.parents[1] / 'include'}",
+        "LIBRARY_PATH": f"{links}:{library.parent}",
+        "LD_LIBRARY_PATH": str(library.parent),
+    }
 
 
 def test_the_time_of_llmcs_steps_is_read() -> None:
@@ -349,7 +368,6 @@ def test_the_bubble_from_sums_is_that_of_the_steps_which_they_sum(name: str, chu
     step = pipeline.Step(chunks, spans)
     assert pipeline.from_sums(name, 8, step) == pytest.approx(step.bubble)
     assert step.bubble == pytest.approx(pipeline.closed_form(name, 4, 8, chunks))
-    assert pipeline.of_makespan(0.25) == pytest.approx(0.2)
 
 
 def test_number_of_parameters_is_openais() -> None:

@@ -115,7 +115,7 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         ("model.bias", "1", "given 1; must be true or false"),
         ("train.precision", '"FP32"', 'must be "fp64", "fp32" or "bf16"; did you mean "fp32"?'),
         ("train.precision", "32", 'given 32; must be "fp64", "fp32" or "bf16"'),
-        ("train.compile", "false", 'given false; must be "none", "blocks" or "model"'),
+        ("train.compile", "false", 'given false; must be "none", "blocks", "model" or "auto"'),
         ("run.name", "3", "given 3; must be a string"),
         ("run.name", '"a/b"', 'given "a/b"; must be usable as the name of one folder'),
         ("run.name", '".."', "must be usable as the name of one folder"),

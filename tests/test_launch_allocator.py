@@ -10,10 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import train
 
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.launch import allocator
-from codescent.launch.allocator import TUNABLES, needs_restart, tuned_environment
+from codescent.launch.allocator import (
+    EXPANDABLE,
+    SEGMENTS,
+    TUNABLES,
+    needs_restart,
+    tuned_environment,
+    with_expandable_segments,
+)
+from codescent.launch.local import rank_environment
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc has no tunables")
 
@@ -122,6 +131,28 @@ def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "confstr", refuse)
     assert not needs_restart({})
+
+
+# The allocator of CUDA
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_segments_of_cuda_grow_unless_the_user_has_configured_them(name: str) -> None:
+    env = {"HOME": "/home/x"}
+    grown = with_expandable_segments(env)
+    assert grown == {**env, SEGMENTS: EXPANDABLE}
+    assert with_expandable_segments(grown) == grown
+    assert rank_environment(1, 2, 1000, grown)[SEGMENTS] == EXPANDABLE
+    own = {name: "max_split_size_mb:128"}
+    assert with_expandable_segments(own) == own
+    assert with_expandable_segments({name: ""})[SEGMENTS] == EXPANDABLE
+
+
+def test_a_run_has_them_and_records_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (SEGMENTS, "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    run = train(project, "segments", "train.num_steps=1", "train.allocator=auto")
+    assert run.read_environment()["levers"][SEGMENTS] == EXPANDABLE
 
 
 # Cores

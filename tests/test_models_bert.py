@@ -18,6 +18,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build as plan_of
 from codescent.config.sections import Config
+from codescent.models.bert import module as bert_module
 from codescent.models.bert.declare import PRESETS, BertShape, parameters
 from codescent.models.bert.module import Bert
 from codescent.models.initialize import initialize_
@@ -391,3 +392,33 @@ def test_what_a_plan_refuses(sections: dict[str, Any], ranks: int, words: str) -
 def test_a_plan_knows_what_is_read_beside_tokens_and_how_much_the_head_reads() -> None:
     plan = plan_of(Config.model_validate({"model": SIZES | {"kind": "bert"}}), 61, 1)
     assert (plan.model.kind, plan.task.extras, plan.task.head_share) == ("bert", True, 0.15)
+
+
+@pytest.mark.parametrize("found", [0, 4, 9])
+def test_on_a_device_the_head_computes_as_many_rows_whatever_the_targets(
+    monkeypatch: pytest.MonkeyPatch, found: int
+) -> None:
+    """Their number is the task's, 3 of 20 positions. Rows without a target have no loss and no gradient."""
+    shape = small()
+    tokens_BT = torch.randint(0, 61, (BATCH, 20), generator=torch.Generator().manual_seed(0))
+    targets_BT = torch.full_like(tokens_BT, -1)
+    chosen = torch.randperm(targets_BT.numel(), generator=torch.Generator().manual_seed(1))[:found]
+    targets_BT.view(-1)[chosen] = torch.arange(found)
+    results = []
+    for rows in (bert_module.rows_with_target, bert_module.as_many_rows):
+        monkeypatch.setattr(bert_module, "rows_with_target", rows)
+        module = build(shape, torch.float64, chunk=4)
+        loss = module(tokens_BT, targets_BT)
+        backward(loss)
+        results.append([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    rows_M, targets_M, too_many = bert_module.as_many_rows(targets_BT)
+    assert (len(rows_M), int((targets_M >= 0).sum()), bool(too_many)) == (9, found, False)
+
+
+def test_more_targets_than_the_task_gives_have_no_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bert_module, "rows_with_target", bert_module.as_many_rows)
+    tokens_BT = torch.zeros(BATCH, 20, dtype=torch.int64)
+    targets_BT = torch.where(torch.arange(20) < 4, 1, -1).expand(BATCH, 20)
+    assert build(small(), torch.float64)(tokens_BT, targets_BT).isnan()

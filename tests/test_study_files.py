@@ -30,7 +30,10 @@ WRONG = {
     "an axis that is no key": (HEAD + RANKS + "bach = [1]\n", "axis bach: is no key of a config; did you mean batch?"),
     "an axis of a key elsewhere": (HEAD + RANKS + "compile = [1]\n", "did you mean train.compile?"),
     "a value of the wrong type": (HEAD + RANKS + 'batch = ["x"]\n', "axis batch: given 'x'; must be whole number"),
-    "a choice that is none": (HEAD + RANKS + 'train.compile = ["blok"]\n', 'must be "none", "blocks" or "model"'),
+    "a choice that is none": (
+        HEAD + RANKS + 'train.compile = ["blok"]\n',
+        'must be "none", "blocks", "model" or "auto"',
+    ),
     "a value twice": (HEAD + "[axes]\nranks = [1, 1]\n", "axis ranks: has a value twice"),
     "no value": (HEAD + RANKS + "batch = []\n", "axis batch: has no value"),
     "no list": (HEAD + RANKS + "batch = 4\n", "axis batch: must be a list of values, or a table of choices"),

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.autograd import backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from codescent.operators import compiled as alone
+from codescent.operators import fused_softmax
 from codescent.operators.head import head_loss, tied_embedding
 from codescent.plan.objective import Objective
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
@@ -330,6 +332,14 @@ def smoothed(group: Group) -> list[str]:
     return [float(found[0]).hex() for found, _, _, _ in answers]
 
 
+def smoothed_elsewhere(group: Group) -> list[str]:
+    """`smoothed` by the function that is compiled on other devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_softmax, "serves", lambda _: True)
+        patch.setattr(alone, "alone", lambda function: function)
+        return smoothed(group)
+
+
 def declared_of_rows(dtype: torch.dtype, sequence_parallel: bool, chunk: int, wanted: int) -> list[Issued]:
     """Of so many of 16 tokens: the loss; its backward."""
     chunks = [min(chunk or wanted, wanted - start) for start in range(0, wanted, chunk or wanted or 1)]
@@ -460,6 +470,7 @@ CASES: dict[str, Callable[[Group], list[str] | None]] = {
         compiled,
         some_rows,
         smoothed,
+        smoothed_elsewhere,
         bf16,
         confident,
         validation,
@@ -471,7 +482,7 @@ for _vocab_size in (97, 5, 5003):  # 97 is odd; 5 on 4 ranks is 2, 2, 1, 0; 5003
     CASES[f"vocabulary_{_vocab_size}"] = functools.partial(vocabulary_is_that_of_one_device, vocab_size=_vocab_size)
 
 
-SLOW_ON_FOUR = {"some_rows", "smoothed", "bf16", "traffic", "vocabulary_97", "vocabulary_5003"}
+SLOW_ON_FOUR = {"some_rows", "smoothed", "smoothed_elsewhere", "bf16", "traffic", "vocabulary_97", "vocabulary_5003"}
 """Two ranks do these in the quick tests; on four the quick ones see what is particular: a rank without rows."""
 
 

@@ -3,6 +3,7 @@ Does not send anything: test_prove does, with real processes."""
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from codescent.plan import Instruction, Verb
 from codescent.train.messages import Messages
 
+SENDS = [Instruction(Verb.SEND_ACTIVATION, number, peer=0) for number in range(4)]
 RECEIVES = [Instruction(Verb.RECEIVE_ACTIVATION, number, peer=0) for number in range(3)]
 
 
@@ -31,8 +33,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return notes
 
 
-def messages() -> Messages:
-    return Messages(1, {"pp[0,1]": None}, (0, 1), torch.float32, torch.device("cpu"), (4, 2))  # type: ignore[dict-item]
+def messages(channel: str = "pp[0,1]") -> Messages:
+    return Messages(1, {channel: None}, (0, 1), torch.float32, torch.device("cpu"), (4, 2))  # type: ignore[dict-item]
 
 
 def test_a_receive_posts_the_next_and_waits_for_nothing(noted: list[str]) -> None:
@@ -51,3 +53,57 @@ def test_a_receive_out_of_the_channels_order_is_a_mistake(noted: list[str]) -> N
     mail.begin(RECEIVES, 3)
     with pytest.raises(AssertionError, match="is next from stage 0"):
         mail.receive(RECEIVES[1])
+
+
+class Sent:
+    """A send that ends when it is told to."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory, self.done, self.waited = weakref.ref(memory), False, False
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def wait(self) -> None:
+        self.waited = True
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
+    found: list[Sent] = []
+
+    def isend(memory: torch.Tensor, target: int, group: Any) -> Sent:
+        found.append(Sent(memory))
+        return found[-1]
+
+    monkeypatch.setattr(dist, "isend", isend)
+    return found
+
+
+def send(mail: Messages, number: int) -> None:
+    """No one else keeps the memory of what is sent."""
+    mail.send(SENDS[number], torch.full((3, 4, 2), float(number)))
+
+
+def test_cuda_waits_for_no_send_before_the_end_and_keeps_what_is_on_its_way(sends: list[Sent]) -> None:
+    mail = messages("pp[1,0]")
+    mail.ahead = False
+    for number in range(3):
+        send(mail, number)
+    assert [one.waited for one in sends] == [False] * 3
+    assert all(one.memory() is not None for one in sends)
+    sends[0].done = sends[2].done = True  # messages arrive in order, so the third is looked at after the second
+    send(mail, 3)
+    assert [one.waited for one in sends] == [True, False, False, False]
+    assert [one.memory() is None for one in sends] == [True, False, False, False]
+    assert [float(memory[0, 0, 0]) for memory in mail.buffers()] == [1.0, 2.0, 3.0]
+    mail.end()
+    assert all(one.waited and one.memory() is None for one in sends)
+
+
+def test_a_cpu_keeps_two_sends(sends: list[Sent]) -> None:
+    mail = messages("pp[1,0]")
+    for number in range(4):
+        send(mail, number)
+    assert [one.waited for one in sends] == [True, True, False, False]
+    assert [one.memory() is None for one in sends] == [True, True, False, False]

@@ -188,7 +188,17 @@ def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> It
             f'text, not model.kind = "{kind}"',
             [Change({"log.sample_tokens": 0})],
         )
-    if config.train.compile != "none" and kind in models.UNCOMPILED:
+    if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
+        yield Refusal(
+            f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",
+            [Change({"train.cuda_graphs": False})],
+        )
+    if config.train.cuda_graphs and kind in models.UNCOMPILED:
+        yield Refusal(
+            f'train.cuda_graphs = true: model.kind = "{kind}" {models.UNCOMPILED[kind]}',
+            [Change({"train.cuda_graphs": False})],
+        )
+    if config.train.compile not in (None, "none") and kind in models.UNCOMPILED:
         yield Refusal(
             f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}',
             [Change({"train.compile": "none"})],

@@ -4,6 +4,7 @@ Does not measure. What it says of activations is an estimate from those that wer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, in_words
 from codescent.build.accept import changed
 from codescent.build.plan import build
-from codescent.plan import DTYPE_BYTES, Plan
+from codescent.plan import DTYPE_BYTES, Plan, Role
 from codescent.plan.state import state_bytes, state_of_rank
 from codescent.record.memory import PARTS
 
@@ -119,6 +120,8 @@ def _single(config: Config, plan: Plan) -> Iterator[Change]:
     share = work.microbatch_size * work.num_microbatches
     smaller = sorted((size for size in divisors(share) if size < work.microbatch_size), reverse=True)
     yield from (Change({"train.microbatch_size": size}) for size in smaller)
+    if not layout.computes_blocks_again:
+        yield Change({"parallel.recompute": "products"})
     if layout.recompute != "full":
         yield Change({"parallel.recompute": "full"})
     if plan.mesh.dp_shard > 1:
@@ -169,8 +172,8 @@ def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
     """About what the fullest rank would need with another plan: declared state, activations, and the rest as it was.
 
     Activations grow with the samples of a micro-batch, the micro-batches in flight and the bytes of a number. In
-    backward one block has also their gradients. With full recompute the blocks keep their inputs alone, and one block
-    at a time has all of its activations (Chen et al. 2016).
+    backward one block has also their gradients. With full recompute the blocks keep their inputs alone, with "products"
+    also those that are kept; and one block at a time has all of its activations (Chen et al. 2016).
     """
     stage = plan.mesh.coordinates(short.rank)["pp"]
     chunk = short.activations_bytes / (plan.work.microbatch_size * plan.schedule.most_in_flight(stage))
@@ -178,8 +181,20 @@ def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
     parts, layers = plan.schedule.parts(stage), range(1, plan.model.num_layers + 1)
     blocks = sum(depth in layers for part in parts for depth in part) / len(parts) or 1.0
     block = chunk / blocks
-    if other.layout.recompute == "full" != plan.layout.recompute:
-        width = plan.model.hidden_dim * DTYPE_BYTES[other.work.precision]
+    again = other.layout.recompute
+    if other.layout.computes_blocks_again and again != plan.layout.recompute != "full":
+        width = (plan.model.hidden_dim + (_kept_width(plan) if again == "products" else 0)) * DTYPE_BYTES[
+            other.work.precision
+        ]
         chunk, block = min(chunk, blocks * plan.work.seq_len * width / (plan.mesh.cp * plan.mesh.tp)), 2 * block
     samples = other.work.microbatch_size * (chunk * other.schedule.most_in_flight(stage) + block)
     return state_bytes(other).device_bytes + samples + short.split["buffers_bytes"] + short.rest_bytes
+
+
+def _kept_width(plan: Plan) -> float:
+    """Numbers per position and block, on average, that recompute = "products" keeps beside the input of a block: the
+    outputs of attention and of COLUMN matrices."""
+    columns = [tensor.parameter for tensor in plan.tensors if tensor.parameter.role is Role.COLUMN]
+    in_blocks = [one for one in columns if any(1 <= depth <= plan.model.num_layers for depth in one.depths)]
+    outputs = sum(math.prod(one.shape[:-1]) for one in in_blocks if len(one.shape) > 1)
+    return outputs / plan.model.num_layers + plan.model.num_heads * plan.model.head_dim

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
+from codescent.config.decided import head_chunk_tokens
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import ModelFacts, TaskFacts
 
@@ -74,7 +75,7 @@ def resolve_into(config: Config, vocab_size: int | None, problems: list[str]) ->
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     where = None if weights is None else str(weights)
     tokens = shape.streams[-1] if shape.streams else seq_len
-    model = models.facts_of(request.kind, shape, seq_len, lora, config.train.head_chunk_tokens, where)
+    model = models.facts_of(request.kind, shape, seq_len, lora, head_chunk_tokens(config), where)
     return Resolved(model, shape, tasks.task_of(request).facts(request, shape), request, seq_len, tokens)
 
 

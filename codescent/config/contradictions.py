@@ -106,16 +106,52 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
             f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
             f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
         )
-    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
+    yield from _graph_contradictions(config)
+    if train.compile not in (None, "none") and parallel.pp > 1 and parallel.schedule == "zero-bubble":
         yield (
             ("parallel.schedule", "train.compile"),
             f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers compute all gradients at '
             'once and cannot delay those of weights; set train.compile to "none", or parallel.schedule to "1f1b"',
         )
-    if train.compile != "none" and parallel.data_parallel > 1:
+    if train.compile not in (None, "none") and parallel.recompute == "products" and parallel.cp > 1:
+        yield (
+            ("parallel.recompute", "train.compile"),
+            f'given "products", but train.compile is "{train.compile}" and parallel.cp {parallel.cp}: messages divide '
+            'a block, so the products inside of compiled code cannot be kept; set parallel.recompute to "full", or '
+            'train.compile to "none"',
+        )
+    if train.compile not in (None, "none") and parallel.data_parallel > 1:
         yield (
             ("parallel.data_parallel", "train.compile"),
             f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
             'modules in every step, and compiled modules cannot be copied; set train.compile to "none", or '
             f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
         )
+
+
+def _graph_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys that exclude CUDA graphs. A graph has fixed addresses and no message, and its results live until the next
+    replay."""
+    train, parallel = config.train, config.parallel
+    if not train.cuda_graphs:
+        return
+    others = {
+        ("train", "device"): (train.device == "cpu", "there are none on a CPU"),
+        ("train", "compile"): (train.compile == "model", "the head of a whole model reads its gradients in forward"),
+        ("parallel", "offload"): (parallel.offload != "none", "weights and gradients change their addresses"),
+        ("parallel", "data_parallel"): (parallel.data_parallel > 1, "compiled modules cannot be copied"),
+        **{
+            ("parallel", axis): (
+                getattr(parallel, axis) > 1,
+                "a block then has messages, or activations of several passes",
+            )
+            for axis in ("pp", "dp_shard", "cp", "tp")
+        },
+    }
+    for (section, name), (excludes, why) in others.items():
+        if excludes:
+            value = getattr(getattr(config, section), name)
+            yield (
+                ("train.cuda_graphs", f"{section}.{name}"),
+                f"given true, but {section}.{name} is {value!r}: {why}; set train.cuda_graphs to false",
+            )

@@ -1,9 +1,10 @@
 """In: a config, the tokens of a sample, the number of samples. Out: the config with the samples and the number of steps
-that its keys train.global_batch_tokens and train.num_epochs decide.
+that its keys train.global_batch_tokens and train.num_epochs decide; the tokens of the head that train.device decides.
 Does not know models and data (build and preflight do)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.counted import counted
@@ -12,6 +13,24 @@ from codescent.base.refusal import Refusal, each
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
+
+
+HEAD_CHUNK_TOKENS: Mapping[str, int] = {"cpu": 1024, "cuda": 8192}
+"""On a CPU, logits that stay in the caches are faster. On CUDA, fewer products and sums of gradients are."""
+
+
+def head_chunk_tokens(config: Config) -> int:
+    """`train.head_chunk_tokens`; if it is auto the number of `train.device`, and that of a CPU if that is auto, too.
+
+    A run knows its device (`with_device`); a plan that is made before does not.
+    """
+    given, device = config.train.head_chunk_tokens, config.train.device
+    return HEAD_CHUNK_TOKENS.get(device, HEAD_CHUNK_TOKENS["cpu"]) if given is None else given
+
+
+def with_device(config: Config, device: str) -> Config:
+    """The config with this `train.device`."""
+    return _with_train(config, device=device)
 
 
 def with_samples(config: Config, sample_tokens: int) -> Config:

@@ -201,8 +201,15 @@ class Train(Section):
         ge=0,
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
-    compile: Literal["none", "blocks", "model"] = key(
-        "none", "what torch.compile compiles: nothing, each block by itself, or the whole model"
+    compile: Literal["none", "blocks", "model"] | None = auto(
+        "what torch.compile compiles: nothing, each block by itself, or the whole model; auto: blocks on CUDA if its "
+        "compiler works there, else none; none also with train.deterministic and where blocks are refused"
+    )
+    cuda_graphs: bool = key(
+        False,
+        "replay each compiled block as a CUDA graph, which saves the time of starting its kernels: for small models on "
+        "CUDA with one micro-batch, whose ranks divide nothing but the batch",
+        only=other_than("train.compile", "none"),
     )
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
     eval_samples: int | None = auto(
@@ -224,10 +231,13 @@ class Train(Section):
     )
     allocator: Literal["auto", "system"] = key(
         "auto",
-        "auto: malloc reuses large blocks in the next step (Linux, glibc); system: settings of malloc are not changed",
+        "auto: malloc reuses large blocks in the next step (Linux, glibc), and torch's allocator for CUDA grows its "
+        "segments; system: their settings are not changed",
     )
-    head_chunk_tokens: int = key(
-        1024, "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch", ge=0
+    head_chunk_tokens: int | None = auto(
+        "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch; auto: 1024 on a CPU, "
+        "8192 on CUDA",
+        ge=0,
     )
     num_threads: int | None = auto(
         "threads per rank; auto: cores / ranks on this machine, fewer if a trial shows that they are faster",
@@ -279,10 +289,11 @@ class Parallel(Section):
         "norms, dropout and residual sums are divided along the sequence",
         only=at_least("parallel.tp", 2),
     )
-    recompute: Literal["none", "selective", "full"] = key(
+    recompute: Literal["none", "selective", "products", "full"] = key(
         "none",
         "activations that the backward pass recomputes to save memory: selective: GELU or SwiGLU, and attention "
-        "probabilities; full: every block, from its input",
+        "probabilities; products: every block, from its input, its attention and its products before attention and "
+        "activation; full: every block, from its input",
     )
     offload: Literal["none", "optimizer", "all"] = key(
         "none",

@@ -4,7 +4,7 @@ Does not measure a device or a link, and does not simulate a step (simulate.py d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codescent.cost.simulate import Costs
 from codescent.plan import SENDS, Instruction, Plan, Traffic, Verb
@@ -52,7 +52,8 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
 
     One unit is the mean forward pass of a stage: of a micro-batch through 1/p of the model, on one rank. A backward
     pass computes twice as much, less the weight gradients of frozen parameters (`StepFlops.weight_share`). With
-    recompute = "full" it first computes its blocks again. What "selective" computes again is left out: it is small.
+    recompute = "full" it first computes its blocks again, with "products" a share of them. What "selective" computes
+    again is left out: it is small.
 
     Args:
         plan: of a run.
@@ -63,8 +64,10 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
     unit_flops /= mesh.pp
     forward = tuple(mesh.pp * sum(flops[first:stop]) / sum(flops) for first, stop in plan.schedule.depths)
     again = [0.0] * len(forward)
-    if plan.layout.recompute == "full":
-        blocks = [0.0, *flops[1 : plan.model.num_layers + 1], 0.0]
+    if plan.layout.computes_blocks_again:
+        whole = replace(plan, layout=replace(plan.layout, recompute="full")).flops().recomputed_flops
+        share = plan.flops().recomputed_flops / whole if whole else 0.0
+        blocks = [0.0, *(share * each for each in flops[1 : plan.model.num_layers + 1]), 0.0]
         again = [mesh.pp * sum(blocks[first:stop]) / sum(flops) for first, stop in plan.schedule.depths]
     scale = flops_per_byte / unit_flops
     sends = [record for record in plan.traffic if record.verb in SENDS]

@@ -1,11 +1,13 @@
-"""In: a plan. Out: bytes that a rank sends or copies per step; and those that it holds, from plan/state.py.
-Does not estimate the memory of activations and does not measure."""
+"""In: a plan. Out: bytes that a rank sends or copies per step; and those that it holds, from plan/state.py; those of
+the head while it computes the loss.
+Does not estimate the memory of other activations and does not measure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from codescent.plan import Plan, Traffic
+from codescent.plan import DTYPE_BYTES, WIDE, Plan, Role, Traffic
 from codescent.plan.state import StateBytes as StateBytes
 from codescent.plan.state import state_bytes as state_bytes
 from codescent.plan.state import state_of_rank as state_of_rank
@@ -19,6 +21,32 @@ def inside_bytes(plan: Plan) -> float:
 def wire_bytes(plan: Plan) -> float:
     """Bytes per step that a rank sends to other ranks, by the ring algorithms: the largest rank."""
     return _busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis)))
+
+
+ALIGNED_ROWS = 64
+"""Off a CPU, a copy of the vocabulary matrix has so many rows, or a multiple (`operators/head.py`)."""
+
+
+def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
+    """Bytes that the head of a rank holds at least while it computes loss and gradients; 0: no head with a vocabulary.
+
+    They are the logits of a chunk of tokens; with several chunks the wide sum of the weight's gradients, and where it
+    is needed one chunk's part of it or a copy of the matrix with rows of zeros.
+    """
+    mesh, work, model = plan.mesh, plan.work, plan.model
+    depth = model.num_layers + 1
+    heads = [t.parameter for t in plan.tensors if t.parameter.role is Role.VOCAB and depth in t.parameter.depths]
+    if not any(len(parameter.shape) > 1 for parameter in heads):
+        return 0
+    tokens = math.ceil(work.microbatch_size * work.positions(-1) * plan.task.head_share / mesh.cp)
+    rows, size, wide = math.ceil(model.vocab_size / mesh.tp), DTYPE_BYTES[work.precision], WIDE[work.precision]
+    aligned = rows if on_cpu else math.ceil(rows / ALIGNED_ROWS) * ALIGNED_ROWS
+    chunk = min(chunk_tokens or tokens, tokens)
+    matrices = aligned * model.hidden_dim
+    total = chunk * aligned * size
+    if chunk < tokens:
+        total += matrices * (DTYPE_BYTES[wide] + (size if on_cpu else 0))
+    return total + (matrices * size if aligned > rows else 0)
 
 
 def _busiest(plan: Plan, bytes_of: Callable[[Traffic], float]) -> float:

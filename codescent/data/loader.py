@@ -6,23 +6,25 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from codescent.base.errors import UserError
-from codescent.data.samples import Samples, Source
+from codescent.data.samples import Numbers, Samples, Source
 
 NUM_ROUNDS = 10
 MOST_STEPS_AT_ONCE = 64  # a longer read is not cheaper per step, and the first step waits for the first read
 MOST_TOKENS_AT_ONCE = 1 << 22
-Numbers = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.uint64]
+PASSES_AHEAD = 2  # of an evaluation: one waits, one is being read
 
 
 class Sampler:
@@ -65,7 +67,7 @@ class Sampler:
         return np.concatenate(rows)
 
 
-def permute(places: Numbers, count: int, keys: Numbers) -> Numbers:
+def permute(places: Places, count: int, keys: Places) -> Places:
     """A pseudo-random permutation of [0, count), evaluated at `places` (each < count), without a table.
 
     A Feistel network permutes the smallest power of two >= `count` (its halves may differ by a bit). Results outside
@@ -79,7 +81,7 @@ def permute(places: Numbers, count: int, keys: Numbers) -> Numbers:
     return out
 
 
-def _feistel(places: Numbers, bits: int, keys: Numbers) -> Numbers:
+def _feistel(places: Places, bits: int, keys: Places) -> Places:
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
@@ -90,7 +92,7 @@ def _feistel(places: Numbers, bits: int, keys: Numbers) -> Numbers:
     return (high << low_bits) | low
 
 
-def _mixed(values: Numbers, key: np.uint64) -> Numbers:
+def _mixed(values: Places, key: np.uint64) -> Places:
     """Hash each value with a key: upper half of SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
     mixed = values ^ key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -144,46 +146,38 @@ class Portion:
     losses: int
 
 
-class Loader:
-    """Reads the micro-batches of one rank, step after step, in a thread that is some steps ahead.
-
-    The thread reads several steps at a time: every read takes a core and the interpreter lock from the training step.
+class ReadAhead(ABC):
+    """Reads portions of one rank, step after step, in a thread that is some steps ahead.
 
     Args:
-        sample_numbers: approximate count of numbers (tokens, vector components) in a sample.
-        positions: for each micro-batch of this rank its (start, stop) in the global batch; they are consecutive.
         prefetch: largest number of steps read ahead; 0: there is no thread, and `next` reads.
-        pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
+        steps_at_once: how many steps the thread reads in one go.
+        stop: number of the step after the last; None: there is no last step.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        sampler: Sampler,
-        sample_numbers: int,
-        positions: Sequence[tuple[int, int]],
-        first_step: int,
-        prefetch: int,
-        pin_memory: bool = False,
-    ) -> None:
-        self._source, self._sampler, self._positions = source, sampler, tuple(positions)
-        self._pin_memory, self._next_step = pin_memory, first_step
+    def __init__(self, first_step: int, prefetch: int, steps_at_once: int = 1, stop: int | None = None) -> None:
+        self._next_step, self._stop = first_step, stop
         self._closed = threading.Event()
         self._received: deque[Portion | Exception] = deque()
         # Half of the prefetched steps wait in the queue; the thread reads or holds the other half.
-        samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
-        most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
-        self._steps_at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
+        self._steps_at_once = steps_at_once
         self._ready: queue.Queue[list[Portion | Exception]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
         if self._has_thread:
             self._thread.start()
 
+    @abstractmethod
+    def _read(self, first: int, count: int) -> list[Portion]:
+        """This rank's parts of `count` steps from `first` on."""
+
     def next(self) -> Portion:
-        """This rank's part of the next step. Raises what `Source.read` raises, or ValueError: the loader is closed."""
+        """This rank's part of the next step. Raises what `Source.read` raises, or ValueError: the loader is closed, or
+        the last step is behind."""
         if self._closed.is_set():
             raise ValueError("the loader is closed")
+        if self._next_step == self._stop:
+            raise ValueError(f"there are {self._stop} steps")
         if not self._received:
             self._received.extend(self._ready.get() if self._has_thread else self._attempt(self._next_step, 1))
         outcome = self._received[0]
@@ -202,14 +196,14 @@ class Loader:
             except queue.Empty:
                 self._thread.join(timeout=0.01)
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_ahead(self, step: int) -> None:
-        while not self._closed.is_set():
+        while not self._closed.is_set() and step != self._stop:
             outcomes = self._attempt(step, self._steps_at_once)
             self._ready.put(outcomes)
             step += len(outcomes)
@@ -230,15 +224,42 @@ class Loader:
                 break
         return outcomes
 
+
+class Loader(ReadAhead):
+    """Reads the micro-batches of one rank for training.
+
+    The thread reads several steps at a time: every read takes a core and the interpreter lock from the training step.
+
+    Args:
+        sample_numbers: approximate count of numbers (tokens, vector components) in a sample.
+        positions: for each micro-batch of this rank its (start, stop) in the global batch; they are consecutive.
+        prefetch: see `ReadAhead`.
+        pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sampler: Sampler,
+        sample_numbers: int,
+        positions: Sequence[tuple[int, int]],
+        first_step: int,
+        prefetch: int,
+        pin_memory: bool = False,
+    ) -> None:
+        self._source, self._sampler, self._positions = source, sampler, tuple(positions)
+        self._pin_memory = pin_memory
+        samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
+        most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
+        super().__init__(first_step, prefetch, max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most)))
+
     def _read(self, first: int, count: int) -> list[Portion]:
         losses = self._losses(first, count)
         if not self._positions:
             return [Portion([], number) for number in losses]
         start, stop = self._positions[0][0], self._positions[-1][1]
         numbers = self._sampler.indices_of_steps(first, count, start, stop)
-        batch = Batch.of(self._source.read(numbers.ravel()))
-        if self._pin_memory:
-            batch = batch.pinned()
+        batch = _batch(self._source, numbers.ravel(), self._pin_memory)
         offsets = [step * (stop - start) - start for step in range(count)]
         parts = ([batch[begin + offset : end + offset] for begin, end in self._positions] for offset in offsets)
         return [Portion(batches, number) for batches, number in zip(parts, losses)]
@@ -251,3 +272,38 @@ class Loader:
         numbers = self._sampler.indices_of_steps(first, count, 0, size)
         found: list[int] = self._source.losses(numbers.ravel()).reshape(count, size).sum(1).tolist()
         return found
+
+
+class InOrder(ReadAhead):
+    """Reads samples once, in their order, for an evaluation. A step is a pass: one batch.
+
+    Where there are page-locked tensors, on CUDA, a thread reads ahead. A CPU has better use for its core.
+
+    Args:
+        numbers: of the samples.
+        batch: largest number of samples of a pass.
+        passes: number of passes; None: as many as the samples need. In a pass that has no samples left, the split's
+            first sample is read, and `Portion.losses` is 0: every rank makes the same number of passes.
+        pin_memory: see `Loader`.
+    """
+
+    def __init__(
+        self, source: Source, numbers: Numbers, batch: int, passes: int | None = None, pin_memory: bool = False
+    ) -> None:
+        self._source, self._numbers, self._batch, self._pin_memory = source, numbers, batch, pin_memory
+        self.passes = -(-len(numbers) // batch) if passes is None else passes
+        super().__init__(0, PASSES_AHEAD if pin_memory else 0, stop=self.passes)
+
+    def _read(self, first: int, count: int) -> list[Portion]:
+        return [self._pass(number) for number in range(first, first + count)]
+
+    def _pass(self, number: int) -> Portion:
+        numbers = self._numbers[number * self._batch : (number + 1) * self._batch]
+        losses = int(self._source.losses(numbers).sum()) if len(numbers) else 0
+        read = numbers if len(numbers) else np.zeros(1, np.int64)
+        return Portion([_batch(self._source, read, self._pin_memory)], losses)
+
+
+def _batch(source: Source, numbers: Numbers, pin_memory: bool) -> Batch:
+    batch = Batch.of(source.read(numbers))
+    return batch.pinned() if pin_memory else batch

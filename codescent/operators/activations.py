@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
+from codescent.operators.kept import keeping
 from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is_kept, product, weight_gradient
 
 # Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2: the gate
@@ -79,6 +80,7 @@ def activated_linear_(
     h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
     arguments are as in `Linear`.
     """
+    recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
         return product(activation.plain(h), weight_OF, bias_O, adapter)
@@ -273,9 +275,12 @@ class _GateUpProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.deferred, ctx.parameter, ctx.scale = deferred, weight_F2D, scale
         x_ND = x_BTD.flatten(0, -2)
-        h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
-        for h_NF, weight_FD in zip(h_2NF, weight_F2D.unbind(1)):
-            products.mm(x_ND, weight_FD.t(), out=h_NF)
+        if keeping():
+            h_2NF = torch.stack([products.matmul(x_ND, weight_FD.t()) for weight_FD in weight_F2D.unbind(1)])
+        else:
+            h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
+            for h_NF, weight_FD in zip(h_2NF, weight_F2D.unbind(1)):
+                products.mm(x_ND, weight_FD.t(), out=h_NF)
         u_NR = None
         if a_RD is not None and b_F2R is not None:
             u_NR = products.mm(x_ND, a_RD.t())

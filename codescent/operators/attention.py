@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
 from codescent.operators.dropout import drop
+from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear, is_kept
 from codescent.operators.rotary import turn
 
@@ -197,7 +198,7 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
     `qkv_BTGEK` is contiguous. With `recompute` even small probabilities are not saved. Fused kernels never save them.
     """
     if qkv_BTGEK.device.type == "cpu":
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or keeping():
             y_BTD: Tensor = _block_attention_op(qkv_BTGEK)[0]
             return y_BTD
         y_BTD = _BlockAttention.apply(qkv_BTGEK, recompute)  # type: ignore[no-untyped-call]

@@ -3,8 +3,14 @@ Does not use a random generator: the mask is a hash of key, row and column, so i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from codescent.operators import compiled
+from codescent.operators.compiled import compiled_off_cpu
 
 # Shapes: B samples, R rows of a sample (positions, or heads x positions), W width of a row.
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
@@ -44,17 +50,7 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
     compiled code int32) are indices in the whole activation.
     """
     # `view` splits the number: torch 2.13's compiler wrongly vectorises arithmetic from int64 to int32 on CPUs.
-    halves_BR2 = mix(keys_B[:, None] ^ mix(rows_R)[None, :])[..., None].view(torch.int32)
-    low_BR1, high_BR1 = halves_BR2[..., :1], halves_BR2[..., 1:]
-    hashed = low_BR1 + columns_W.to(torch.int32) * _GOLDEN_32
-    hashed ^= (hashed >> 16) & 0xFFFF
-    hashed *= _MIX_32_1
-    hashed ^= high_BR1
-    hashed ^= (hashed >> 13) & 0x7FFFF
-    hashed *= _MIX_32_2
-    hashed ^= (hashed >> 16) & 0xFFFF
-    dropped: Tensor = hashed < round(probability * 2**32) - 2**31
-    return dropped
+    return _dropped(_row_keys(keys_B, rows_R)[..., None].view(torch.int32), columns_W, probability)
 
 
 def drop(
@@ -72,6 +68,57 @@ def drop(
     _, rows, width = x_BRW.shape
     if rows_R is None:
         rows_R = torch.arange(rows, device=keys_B.device)
+    if not torch.compiler.is_compiling() and compiled.fuses(x_BRW.device):
+        halves_BR2 = _row_keys_alone(keys_B, rows_R)[..., None].view(torch.int32)
+        y_BRW: Tensor = _Drop.apply(x_BRW, halves_BR2, probability, first_column)  # type: ignore[no-untyped-call]
+        return y_BRW
     columns_W = torch.arange(first_column, first_column + width, dtype=torch.int32, device=keys_B.device)
-    dropped_BRW = dropped_at(keys_B, rows_R, columns_W, probability)
+    return _scaled(x_BRW, dropped_at(keys_B, rows_R, columns_W, probability), probability)
+
+
+class _Drop(torch.autograd.Function):
+    """`drop` as one kernel. Backward hashes again: the mask, even as bytes, would be written once and read once."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BRW: Tensor, halves_BR2: Tensor, probability: float, first_column: int) -> Tensor:
+        ctx.save_for_backward(halves_BR2)
+        ctx.options = probability, first_column
+        return _drop_alone(x_BRW, halves_BR2, *ctx.options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y_BRW: Tensor) -> tuple[Tensor, None, None, None]:
+        (halves_BR2,) = ctx.saved_tensors
+        return _drop_alone(d_y_BRW, halves_BR2, *ctx.options), None, None, None
+
+
+@compiled_off_cpu
+def _drop_alone(x_BRW: Tensor, halves_BR2: Tensor, probability: float, first_column: int) -> Tensor:
+    columns_W = torch.arange(x_BRW.shape[-1], dtype=torch.int32, device=x_BRW.device) + first_column
+    return _scaled(x_BRW, _dropped(halves_BR2, columns_W, probability), probability)
+
+
+def _row_keys(keys_B: Tensor, rows_R: Tensor) -> Tensor:
+    """int64 [B, R]."""
+    return mix(keys_B[:, None] ^ mix(rows_R)[None, :])
+
+
+_row_keys_alone = compiled_off_cpu(_row_keys)
+
+
+def _dropped(halves_BR2: Tensor, columns_W: Tensor, probability: float) -> Tensor:
+    """See `dropped_at`. `halves_BR2`: int32, the halves of `_row_keys`."""
+    low_BR1, high_BR1 = halves_BR2[..., :1], halves_BR2[..., 1:]
+    hashed = low_BR1 + columns_W.to(torch.int32) * _GOLDEN_32
+    hashed ^= (hashed >> 16) & 0xFFFF
+    hashed *= _MIX_32_1
+    hashed ^= high_BR1
+    hashed ^= (hashed >> 13) & 0x7FFFF
+    hashed *= _MIX_32_2
+    hashed ^= (hashed >> 16) & 0xFFFF
+    dropped_BRW: Tensor = hashed < round(probability * 2**32) - 2**31
+    return dropped_BRW
+
+
+def _scaled(x_BRW: Tensor, dropped_BRW: Tensor, probability: float) -> Tensor:
     return x_BRW.masked_fill(dropped_BRW, 0.0) * (1.0 / (1.0 - probability))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codescent.operators import products
+from codescent.operators import fused_softmax, products
 from codescent.operators.softmax import (
     factor_of_softmax,
     gradient_at_targets,
@@ -22,8 +22,11 @@ from codescent.operators.softmax import (
 )
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
-# Shapes: B samples, T positions, N = B * T tokens, D hidden_dim, V vocab_size, R rows of a piece.
-_ALIGNED_COLUMNS = 64  # rows of logits start on a cache line: oneDNN then computes dW of 50257 columns 1.27x faster
+# Shapes: B samples, T positions, N = B * T tokens, D hidden_dim, V vocab_size, C = V or V rounded up.
+# Rows of logits start on a cache line: oneDNN then computes dW of 50257 columns 1.27x faster. CUDA's kernels for bf16
+# are faster where all sizes of a product are multiples of 64, so there the vocabulary is rounded up, too.
+_ALIGNED_COLUMNS = 64
+_WORTH_A_COPY = 256  # tokens from which on the copy of the weight with rows of zeros costs little beside the products
 _SMALL_VOCAB = 2048  # below it, the time depends on the number of operations, not on their memory
 _ONE_HOT_VOCAB = 1024  # up to this size, a product with one-hot rows is more exact and faster than index_add_
 
@@ -87,11 +90,20 @@ class Vocabulary:
         loss_scale: float,
         tied_gradient_VD: Tensor | None,
         objective: Objective = CROSS_ENTROPY,
+        *,
+        skip_negative: bool = False,
     ) -> Tensor:
         """See `head_loss`. The number of rows depends on the data, so this is never compiled."""
-        tied_VD = tied_gradient_VD
         return head_loss(
-            x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, tied_VD, bias_V=bias_V, objective=objective
+            x_MD,
+            weight_VD,
+            targets_M,
+            chunk_tokens,
+            loss_scale,
+            tied_gradient_VD,
+            bias_V=bias_V,
+            skip_negative=skip_negative,
+            objective=objective,
         )
 
 
@@ -174,7 +186,7 @@ def head_loss(
         loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants, *terms)[0]
         return loss
     losses_ = _with_objective(softmax_gradient_ or _softmax_gradient_, objective)
-    if skip_negative:
+    if skip_negative and (softmax_gradient_ is not None or not fused_softmax.serves(x_ND)):
         losses_ = _skipping(losses_)
     if not torch.is_grad_enabled():  # `_HeadLoss.forward` itself cannot see that gradients are disabled
         x_ND, receiver_VD = x_ND.detach(), receiver_VD.detach()
@@ -229,10 +241,14 @@ def _loss_and_gradients(
     losses_: Losses,
     bias_V: Tensor | None = None,
     wants_bias: bool = False,
+    rounds_up: bool | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The summed loss, and the gradients of x, weight and bias; None for a gradient that is not wanted.
 
-    `d_weight_dtype`: dtype of the weight's gradient; None: it is not wanted.
+    Args:
+        d_weight_dtype: dtype of the weight's gradient; None: it is not wanted.
+        rounds_up: whether the products have C columns, by rows of zeros after the weight's. None: for many tokens on
+            devices other than a CPU. There also the products of the weight's gradient are not rounded before the sum.
     """
     num_tokens, vocab = len(x_ND), len(weight_VD)
     work = torch.promote_types(x_ND.dtype, torch.float32)
@@ -241,19 +257,27 @@ def _loss_and_gradients(
     d_weight_VD: Tensor | None = None
     wants = wants_x or d_weight_dtype is not None or wants_bias
     d_bias_V = weight_VD.new_zeros(vocab, dtype=work) if wants_bias else None
-    columns = vocab if vocab < _SMALL_VOCAB else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
+    elsewhere = rounds_up or x_ND.device.type != "cpu"
+    rounds_up = elsewhere and num_tokens >= _WORTH_A_COPY if rounds_up is None else rounds_up
+    columns = vocab if vocab < _SMALL_VOCAB and not rounds_up else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
+    weight_CD, bias_C = weight_VD, bias_V
     buffer_NC = x_ND.new_empty(min(chunk, num_tokens), columns)
-    # oneDNN's AMX kernels read whole tiles and multiply the padding by 0, so the padding must not contain a NaN.
-    buffer_NC[:, vocab:].zero_()
+    if rounds_up:
+        weight_CD, bias_C = _rounded_up(weight_VD, columns), None if bias_V is None else _rounded_up(bias_V, columns)
+    else:
+        # oneDNN's AMX kernels read whole tiles and multiply the padding by 0, so the padding must not contain a NaN.
+        buffer_NC[:, vocab:].zero_()
     for start in range(0, num_tokens, chunk):
         x_chunk_ND = x_ND[start : start + chunk]
         padded_NC = buffer_NC[: len(x_chunk_ND)]
-        logits_NV = padded_NC[:, :vocab]
-        products.mm(x_chunk_ND, weight_VD.t(), out=logits_NV, bias_M=bias_V)
+        product_NC, logits_NV = padded_NC[:, : len(weight_CD)], padded_NC[:, :vocab]
+        products.mm(x_chunk_ND, weight_CD.t(), out=product_NC, bias_M=bias_C)
         loss += losses_(logits_NV, targets_N[start : start + chunk], work, wants).sum()
         if d_x_ND is not None:
-            products.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
-        if d_weight_dtype is not None:
+            products.mm(product_NC, weight_CD, out=d_x_ND[start : start + chunk])
+        if d_weight_dtype is not None and elsewhere and num_tokens > chunk:
+            d_weight_VD = products.add_product(d_weight_VD, padded_NC.t(), x_chunk_ND, work, scale)
+        elif d_weight_dtype is not None:
             # The product includes the padding columns. The slice removes their rows.
             d_chunk_VD = products.mm(padded_NC.t(), x_chunk_ND * scale)[:vocab]
             if d_weight_VD is not None:
@@ -268,14 +292,22 @@ def _loss_and_gradients(
         d_bias_V = d_bias_V.mul_(scale).to(bias_V.dtype)
     if d_weight_dtype is not None:
         d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD  # None: no tokens
-        d_weight_VD = d_weight_VD.to(d_weight_dtype)
+        d_weight_VD = d_weight_VD[:vocab].to(d_weight_dtype)
     return loss, d_x_ND, d_weight_VD, d_bias_V
+
+
+def _rounded_up(rows_V: Tensor, columns: int) -> Tensor:
+    """A copy with rows of zeros at its end, so that there are `columns` rows; the rows themselves if there are."""
+    missing = columns - len(rows_V)
+    return torch.cat([rows_V, rows_V.new_zeros(missing, *rows_V.shape[1:])]) if missing else rows_V
 
 
 def _softmax_gradient_(
     logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool, objective: Objective
 ) -> Tensor:
     """The losses (see `SoftmaxGradient`). The gradient of the plain cross-entropy is softmax - onehot."""
+    if fused_softmax.serves(logits_NV):
+        return fused_softmax.softmax_gradient_(logits_NV, targets_N, work, wants_gradient, objective)
     smoothing, vocab = objective.label_smoothing, logits_NV.shape[1]
     at_target_N1 = logits_NV.gather(1, targets_N[:, None])
     mean_N1 = sum_of_logits(logits_NV, work) / vocab if smoothing else at_target_N1
@@ -316,24 +348,6 @@ def _skipping(losses_: Losses) -> Losses:
         return losses_N1.masked_fill(skipped_N1, 0.0)
 
     return with_skipped_
-
-
-def scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    """x, whose gradient is multiplied by `factor`: for losses whose gradients autograd computes."""
-    scaled: Tensor = _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
-    return scaled
-
-
-class _ScaledGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
-        return d_x * ctx.factor, None
 
 
 # head_loss, opaque to torch.compile. Otherwise it would unroll the pieces and choose itself what stays in memory.

@@ -5,12 +5,16 @@ Does not decide which processor that is: train/machine.py tries it at the start 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from codescent.operators.kept import keeping
 
 # Shapes: N rows, K inner dimension, M columns; I inputs, O outputs; B samples, H heads, T queries, S keys, C channels.
 _WIDE_ELEMENTS = 16 << 20
@@ -81,6 +85,48 @@ def addmm_(sum_NM: Tensor, a_NK: Tensor, b_KM: Tensor, alpha: float = 1.0) -> Te
     return sum_NM.copy_(sum_NM.float().addmm_(a_NK.float(), b_KM.float(), alpha=alpha))
 
 
+def add_product(sum_NM: Tensor | None, a_NK: Tensor, b_KM: Tensor, dtype: torch.dtype, alpha: float = 1.0) -> Tensor:
+    """sum + alpha a b in the wide `dtype`: in place, or new memory if the sum is None. Not differentiable.
+
+    Where torch can, the product is added before it is rounded (`sums`). Else each product is rounded to a's dtype.
+    """
+    how = "apart" if a_NK.dtype == dtype else sums(a_NK.device)
+    if a_NK.dtype == dtype or how == "fused":
+        is_first = sum_NM is None
+        total_NM = a_NK.new_empty(len(a_NK), b_KM.shape[1], dtype=dtype) if sum_NM is None else sum_NM
+        scales = {"beta": 0.0 if is_first else 1.0, "alpha": alpha}
+        if how == "fused":
+            return torch.addmm(total_NM, a_NK, b_KM, out_dtype=dtype, **scales, out=total_NM)
+        return total_NM.addmm_(a_NK, b_KM, **scales)
+    product_NM = torch.mm(a_NK, b_KM, out_dtype=dtype) if how == "wide" else mm(a_NK, b_KM).to(dtype)
+    return product_NM.mul_(alpha) if sum_NM is None else sum_NM.add_(product_NM, alpha=alpha)
+
+
+Sums = Literal["fused", "wide", "apart"]
+"""How products of bf16 are added in fp32: inside of the product; apart from it, but not rounded first; rounded."""
+
+
+def sums(device: torch.device) -> Sums:
+    """The best way that torch has on a device. Tried once: versions of torch differ in what they accept, and where."""
+    return _sums(device.type)
+
+
+@cache
+def _sums(device_type: str) -> Sums:
+    a, total = (torch.zeros(16, 16, dtype=dtype, device=device_type) for dtype in (torch.bfloat16, torch.float32))
+    ways: dict[Sums, Callable[[], Tensor]] = {
+        "fused": lambda: torch.addmm(total, a, a, out_dtype=torch.float32, out=total),
+        "wide": lambda: torch.mm(a, a, out_dtype=torch.float32),
+    }
+    for name, way in ways.items():
+        try:
+            way()
+        except (TypeError, RuntimeError):  # NotImplementedError is a RuntimeError
+            continue
+        return name
+    return "apart"
+
+
 def bmm(a_PNK: Tensor, b_PKM: Tensor) -> Tensor:
     """The products of pairs of matrices: [P, N, M], or with more dimensions before N. Not differentiable."""
     return torch.matmul(widened(a_PNK), widened(b_PKM)).to(a_PNK.dtype)
@@ -137,7 +183,7 @@ def _wide(a_NK: Tensor, b_KM: Tensor, bias_M: Tensor | None) -> Tensor:
 
 
 def _differentiable(a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or keeping():
         compiled: Tensor = _wide_product_op(a, b, bias_M)
         return compiled
     y: Tensor = _WideProduct.apply(a, b, bias_M)  # type: ignore[no-untyped-call]

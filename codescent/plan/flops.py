@@ -25,7 +25,9 @@ class StepFlops:
         weight_share: FLOPs of the weight gradients, divided by the FLOPs of the forward pass; without attention.
         recomputed_flops: what backward computes again because of parallel.recompute, in the same convention: of a
             forward pass 2 N and 4 L h s per token. "full": the forward pass of the blocks, without the head
-            (Korthikanti et al. 2022, "Reducing Activation Recomputation", appendix A). "selective": the products of
+            (Korthikanti et al. 2022, "Reducing Activation Recomputation", appendix A). "products": the ROW matrices of
+            the blocks, 2 N, without the last of a block where backward does not need its result; and attention where no
+            kernel computes it as a whole (dropout, cp), 4 L h s. "selective": the products of
             queries and keys of causal self-attention, 2 L h s. With dropout or cp other kernels compute attention, to
             which the key adds no product. Activation functions have no products.
     """
@@ -76,6 +78,11 @@ def step_flops(
     if recompute == "full":
         blocks = [p for p in read if any(1 <= depth <= model.num_layers for depth in p.depths)]
         again = 2.0 * macs(blocks) + 4.0 * _pairs(model, work) * width
+    elif recompute == "products":
+        rows = recomputed_rows(
+            [p for p in read if any(1 <= depth <= model.num_layers for depth in p.depths)], model.dropout
+        )
+        again = 2.0 * macs(rows) + (4.0 * _pairs(model, work) * width if splits_sequence or model.dropout else 0.0)
     elif recompute == "selective" and not (splits_sequence or model.dropout):
         again = 2.0 * model.causal_layers * work.positions(-1) ** 2 * width
     return StepFlops(
@@ -84,6 +91,26 @@ def step_flops(
         weight_share=macs(trained_products) / (macs(products) or 1.0),
         recomputed_flops=again * work.global_batch_size,
     )
+
+
+def recomputed_rows(held: Iterable[Parameter], dropout: float) -> list[Parameter]:
+    """The ROW matrices of blocks whose products backward computes again from the blocks' inputs, in forward order.
+
+    They are all of a block except the last one. The last is computed again only if backward needs its result: for
+    dropout, or as the input of a norm.
+    """
+    needed: dict[str, bool] = {}
+    rows: list[Parameter] = []
+    last: dict[int, str] = {}  # by depth: the latest output so far
+    for parameter in held:
+        depth = parameter.depths[0]
+        if parameter.role is Role.ROW:
+            rows.append(parameter)
+            needed[parameter.name] = dropout > 0
+            last[depth] = parameter.name
+        elif parameter.role in (Role.NORM, Role.COLUMN) and depth in last:
+            needed[last[depth]] = True
+    return [parameter for parameter in rows if needed[parameter.name]]
 
 
 def _positions(task: TaskFacts, work: Work, parameter: Parameter) -> float:

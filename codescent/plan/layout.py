@@ -21,3 +21,8 @@ class Layout:
     data_parallel: int = 1
     bucket_bytes: int = 16_777_216
     reduce_dtype: str = "auto"
+
+    @property
+    def computes_blocks_again(self) -> bool:
+        """Whether backward computes blocks again from their inputs, and so repeats the messages inside of them."""
+        return self.recompute in ("products", "full")

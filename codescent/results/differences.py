@@ -31,7 +31,10 @@ LAYOUT = ("parallel.", "train.microbatch_size")
 NO_FACTS = ("run.name", "run.folder", "data.folder")
 """Keys that say where files are."""
 
-SOFTWARE = ("codescent", "python", "torch", "system", "levers.GLIBC_TUNABLES", "matmul.choice", "bf16_products.choice")
+SOFTWARE = (
+    *("codescent", "python", "torch", "system", "levers.GLIBC_TUNABLES"),
+    *("matmul.choice", "bf16_products.choice", "compile.choice"),
+)
 HARDWARE = ("processor", "instructions", "cores", "memory_bytes", "device", "num_threads", "levers.OMP_NUM_THREADS")
 PLACES = ("host", "device")
 """Facts of each rank in environment.json."""

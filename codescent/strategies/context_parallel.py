@@ -59,14 +59,14 @@ class ContextParallel(Strategy):
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """Exchanges of every layer and micro-batch. With recompute = "full", forward's exchanges happen twice."""
+        """Exchanges of every layer and micro-batch. Where backward computes blocks again, forward's happen twice."""
         mesh, work, model = plan.mesh, plan.work, plan.model
         layers = sum(1 <= depth <= model.num_layers for part in plan.schedule.parts(stage) for depth in part)
         kv_heads, length = model.num_kv_heads // mesh.tp, work.seq_len // mesh.cp
         kv_numel = 2 * work.microbatch_size * kv_heads * length * model.head_dim
         for record in exchange_traffic(plan.layout.context, mesh.cp, kv_numel, work.precision) if layers else ():
             forward, backward = record.verb is Verb.FORWARD, plan.schedule.input_verb
-            again = forward and plan.layout.recompute == "full"
+            again = forward and plan.layout.computes_blocks_again
             for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):
                 during = None if record.during is None else verb
                 yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)

@@ -1,6 +1,7 @@
 """In: queries, keys and values of this rank's positions. Out: causal attention of the queries to the keys of all ranks.
 It exchanges keys and values between the ranks, by a ring or an all-gather.
-Does not compute the attention to the keys of one rank, or choose a rank's positions: causal_tiles.py does both."""
+Does not compute the attention to the keys of one rank (causal_tiles.py and causal_sources.py do), or choose a rank's
+positions (causal_tiles.py does)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
+from codescent.operators.fused_attention import fused_attention_for
 from codescent.plan import Collective
+from codescent.strategies.causal_sources import CausalSources
 from codescent.strategies.causal_tiles import CausalTiles
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 
@@ -150,6 +153,9 @@ def split_attention(
     Each rank holds the positions of `causal_tiles.balanced_positions`. Every `Exchange` gives the same result, bitwise.
     `context_parallel.exchange_traffic` declares what it sends. Query head h reads key-value head h // (H / G).
 
+    On CUDA a fused kernel computes the attention to the keys of each rank. Dropout needs probabilities with our masks,
+    and fp64 has no fused kernel: then, and on a CPU, it is computed tile by tile.
+
     Args:
         q_BHTK, k_BGTK, v_BGTK: queries, keys and values of this rank's positions.
         exchange: exchange over the ranks that share the sequence, in the sequence's order. One rank sends nothing.
@@ -158,6 +164,10 @@ def split_attention(
         first_head: index of this rank's first query head in the whole layer; dropout masks depend on it.
     """
     group = exchange.group
+    kernel = fused_attention_for(q_BHTK) if keys_B is None else None
+    if kernel is not None:
+        sources = CausalSources(kernel, group.rank(), q_BHTK.shape[2])
+        return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
     tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
@@ -199,6 +209,45 @@ class SplitAttention(torch.autograd.Function):
         d_k_BGTK, d_v_BGTK = ctx.exchange.gradient(kv_2BGTK, add).to(kv_2BGTK.dtype)
         d_q_BHTK = d_q_PRTK.mul_(1.0 / math.sqrt(q_PRTK.shape[-1])).to(q_PRTK.dtype).view(y_BHTK.shape)
         return d_q_BHTK, d_k_BGTK, d_v_BGTK, None, None
+
+
+class FusedSplitAttention(torch.autograd.Function):
+    """See `split_attention`. Forward saves q, k, v and y of this rank, and one number per query and head.
+
+    The kernels read and write positions before heads, as the layers around them do: so nothing is copied but what
+    they would copy.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, exchange: Exchange, sources: CausalSources
+    ) -> Tensor:
+        """See `split_attention`."""
+        q_BHTK, kv_2BGTK = q_BHTK.transpose(1, 2).contiguous().transpose(1, 2), torch.stack([k_BGTK, v_BGTK])
+        wide_BHTK, lse_BHT = q_BHTK, q_BHTK  # the first visit is this rank's own
+        for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
+            if source == sources.index:
+                wide_BHTK, lse_BHT = sources.first(q_BHTK, visitor_2BGTK)
+            else:
+                sources.attend_(source, q_BHTK, visitor_2BGTK, wide_BHTK, lse_BHT)
+        y_BHTK = wide_BHTK.to(q_BHTK.dtype)
+        ctx.save_for_backward(q_BHTK, kv_2BGTK, y_BHTK, lse_BHT)
+        ctx.exchange, ctx.sources = exchange, sources
+        return y_BHTK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y_BHTK: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """The gradients of q, k and v."""
+        q_BHTK, kv_2BGTK, y_BHTK, lse_BHT = ctx.saved_tensors
+        sources: CausalSources = ctx.sources
+        d_q_BHTK = torch.zeros_like(q_BHTK, dtype=_wide(q_BHTK))
+
+        def add(source: int, visitor_2BGTK: Tensor, d_kv_2BGTK: Tensor) -> None:
+            sources.attend_backward_(source, q_BHTK, visitor_2BGTK, y_BHTK, lse_BHT, d_y_BHTK, d_q_BHTK, d_kv_2BGTK)
+
+        d_k_BGTK, d_v_BGTK = ctx.exchange.gradient(kv_2BGTK, add).to(kv_2BGTK.dtype)
+        return d_q_BHTK.to(q_BHTK.dtype), d_k_BGTK, d_v_BGTK, None, None
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -14,6 +14,7 @@ from codescent.base.counted import counted
 from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
+from codescent.plan.flops import recomputed_rows
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths, with_tokens
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -175,7 +176,7 @@ def _exchanges(
     plan: Plan, held: Sequence[Parameter], embeddings: Sequence[Parameter], stream: int | None, heads: int
 ) -> Iterator[tuple[Verb, Collective, str, int]]:
     """The collectives of one sequence's residual stream: verb, collective, what is sent, times per micro-batch."""
-    splits, full = plan.layout.sequence_parallel, plan.layout.recompute == "full"
+    splits, again = plan.layout.sequence_parallel, plan.layout.computes_blocks_again
     into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if splits else (None, Collective.ALL_REDUCE)
     forward, backward = Verb.FORWARD, plan.schedule.input_verb
     roles = Counter(parameter.role for parameter in held if parameter.stream == stream)
@@ -186,8 +187,8 @@ def _exchanges(
         (forward, out, "outputs of matrices divided by rows"): rows + len(embeddings),
         (backward, out, "gradients of inputs"): columns + (0 if _reduces_selected_rows(plan) else heads),
         (backward, into, "gradients of outputs"): rows + sum(p.trained for p in embeddings),
-        (backward, into, "inputs, recomputed"): columns if full else 0,
-        (backward, out, "outputs, recomputed"): _recomputed_outputs(plan, held, stream) if full else 0,
+        (backward, into, "inputs, recomputed"): columns if again else 0,
+        (backward, out, "outputs, recomputed"): _recomputed_outputs(plan, held, stream) if again else 0,
     }
     for (verb, collective, what), times in found.items():
         if collective is not None and times:
@@ -195,22 +196,8 @@ def _exchanges(
 
 
 def _recomputed_outputs(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:
-    """How many row-parallel outputs are reduced a second time when backward recomputes the blocks.
-
-    They are all outputs of a block except the last one. The last output is reduced again only if backward needs it: for
-    dropout, or as the input of a norm.
-    """
-    needed: dict[str, bool] = {}
-    last: dict[int, str] = {}  # by depth: the latest output so far
-    for parameter in held:
-        depth = parameter.depths[0]
-        if parameter.role is Role.ROW:
-            if parameter.stream == stream:
-                needed[parameter.name] = plan.model.dropout > 0
-            last[depth] = parameter.name
-        elif parameter.role in (Role.NORM, Role.COLUMN) and last.get(depth) in needed:
-            needed[last[depth]] = True
-    return sum(needed.values())
+    """How many row-parallel outputs are reduced a second time when backward recomputes the blocks."""
+    return sum(parameter.stream == stream for parameter in recomputed_rows(held, plan.model.dropout))
 
 
 def _reduces_selected_rows(plan: Plan) -> bool:

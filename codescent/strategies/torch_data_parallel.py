@@ -58,9 +58,10 @@ class DataParallel(Strategy):
                 "dp_replicate gives each device its own rank",
                 [without],
             )
-        if candidate.layout.recompute == "full":
+        if candidate.layout.computes_blocks_again:
             yield Refusal(
-                f'{key}: parallel.recompute = "full" recomputes blocks with the weights of the first device',
+                f'{key}: parallel.recompute = "{candidate.layout.recompute}" recomputes blocks with the weights of the '
+                "first device",
                 [Change({"parallel.recompute": "selective"}), without],
             )
 

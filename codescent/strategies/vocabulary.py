@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from codescent.operators import fused_softmax
 from codescent.operators.head import SoftmaxGradient, head_loss, tied_embedding
 from codescent.operators.softmax import (
     factor_of_softmax,
@@ -141,12 +142,22 @@ class SplitVocabulary:
         loss_scale: float,
         tied_gradient_vD: Tensor | None,
         objective: Objective = CROSS_ENTROPY,
+        *,
+        skip_negative: bool = False,
     ) -> Tensor:
         """`loss` of selected rows of `every_row`; `bias_v` are this rank's rows of the bias."""
         x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
-        tied_vD, softmax = tied_gradient_vD, self._softmax
         return head_loss(
-            x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, tied_vD, softmax, bias_v, objective=objective
+            x_MD,
+            weight_vD,
+            targets_M,
+            chunk_tokens,
+            loss_scale,
+            tied_gradient_vD,
+            self._softmax,
+            bias_v,
+            skip_negative=skip_negative,
+            objective=objective,
         )
 
     @property
@@ -176,7 +187,12 @@ class SplitVocabulary:
         at_N, elsewhere_N = self._local(targets_N)
         share = objective.label_smoothing / self.vocab_size  # of each class in a smoothed target
         mine_2N1 = torch.ones(2, num_tokens, 1, dtype=work, device=logits_Nv.device)
-        if columns:
+        fuses = columns > 0 and fused_softmax.serves(logits_Nv)
+        if fuses:
+            of_rank = fused_softmax.statistics(logits_Nv, targets_N - self.first, work, total=share > 0.0)
+            mine_2N1[0], mine_2N1[1] = of_rank.largest, 1.0 / of_rank.sums
+            logit_at_N1, total_N1 = of_rank.at_target, of_rank.total if share else None
+        elif columns:
             logit_at_N1 = logits_Nv.gather(1, at_N[:, None])
             total_N1 = sum_of_logits(logits_Nv, work) if share else None
             mine_2N1 = softmax_in_pieces_(logits_Nv, work, keep=wants)
@@ -198,7 +214,10 @@ class SplitVocabulary:
         log_sum_N1 = sums_2N1[0].log()
         log_z_N1 = log_sum_N1 + largest_N1
 
-        if wants and columns:
+        if wants and fuses:
+            entropies_N1, at_N = log_sum_N1 - at_target_N1, targets_N - self.first
+            fused_softmax.overwrite_(logits_Nv, at_N, largest_N1, log_sum_N1, entropies_N1, objective, self.vocab_size)
+        elif wants and columns:
             scale_(logits_Nv, part_N1 / sums_2N1[0] * factor_of_softmax(log_z_N1, objective), share)
             every_N = torch.arange(num_tokens, device=logits_Nv.device)
             entropies_N1 = log_sum_N1 - at_target_N1

@@ -127,7 +127,7 @@ def task_line(plan: Plan) -> str:
     return f"{task.name}{aim}; corpus {identity.get('corpus')}{validation}; model {plan.model.kind}"
 
 
-def request_of(data: Data, model: Model, seed: int, compile_what: str) -> TaskRequest:
+def request_of(data: Data, model: Model, seed: int, compile_what: str | None) -> TaskRequest:
     """The arguments of a run for its task; `data.task` is set to the task's name. Raises UserError like `task_of`."""
     request = TaskRequest(data, model, seed, compile_what)
     return replace(request, data=data.model_copy(update={"task": task_of(request).name}))

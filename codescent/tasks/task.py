@@ -44,7 +44,7 @@ class TaskRequest:
     data: Data
     model: Model
     seed: int = 0
-    compile: str = "none"
+    compile: str | None = None
     run: Path = Path()
     kept: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, Any] | None = None

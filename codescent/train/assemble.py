@@ -50,9 +50,17 @@ class Trainer:
 
 
 def assemble(
-    config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int, stop: StopRequest
+    config: Config,
+    plan: Plan,
+    world: World,
+    dataset: AnyDataset,
+    first_step: int,
+    stop: StopRequest,
+    compiles: str,
 ) -> Trainer:
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
+
+    `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model".
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -70,7 +78,7 @@ def assemble(
     weights = _initialise(parts, this_rank, replaced=first_step > 0)
     gradients = _gradients(parts, this_rank)
     for part in parts:
-        _compile(part, config.train.compile)
+        _compile(part, compiles, graphs=config.train.cuda_graphs)
     dividing = plan.mesh.joint(*DIVIDING)
     divided = plan.mesh.degree(dividing) > 1
     optimizer = Optimizer(
@@ -190,13 +198,17 @@ def _gradients(parts: list[nn.Module], this_rank: ThisRank) -> Gradients:
     return owner
 
 
-def _compile(part: nn.Module, what: str) -> None:
+def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
+    """Compile a part or its blocks. `graphs`: replay blocks as CUDA graphs; each forward pass begins a replay of all,
+    so the results of the pass before may be overwritten."""
     if what == "model":
         part.compile()
     elif what == "blocks":
         assert isinstance(part.blocks, nn.ModuleDict)
         for block in part.blocks.values():
-            block.compile()
+            block.compile(**({"mode": "reduce-overhead"} if graphs else {}))
+        if graphs:
+            part.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
 
 
 def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:

@@ -14,7 +14,7 @@ from codescent.base.errors import UserError
 from codescent.config.sections import Config
 from codescent.operators import products
 from codescent.plan import Plan
-from codescent.train import machine, threads
+from codescent.train import compiling, machine, threads
 from codescent.train.devices import name_of
 from codescent.train.world import World
 
@@ -25,6 +25,7 @@ CHOICES = {
     "matmul": "kernels of fp32 products",
     "bf16_products": "number format in which bf16 products are computed",
     "threads": "threads per rank",
+    "compile": "what torch.compile compiles",
 }
 """Settings that a run chooses by a trial, and that change the rounding of its sums."""
 
@@ -52,9 +53,11 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))
     machine.set_deterministic(config.train.deterministic)
     products.sum_wide()
+    compiles = compiling.chosen(config.train, plan, world)
     chosen: dict[str, Any] = {
         "matmul": _matmul(config.train.matmul, world, kept),
         "bf16_products": _bf16_products(plan, world, kept),
+        "compile": compiles,
     }
     chosen["threads"] = _threads(plan, world, kept, fixed=config.train.deterministic)
     widens = precision == "bf16" and (chosen["bf16_products"] or {}).get("choice") == "fp32"
@@ -64,11 +67,16 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
         | chosen
         | {
             "num_threads": torch.get_num_threads(),
-            "levers": machine.levers(config.train, config.optimizer),
+            "levers": machine.levers(config.train, config.optimizer) | compiling.levers(compiles, plan, device),
             "peak_precision": of_products,
             "peak_flops_per_s": machine.peak_flops_per_s(device, of_products),
             "spec": machine.published_peak([one["device"] for one in here["machines"]], precision, chosen["matmul"]),
-            "notes": [*_moved(before, here), *changed(before, chosen), *threads.said(chosen["threads"])],
+            "notes": [
+                *_moved(before, here),
+                *changed(before, chosen),
+                *compiling.said(compiles),
+                *threads.said(chosen["threads"]),
+            ],
         }
     )
 

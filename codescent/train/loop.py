@@ -82,9 +82,10 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         ):
             outcome = _nothing_to_do(run) if resume else None
             if outcome is None:
+                compiles = run.machine["compile"]["choice"]
                 with (
                     Explained(run) as explained,
-                    closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
+                    closing(assemble(config, plan, world, dataset, run.first_step, stop, compiles)) as trainer,
                     Report(run, loggers, notes) as report,
                     Profiler(run, report) as profiler,
                     ends_soon(place.world_size),

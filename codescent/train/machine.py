@@ -273,14 +273,13 @@ def set_deterministic(wanted: bool) -> None:
 
 
 def levers(train: TrainConfig, optimizer: OptimizerConfig) -> dict[str, Any]:
-    """Settings that change the speed of a run, for environment.json."""
+    """Settings that change the speed of a run, for environment.json. `compiling.levers` adds what it has chosen."""
     return {
         "precision": train.precision,
-        "compile": train.compile,
-        "head_chunk_tokens": train.head_chunk_tokens,
         "fused_optimizer": optimizer.fused,
         "deterministic": train.deterministic,
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES"),
+        **{name: os.environ.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 

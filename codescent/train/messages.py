@@ -34,14 +34,19 @@ class Message:
 
 
 MOST_SENT = 2
-"""Largest number of unfinished sends to one stage: gloo holds the memory of a send until the sender waits for it.
+"""Largest number of unfinished sends to one stage on a CPU: gloo holds the memory of a send until the sender waits.
 To wait for old sends is safe: the lists do not deadlock even if every send waits for its receive (plan/pipeline)."""
 
 
 class Messages:
     """The point-to-point messages of one stage.
 
-    The computation that reads a message waits for its receive. A send is waited for after MOST_SENT later sends.
+    The computation that reads a message waits for its receive. On a CPU a send is waited for after MOST_SENT later
+    sends. On CUDA the wait would stop the stream of computations until the receiver is ready, so only `end` waits.
+    Until a send has finished, a reference keeps its memory: without one, the allocator would give the memory to the
+    next computation, while NCCL's stream still reads it. Each later send to that stage drops the references to sends
+    that have finished, so few are kept: activations that backward keeps anyway, and gradients that the stage before
+    has not received yet, at most one for each micro-batch.
 
     On a CPU a receive is posted one receive early, when the list reaches the receive before it: the message travels
     while this rank computes. On CUDA a receive is posted at its place in the list. A CUDA receive blocks its stream,
@@ -97,8 +102,8 @@ class Messages:
         assert instruction.verb in SENDS
         assert instruction.peer is not None
         sent = self.sent.setdefault(instruction.peer, deque())
-        if len(sent) == MOST_SENT:
-            _wait(*sent.popleft())
+        while len(sent) >= MOST_SENT if self.ahead else sent and sent[0][0].is_completed():
+            _wait(*sent.popleft())  # it blocks nothing if the send has finished; errors are raised
         message = message.detach().contiguous()
         group = self.groups[f"pp[{self.stage},{instruction.peer}]"]
         flight = Flight(Collective.SEND, group)

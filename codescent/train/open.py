@@ -16,6 +16,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.build import Began, saved_plan, task_request
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
+from codescent.config.decided import with_device
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
@@ -161,7 +162,10 @@ def open_data(
     dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
     began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
-    config, plan = plan_with(config, dataset, world.place.world_size, None if began is None else Began(**began))
+    began_so = None if began is None else Began(**began)
+    of_device = with_device(config, world.device.type)
+    settled, plan = plan_with(of_device, dataset, world.place.world_size, began_so)
+    config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
     world.from_first(lambda: machine.refuse_device(plan, world.device))

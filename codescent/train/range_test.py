@@ -69,10 +69,10 @@ def range_test(config: Config, place: Rank) -> RangeTest:
     """
     with connect(config, place) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
-        choose(config, plan, world, {})
+        compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
             StopRequest(alone=place.world_size == 1, saves=False) as stop,
-            closing(assemble(config, plan, world, dataset, 0, stop)) as trainer,
+            closing(assemble(config, plan, world, dataset, 0, stop, compiles)) as trainer,
             ends_soon(place.world_size),
         ):
             found = _walk(trainer.executor, config, plan.mesh.dp, shown=world.is_first)

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import torch
 
-from codescent.data.loader import Batch
+from codescent.data.loader import InOrder
 from codescent.data.samples import Source
+from codescent.plan import Plan
 from codescent.tasks.score import at_once
 from codescent.train.execute import Executor
 
@@ -28,13 +29,29 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
     num_samples = min(source.num_samples, most_samples or source.num_samples)
     part, parts = plan.mesh.dp_index(executor.world.place.rank), plan.mesh.dp
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
-    batch = max(plan.work.microbatch_size, at_once(plan.work.seq_len))
+    batch = samples_at_once(plan, executor.device)
     # Every rank makes the same number of passes, even without samples of its own: all-gathers need all ranks.
     passes = math.ceil(math.ceil(num_samples / parts) / batch)
     total = torch.zeros(1, dtype=torch.float64, device=executor.device)
-    with executor.evaluating() as evaluate:
-        for number in range(passes):
-            samples = mine[number * batch : (number + 1) * batch]
-            loss = evaluate(Batch.of(source.read(samples if len(samples) else np.zeros(1, np.int64))))
-            total += loss if len(samples) else 0.0
+    pins = executor.device.type == "cuda"
+    with InOrder(source, mine, batch, passes, pins) as loader, executor.evaluating() as evaluate:
+        for _ in range(passes):
+            portion = loader.next()
+            loss = evaluate(portion.batches[0])
+            total += loss if portion.losses else 0.0
     return executor.sum_of_losses(total).item() / max(1, int(source.losses(np.arange(num_samples)).sum()))
+
+
+def samples_at_once(plan: Plan, device: torch.device) -> int:
+    """Samples of a pass, the same on all ranks.
+
+    On CUDA as many tokens as `at_once` allows there, if they need no more memory than training: a pass without
+    gradients keeps the activations of one block at a time, training those of all blocks of a stage. Training keeps as
+    little if it recomputes the blocks; and with one chunk of logits (head_chunk_tokens = 0) they are the largest part.
+    """
+    size, length = plan.work.microbatch_size, plan.work.seq_len
+    if device.type == "cpu":
+        return max(size, at_once(length))
+    alike = plan.layout.recompute == "full" or plan.model.head_chunk_tokens == 0
+    blocks = 1 if alike else max(1, plan.model.num_layers // plan.mesh.pp)
+    return max(size, at_once(length), min(size * blocks, at_once(length, device)))

@@ -12,8 +12,10 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_device
+from codescent.config.sections import Config
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import inside_bytes, state_bytes, wire_bytes
+from codescent.cost.memory import head_bytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
@@ -45,21 +47,34 @@ def main(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(plan.to_json(), indent=1))
     else:
-        show_plan(plan, steps_in_words(loaded.config, without_data=bool(missing)))
+        show_plan(plan, steps_in_words(loaded.config, without_data=bool(missing)), _of_head(plan, loaded.config))
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
 
 
-def show_plan(plan: Plan, steps: str) -> None:
+def show_plan(plan: Plan, steps: str, head: list[str]) -> None:
     """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step.
 
-    `steps`: their number in words.
+    `steps`: their number in words. `head`: the memory of the head in words.
     """
-    print(columns(_plan_rows(plan, steps)))
+    print(columns(_plan_rows(plan, steps, head)))
 
 
-def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
+def _of_head(plan: Plan, config: Config) -> list[str]:
+    """The memory of the head on the run's device, or on each kind of device: a plan does not look for one."""
+    train = config.train
+    kinds = HEAD_CHUNK_TOKENS if train.device == "auto" else [train.device]
+    lines = []
+    for kind in kinds:
+        chunk = head_chunk_tokens(with_device(config, kind))
+        if size := head_bytes(plan, chunk, on_cpu=kind == "cpu"):
+            of = f"{chunk:,} tokens" if chunk else "all tokens"
+            lines.append(f"{of_bytes(size)} on {kind}, logits of {of} at a time")
+    return lines
+
+
+def _plan_rows(plan: Plan, steps: str, head: list[str]) -> list[tuple[str, list[str]]]:
     """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
     model, work, mesh, flops = plan.model, plan.work, plan.mesh, plan.flops()
     samples = counted(work.global_batch_size, "sample")
@@ -101,6 +116,7 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
         ("program", list(_program(plan))),
         ("precision", _precision(plan)),
         *_memory(plan),
+        *([("  head", head)] if head else []),
         ("traffic per step", list(_traffic(plan)) or ["none: one rank"]),
         (
             "FLOPs per step",

@@ -21,7 +21,7 @@ from codescent.base.rank import Rank
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.sections import Config
-from codescent.launch.allocator import needs_restart, tuned_environment
+from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
@@ -42,6 +42,8 @@ def main(arguments: Namespace) -> int:
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
     starts, tunes = alone and config.parallel.ranks > 1, config.train.allocator == "auto"
+    if tunes:  # before torch is imported, and for the ranks
+        os.environ.update(with_expandable_segments(os.environ))
     restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
     found = notes(loaded) if rank is None or not rank.rank else []
     if not restarts and (rank is None or not rank.child):  # else the process that replaces this one says it

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
+from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape, num_masked
 from codescent.models.decoder import Block
 from codescent.models.part import Part, padding
 from codescent.operators import products
 from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
-from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
+from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 # Shapes: B samples, T positions, N = B * T, M positions with a target, D hidden_dim, V vocab_size.
@@ -136,20 +136,45 @@ class Bert(Part):
         if targets_BT is None:
             logits_BTV: Tensor = products.linear(head(x_BTD), weight_VD) + bias_V
             return logits_BTV
-        targets_N = targets_BT.flatten()
-        with_target_M = (targets_N >= 0).nonzero().squeeze(1)
-        x_MD = head(x_BTD.flatten(0, 1).index_select(0, with_target_M))
+        rows_M, targets_M, too_many = rows_with_target(targets_BT)
+        x_MD = head(x_BTD.flatten(0, 1).index_select(0, rows_M))
         loss: Tensor = self.vocabulary.loss_of_rows(
             x_MD,
             weight_VD,
             bias_V,
-            targets_N[with_target_M],
+            targets_M,
             self.head_chunk_tokens,
             loss_scale,
             tied_gradient_VD,
             self.current_objective,
+            skip_negative=too_many is not None,
         )
-        return loss
+        return loss if too_many is None else loss.masked_fill(too_many, math.nan)
+
+
+def rows_with_target(targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The rows whose target is not negative, as indices [M] in B * T, and their targets; third: see `as_many_rows`.
+
+    On a device their number is known only when the device has counted them, and the host would wait for that.
+    """
+    if targets_BT.device.type != "cpu":
+        return as_many_rows(targets_BT)
+    targets_N = targets_BT.flatten()
+    rows_M = (targets_N >= 0).nonzero().squeeze(1)
+    return rows_M, targets_N[rows_M], None
+
+
+def as_many_rows(targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`rows_with_target`, with an M that does not depend on the targets: the masked tokens of B samples.
+
+    The task "mlm" masks so many. If there are fewer targets, the last rows are row 0 with a negative target. The third
+    result, a bool on the device, says that there are more targets.
+    """
+    (batch, length), targets_N = targets_BT.shape, targets_BT.flatten()
+    has_target_N, most = targets_N >= 0, batch * num_masked(length)
+    found_M = torch.nonzero_static(has_target_N, size=most).squeeze(1)
+    rows_M = found_M.clamp(min=0)
+    return rows_M, torch.where(found_M < 0, -1, targets_N[rows_M]), has_target_N.sum() > most
 
 
 def span_loss(

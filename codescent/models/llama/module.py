@@ -13,7 +13,7 @@ from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
-from codescent.operators.rotary import frequencies, turns
+from codescent.operators.rotary import every_turn, frequencies, turns
 from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
@@ -31,8 +31,12 @@ class Llama(Decoder):
     def _build(self) -> None:
         shape, width = self.shape, self.shape.hidden_dim
         self.ties_head, self.pos = shape.tie_head, None
-        self.frequencies = Table(partial(frequencies, shape.head_dim, shape.rope_theta, shape.rope_scaling))
-        self.tables = (self.frequencies,)
+        rope = shape.head_dim, shape.rope_theta, shape.rope_scaling
+        self.frequencies, self.turns = (
+            Table(partial(frequencies, *rope)),
+            Table(partial(every_turn, shape.seq_len, *rope)),
+        )
+        self.tables = (self.frequencies, self.turns)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
         self.blocks = nn.ModuleDict({str(layer): self._block() for layer in self.layers})
@@ -52,11 +56,10 @@ class Llama(Decoder):
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `Decoder`."""
         if positions_BT is not None:
-            positions = positions_BT
-        elif self.tokens_T is not None:
-            positions = self.tokens_T.to(inputs.device)
-        else:
-            # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.
-            known = self.embeds or self.rows_T is None
-            positions = torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)
-        return turns(self.frequencies.on(inputs.device, torch.float64), positions, dtype)
+            return turns(self.frequencies.on(inputs.device, torch.float64), positions_BT, dtype)
+        turns_TC2: Tensor = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
+        if self.tokens_T is not None:
+            return turns_TC2[self.tokens_T.to(inputs.device)]
+        # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.
+        known = self.embeds or self.rows_T is None
+        return turns_TC2[: inputs.shape[1]] if known else turns_TC2

@@ -12,6 +12,7 @@ from codescent.models.decoder import ResidualBlock
 from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.attention import Attention, CrossAttention
 from codescent.operators.dropout import drop
+from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear
 
 # Shapes: B batch, S positions of the source, T of the target, D hidden_dim, F ffn_dim.
@@ -33,8 +34,8 @@ class FeedForward(nn.Module):
         """[B, T, D]. `keys_B`: keys of the dropout between the two matrices; None: no dropout."""
         h_BTF = self.up(x_BTD)
         # ReLU may overwrite its input, because backward needs only its output. If `up` defers its weight gradient,
-        # autograd does not allow to overwrite its output.
-        inplace = self.up.deferred is None
+        # autograd does not allow to overwrite its output; nor may it be overwritten if recompute keeps it.
+        inplace = self.up.deferred is None and not keeping()
         h_BTF = F.relu(h_BTF, inplace=inplace) if self.activation == "relu" else F.gelu(h_BTF)
         if keys_B is not None:
             h_BTF = drop(h_BTF, keys_B, self.dropout, first_column=self.up.first_output)

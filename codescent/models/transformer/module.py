@@ -14,8 +14,8 @@ from codescent.models.part import Part, padding, with_gradient
 from codescent.models.transformer.blocks import DROPOUT_SITES, Layer
 from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.dropout import drop
-from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
+from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.operators.tables import Table
 
 # Shapes: B samples, S positions of the source, T of the target, X = S + T, D hidden_dim, V vocab_size, L layers.

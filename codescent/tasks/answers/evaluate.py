@@ -23,7 +23,7 @@ from codescent.tasks.answers.predictions import Score, lines, score, write_predi
 from codescent.tasks.answers.source import QuestionDataset, QuestionSource
 from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
-from codescent.tasks.score import at_once
+from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
 
 Logits = npt.NDArray[np.float64]
@@ -148,8 +148,9 @@ def answer_lines(request: ScoreRequest, out: Path) -> list[str]:
     Raises UserError: questions that cannot be read, logits that are not finite.
     """
     source, questions = _questions(request)
-    logits_of = _logits_of(request.make_module(), request.device)
-    found = evaluate_questions(logits_of, source, questions, batch_size=at_once(request.work.seq_len))
+    module = request.make_module()
+    batch_size = fitting(module, request.work.seq_len, request.device)
+    found = evaluate_questions(_logits_of(module, request.device), source, questions, batch_size=batch_size)
     write_predictions(out, found.predictions)
     return [*lines(found.score, questions.path), f"predictions: {out}"]
 

@@ -18,7 +18,7 @@ from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
 from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
-from codescent.tasks.score import at_once
+from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
 
 DECODED_AT_ONCE = 1 << 16
@@ -55,16 +55,17 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     """The sum of the losses of all tokens but the first, in windows of `seq_len`, one after the other."""
     whole = (len(tokens) - 1) // seq_len
     windows = np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[::seq_len] if whole else tokens[None][:0]
-    step = at_once(seq_len)
+    step = fitting(module, seq_len, device)
     pieces = [windows[first : first + step] for first in range(0, whole, step)]
     if whole * seq_len + 1 < len(tokens):
         pieces.append(tokens[None, whole * seq_len :])
-    nats = 0.0
+    nats = torch.zeros((), dtype=torch.float64, device=device)
     for piece in pieces:
-        rows = torch.from_numpy(piece.copy()).to(device)
+        read = torch.from_numpy(piece.copy())
+        rows = (read.pin_memory() if device.type == "cuda" else read).to(device, non_blocking=True)
         with torch.no_grad():
-            nats += module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).double().item()
-    return nats
+            nats += module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).double()
+    return nats.item()
 
 
 def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:

@@ -1,0 +1,54 @@
+"""In: a function of tensors. Out: the same function; on CUDA it is compiled alone, so that it is one kernel or few.
+Does not compile on a CPU, or inside of a compiled region, which takes the function in as it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_used = False
+
+
+def use(wanted: bool) -> None:
+    """Compile these functions in this process, on devices other than a CPU; or call them as they are.
+
+    A run that trains decides it at its start (train/compiling.py). Who does a few passes, such as `codescent sample`,
+    does without: to compile takes longer than it would save.
+    """
+    global _used
+    _used = wanted
+
+
+def fuses(device: torch.device) -> bool:
+    """Whether these functions are compiled on a device. Otherwise they are computed operator by operator."""
+    return _used and device.type != "cpu"
+
+
+def compiled_off_cpu(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator for a function of tensors and numbers. The first tensor decides for the device.
+
+    On CUDA the first call compiles the function, and so does the first call with another dtype, number of dims or
+    layout. A size that changes is compiled once more, for any size. After torch's limit of recompilations
+    (torch._dynamo.config.recompile_limit) torch calls the plain function.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        device = next(argument.device for argument in args if isinstance(argument, Tensor))
+        return (alone(function) if fuses(device) else function)(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def alone(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, compiled by itself. Nothing is compiled before its first call."""
+    return torch.compile(function)

@@ -1,0 +1,75 @@
+"""In: which products of a block are kept. Out: contexts for torch's checkpoint that keep their results, and those of
+attention; the rest of the block is computed again in backward.
+Does not choose the products: strategies/recompute.py does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+PRODUCTS = ("aten.mm.default", "aten.addmm.default", "codescent.wide_product.default")
+"""The operators that compute the product of a linear layer. Products inside of attention are others (bmm)."""
+ATTENTION = (
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "codescent.block_attention.default",
+    "codescent.wide_attention.default",
+)
+"""Kernels that compute attention as a whole. Attention with our dropout, and over a divided sequence, has none."""
+_keeping = False
+
+
+def keeping() -> bool:
+    """Whether a block computes whose products may be kept: then no operator may overwrite the result of another one,
+    and attention is one operator."""
+    return _keeping
+
+
+class _Policy:
+    """Keeps attention, and the products that are True in `kept`, in the order in which the block computes them."""
+
+    def __init__(self, kept: Sequence[bool]) -> None:
+        self.kept, self.counts = kept, {False: 0, True: 0}
+
+    def __call__(self, context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        name, keeps = str(operator), False
+        if name in PRODUCTS:
+            number = self.counts[context.is_recompute]
+            self.counts[context.is_recompute] += 1
+            keeps = number < len(self.kept) and self.kept[number]
+        keeps = keeps or name in ATTENTION
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _Keeping:
+    """A context of torch's, in which `keeping()` is true."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def __enter__(self) -> Self:
+        global _keeping
+        self.before, _keeping = _keeping, True
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        global _keeping
+        _keeping = self.before
+        return self.context.__exit__(*error)
+
+
+def compiled_contexts(kept: tuple[bool, ...]) -> tuple[Any, Any]:
+    """The contexts of forward and of the second computation, for a block that torch.compile compiles."""
+    forward, again = create_selective_checkpoint_contexts(_Policy(kept))  # type: ignore[no-untyped-call]
+    return forward, again
+
+
+def contexts(kept: tuple[bool, ...]) -> tuple[Any, Any]:
+    """The contexts of forward and of the second computation."""
+    forward, again = compiled_contexts(kept)
+    return _Keeping(forward), _Keeping(again)

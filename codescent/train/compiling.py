@@ -1,0 +1,113 @@
+"""In: train.compile, a plan, this rank's device. Out: what torch.compile compiles in this run, and why; functions such
+as the head's softmax are set to it (operators/compiled.py).
+Does not compile blocks: assemble.py does. Off CUDA it chooses nothing that the config does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from codescent import models
+from codescent.base.errors import UserError
+from codescent.operators import compiled, products
+from codescent.plan import Plan
+from codescent.train.world import World
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Train
+
+SUMS = {
+    "fused": "added in fp32 inside of the product",
+    "wide": "added in fp32 after the product",
+    "apart": "rounded to bf16, then added in fp32",
+}
+"""How the head adds the weight gradients of its chunks (`products.sums`)."""
+
+
+def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
+    """What torch.compile compiles, the same on every rank, and set in this process. Collective.
+
+    Returns:
+        "choice": as train.compile names it. "auto": whether it was chosen here. "why": why nothing is compiled, or "".
+        "functions_why": why functions such as the head's softmax and dropout are not compiled alone; "": they are.
+
+    Raises:
+        UserError: on every rank: train.cuda_graphs without compiled blocks on CUDA.
+    """
+    compiler = _why_not(train, world)
+    choice, why = train.compile, ""
+    if choice is None:
+        why = compiler or next(_refusals(plan), "")
+        choice = "none" if why else "blocks"
+    if train.cuda_graphs and (choice != "blocks" or world.device.type == "cpu"):
+        raise UserError(
+            "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
+            f"{why or compiler}; set train.cuda_graphs = false"
+        )
+    alone = compiler or ("parallel.data_parallel: threads would compile at once" if plan.devices > 1 else "")
+    compiled.use(not alone)
+    return {"choice": choice, "auto": train.compile is None, "why": why, "functions_why": alone}
+
+
+def _why_not(train: Train, world: World) -> str:
+    """Why nothing is compiled that the config does not name; "": the compiler works. Ranks decide together."""
+    if world.device.type == "cpu":
+        return "the device is a CPU"
+    if train.compile == "none":
+        return 'train.compile = "none"'
+    if train.deterministic:
+        return "train.deterministic: compiled kernels are chosen by their times"
+    mine = broken(world.device.type)
+    return "" if world.all_agree(not mine) else mine or "the compiler of another rank does not work"
+
+
+def _refusals(plan: Plan) -> Iterator[str]:
+    """Why blocks of this plan are not compiled; a config that names them is refused for the same reasons."""
+    kind = plan.model.kind
+    if kind in models.UNCOMPILED:
+        yield f'model.kind = "{kind}" {models.UNCOMPILED[kind]}'
+    if plan.mesh.pp > 1 and plan.layout.schedule == "zero-bubble":
+        yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
+    if plan.layout.recompute == "products" and plan.mesh.cp > 1:
+        yield 'parallel.recompute = "products" with cp: messages divide a block, and its products would not be kept'
+    if plan.devices > 1:
+        yield "parallel.data_parallel: compiled modules cannot be copied"
+
+
+@cache
+def broken(device_type: str, backend: str = "inductor") -> str:
+    """Why torch's compiler does not work on a device, by a trial; "": it works. It needs Triton and a C compiler."""
+    try:
+        torch.compile(_trial, backend=backend)(torch.zeros(8, device=device_type))
+    except Exception as error:  # the compiler raises exceptions of many classes, also those of Triton
+        cause = getattr(error, "inner_exception", error)  # of the backend, without the compiler's frame
+        said = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        return f"torch's compiler does not work here: {said}"
+    return ""
+
+
+def _trial(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1.0).sum()
+
+
+def levers(choice: dict[str, Any], plan: Plan, device: torch.device) -> dict[str, Any]:
+    """What was chosen, for the levers of environment.json."""
+    cpu = device.type == "cpu"
+    return {
+        "compile": choice["choice"],
+        "head_chunk_tokens": plan.model.head_chunk_tokens,
+        "functions": f"by torch's operators: {choice['functions_why']}" if choice["functions_why"] else "compiled",
+        "head_weight_gradient": SUMS["apart" if cpu or plan.work.precision != "bf16" else products.sums(device)],
+    }
+
+
+def said(choice: dict[str, Any]) -> list[str]:
+    """A line for people: what was compiled by default, or why nothing was although it is the default of the device."""
+    if not choice["auto"] or choice["why"] == "the device is a CPU":
+        return []
+    if choice["choice"] == "none":
+        return [f"train.compile: none, because {choice['why']}"]
+    return ["train.compile: blocks; the first steps take longer"]
