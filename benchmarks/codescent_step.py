@@ -80,12 +80,15 @@ def main() -> None:
     sum_wide()
     with StopRequest(alone=True) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
-        taken = 0
+        taken, before = 0, None
 
         def step() -> None:
-            nonlocal taken
-            trainer.executor.step(taken, LEARNING_RATE)
-            taken += 1
+            """As train/loop.py: the result of the step before is read when this one is launched."""
+            nonlocal taken, before
+            launched = trainer.executor.launch(taken, LEARNING_RATE)
+            if before is not None:
+                before.read()
+            taken, before = taken + 1, launched
 
         serve(step, arguments.warmup, arguments.device, answers)
         trainer.close()

@@ -23,7 +23,7 @@ from work import SMALL, environment, write_tokens
 sys.path.insert(0, str(ROOT))
 
 from codescent.base.beats import ENDED
-from codescent.base.stopwatch import Stopwatch, waiting
+from codescent.base.stopwatch import Laps, Stopwatch, waiting
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
@@ -32,9 +32,9 @@ from codescent.launch.local import run_ranks
 from codescent.record import ranks
 from codescent.results import bootstrap
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.execute import WAIT_COLUMN, StepResult
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.ranks import RankTimes
+from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -71,9 +71,9 @@ class Silent(Stopwatch):
     def lap(self, part: str) -> None:
         """Nothing."""
 
-    def read(self) -> dict[str, float]:
+    def stop(self) -> Laps:
         """No part."""
-        return {}
+        return Laps([], cuda=False)
 
 
 class Unwatched:
@@ -167,7 +167,7 @@ def counted_s(device: torch.device, laps: int, waits: int) -> float:
         for _ in range(waits):
             with waiting():
                 pass
-        times.add(1.0, StepResult(0.0, 0.0, False, watch.read()).parts(1.0))
+        times.add(1.0, StepResult(0.0, 0.0, False, watch.stop().read()).parts(1.0))
 
     return cost_s(measure)
 

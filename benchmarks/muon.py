@@ -66,11 +66,11 @@ class Timed:
         self.update = trainer.optimizer.step
         trainer.optimizer.step = self._timed  # type: ignore[method-assign]
 
-    def _timed(self, *values: Any, **options: Any) -> float:
+    def _timed(self, *values: Any, **options: Any) -> Any:
         begun = time.process_time()
-        norm = self.update(*values, **options)
+        square = self.update(*values, **options)
         self.update_s = time.process_time() - begun
-        return norm
+        return square
 
     def step(self) -> tuple[float, float]:
         """Processor seconds of a step, and of its update."""

@@ -19,6 +19,7 @@ from measure import ROOT
 sys.path.insert(0, str(ROOT))
 
 from codescent.base.beats import ENDED
+from codescent.base.stopwatch import Laps as StepLaps
 from codescent.base.stopwatch import Stopwatch
 from codescent.build import build
 from codescent.config.sections import Config
@@ -27,7 +28,8 @@ from codescent.launch.environment import read
 from codescent.models.gpt2.module import GPT2
 from codescent.plan import Instruction
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.execute import COLUMN, WAIT_COLUMN, Executor
+from codescent.train.execute import Executor
+from codescent.train.result import COLUMN, WAIT_COLUMN
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -192,8 +194,8 @@ class Laps(Stopwatch):
     def go_on(self) -> None:
         """See Stopwatch."""
 
-    def read(self) -> dict[str, float]:
-        """See Stopwatch. Sets `spans` to all laps: (part, begin, end, held)."""
+    def stop(self) -> StepLaps:
+        """See Stopwatch. Waits for the device. Sets `spans` to all laps: (part, begin, end, held)."""
         if self.cuda:
             torch.cuda.synchronize()
         first: Any = self.laps[0][1]
@@ -203,7 +205,7 @@ class Laps(Stopwatch):
             (part, begin_s, end_s, held)
             for (part, _), begin_s, end_s, held in zip(marks[1:], ends_s[:-1], ends_s[1:], self.held, strict=True)
         ]
-        return super().read()
+        return super().stop()
 
 
 class Case:

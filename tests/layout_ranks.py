@@ -17,7 +17,7 @@ from rank_server import Place
 from torch.distributed.tensor import DTensor
 
 from codescent.base.rank import Rank
-from codescent.base.stopwatch import Stopwatch
+from codescent.base.stopwatch import Laps, Stopwatch
 from codescent.checkpoint.box import Box
 from codescent.config.load import load
 from codescent.data import verified
@@ -27,6 +27,7 @@ from codescent.strategies import shards
 from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
+from codescent.train.result import Pending
 
 
 def run(place: Place, words: list[str], resume: bool, fault: str = "", any_device: bool = False) -> None:
@@ -39,6 +40,10 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
     port = place.listener.getsockname()[1]
     place.listener.close()
+    kind, _, rest = fault.partition(" ")
+    if kind == "late":  # all ranks, beside another fault
+        Pending.is_late = property(lambda _: True)  # type: ignore[assignment, method-assign]
+        fault = rest
     if fault.startswith("paced "):  # all ranks, the last one slower by a ratio
         _, seconds, ratio = fault.split()
         paced(float(seconds) * (float(ratio) if place.rank == place.ranks - 1 else 1.0))
@@ -88,7 +93,7 @@ class Infinite(torch.autograd.Function):
 def infinite_gradient() -> None:
     """In step 3 one element of the gradient of each plain linear layer's weight is infinite, on the last rank alone."""
     now = {"step": -1}
-    whole_step = Executor.step
+    whole_step = Executor.launch
 
     def step(self: Executor, number: int, rate: float) -> Any:
         now["step"] = number
@@ -98,7 +103,7 @@ def infinite_gradient() -> None:
         weight: torch.Tensor = Infinite.apply(self.weight) if now["step"] == 2 else self.weight
         return torch.nn.functional.linear(x_BTI, weight, bias_O)
 
-    Executor.step = step  # type: ignore[method-assign]
+    Executor.launch = step  # type: ignore[method-assign]
     Linear._product = product  # type: ignore[method-assign]
 
 
@@ -125,7 +130,7 @@ def reads_no_file_whole() -> None:
 
 def flip(*names: str) -> None:
     """After step 3 one bit of each tensor is another: of a checkpoint's names, or "read.NAME", which forward reads."""
-    whole_step = Executor.step
+    whole_step = Executor.launch
 
     def step(self: Executor, number: int, rate: float) -> Any:
         result = whole_step(self, number, rate)
@@ -133,7 +138,7 @@ def flip(*names: str) -> None:
             flip_bits(self, names)
         return result
 
-    Executor.step = step  # type: ignore[method-assign]
+    Executor.launch = step  # type: ignore[method-assign]
 
 
 def flip_at_step(step: str, *names: str) -> None:
@@ -253,7 +258,7 @@ def validation_without_a_number() -> None:
 
 def little_memory(more: str) -> None:
     """From the first step on, the process may take so many MiB of address space more than it has."""
-    step = Executor.step
+    step = Executor.launch
 
     def limited(executor: Executor, number: int, rate: float) -> Any:
         if number == 0:
@@ -261,16 +266,16 @@ def little_memory(more: str) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (has + (int(more) << 20), resource.RLIM_INFINITY))
         return step(executor, number, rate)
 
-    Executor.step = limited  # type: ignore[method-assign]
+    Executor.launch = limited  # type: ignore[method-assign]
 
 
 def late_failure(*words: str) -> None:
     """When the instructions of the first step have ended, an error with these words comes, as CUDA's errors do."""
 
-    def fail(watch: Stopwatch) -> dict[str, float]:
+    def fail(watch: Stopwatch) -> Laps:
         raise RuntimeError(" ".join(words))
 
-    Stopwatch.read = fail  # type: ignore[method-assign]
+    Stopwatch.stop = fail  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[..., None]] = {

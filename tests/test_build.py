@@ -57,7 +57,15 @@ def test_traffic_is_every_gradient_once() -> None:
     plan = build(config(model={"preset": "gpt2"}, train={"precision": "bf16"}), None, 4)
     gradients = [record for record in plan.traffic if record.what.startswith("gradients")]
     assert sum(record.payload_bytes for record in gradients) == 2 * OPENAI["gpt2"]
-    assert wire_bytes(plan) == 2 * 3 / 4 * (2 * OPENAI["gpt2"] + 16)
+    assert wire_bytes(plan) == 2 * 3 / 4 * (2 * OPENAI["gpt2"] + 24)
+
+
+@pytest.mark.parametrize("keys", [{}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"pp": 2, "dp_shard": 2}])
+def test_loss_stop_request_and_norm_are_one_sum_over_all_ranks(keys: dict[str, object]) -> None:
+    plan = build(config(parallel=keys, train={"global_batch_size": 8}), 11, 8)
+    (sums,) = [record for record in plan.traffic if record.dtype == "fp64"]
+    assert (sums.collective, sums.verb, sums.payload_bytes, sums.times) == (Collective.ALL_REDUCE, Verb.STEP, 24, 1)
+    assert plan.mesh.group(sums.axis, 3) == tuple(range(8))
 
 
 def test_wire_dtype_is_a_choice() -> None:
@@ -77,7 +85,7 @@ def test_the_last_bucket_overlaps_with_nothing(bucket_bytes: int) -> None:
     exchanges = lengths(plan, flops_per_byte := 1e-6).exchanges  # so fast that backward hides the other buckets
     waits = {at.verb: exchange.waits_s for (_, at), exchange in exchanges.items()}
     unit_flops = sum(plan.model.forward_flops) * plan.work.microbatch_size * plan.work.seq_len
-    assert waits[Verb.REDUCE] == pytest.approx(sent * flops_per_byte / unit_flops)
+    assert waits[Verb.REDUCE] + waits[Verb.STEP] == pytest.approx(sent * flops_per_byte / unit_flops)
     assert waits.get(Verb.BACKWARD, 0.0) == 0.0
 
 

@@ -103,7 +103,7 @@ def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
         "360 send over cp (2 ranks) (keys and values; gradients of keys and values): 1.41 GiB",
         "all_reduce over dp_replicate x cp (4 ranks)",
         "1 all_reduce between stages 0 and 3 (partial gradients of 1 replicated tensor)",
-        "all_reduce over all 64 ranks (loss and stop request)",
+        "all_reduce over all 64 ranks (loss, stop request and gradient norm)",
         "the busiest rank sends",
     ):
         assert part in " ".join(out.split())

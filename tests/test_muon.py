@@ -116,7 +116,7 @@ def test_updates_are_those_of_torch(model: dict[str, Any], matrices: int, option
         gradients = tensors(plan, 100 + step, torch.float32)
         for parameter, gradient in zip(theirs.values(), parts(plan, gradients, 16).values(), strict=True):
             parameter.grad = gradient
-        norm = optimizer.step(gradients, rate)
+        norm = math.sqrt(optimizer.step(gradients, rate))
         torch.nn.utils.clip_grads_with_norm_(theirs.values(), 0.5, torch.tensor(norm, dtype=torch.float64))
         reference.param_groups[0]["lr"] = rate * ratio
         for group in rest.param_groups:

@@ -20,8 +20,8 @@ from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.record import RunFolder
 from codescent.train import range_test
-from codescent.train.execute import StepResult
 from codescent.train.range_test import HIGHEST, LOWEST, STEPS, RangeTest, rates
+from codescent.train.result import StepResult
 from codescent.verbs.learning_rate import report, rounded, suggest
 
 

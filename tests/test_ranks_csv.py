@@ -82,7 +82,7 @@ def test_waits_of_fully_shard_are_waiting(tmp_path: Path) -> None:
         watch.lap("backward")
         # Both units wait for the reduction of their gradients, and at the end for all that is under way.
         assert [part for part, _ in watch.laps].count("waits") >= waits + 4
-        assert set(watch.read()) == {"forward", "backward", "waits"}
+        assert set(watch.stop().read()) == {"forward", "backward", "waits"}
     finally:
         dist.destroy_process_group()
 
@@ -105,7 +105,7 @@ def test_waiting_inside_a_verb_is_waiting() -> None:
     with waiting():  # nothing new
         pass
     watch.lap("waits")
-    assert watch.read() == {"a": 1.0, "b": 1.0, "waits": 5.0}
+    assert watch.stop().read() == {"a": 1.0, "b": 1.0, "waits": 5.0}
     with waiting():  # outside of a step
         pass
     assert watch.laps == []

@@ -10,7 +10,8 @@ import torch
 
 from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.train import optimize
-from codescent.train.optimize import Optimizer, Weight, gradient_norm, learning_rate
+from codescent.train.norm import gradient_norm
+from codescent.train.optimize import Optimizer, Weight, learning_rate
 
 SHAPES = {"matrix": (5, 7), "bias": (5,), "wide": (3, 4)}
 RATES = [1e-2, 5e-3, 2e-3, 2e-3, 1e-3]
@@ -56,7 +57,7 @@ def test_every_kind_updates_as_torch_does(kind: str, fused: bool) -> None:
         for group in reference.param_groups:
             group["lr"] = rate
         reference.step()
-        norm = optimizer.step(gradients, rate)
+        norm = math.sqrt(optimizer.step(gradients, rate))
         assert norm == pytest.approx(float(expected_norm), rel=1e-12)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other.data, rtol=1e-12, atol=1e-14)
@@ -105,11 +106,13 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
     assert not any(state[name].any() for name in state if name.startswith("optimizer."))
 
 
-def test_without_updates_nothing_changes_and_the_norm_is_told() -> None:
+def test_where_the_loss_is_not_finite_nothing_changes_and_the_norm_is_told() -> None:
     values = tensors(0, torch.float64)
     before = [value.clone() for value in values]
     optimizer = Optimizer(weights(values), OptimizerConfig())
-    assert optimizer.step([torch.ones_like(value) for value in values], 1e-2, updates=False) > 1
+    ones = [torch.ones_like(value) for value in values]
+    sums = optimizer.step(ones, 1e-2, lambda square: torch.stack((square * math.inf, square)))
+    assert sums.tolist() == [math.inf, pytest.approx(5 * 7 + 5 + 3 * 4)]
     assert all(torch.equal(value, old) for value, old in zip(values, before, strict=True))
 
 
@@ -128,11 +131,11 @@ def test_what_is_not_finite_is_found_and_large_numbers_are_not_taken_for_it() ->
     assert optimizer.is_finite()
 
 
-def test_a_norm_of_parts_that_overflows_is_infinite_and_updates_nothing() -> None:
+def test_a_norm_that_overflows_is_infinite_and_updates_nothing() -> None:
     values = tensors(0, torch.float64)
     before = [value.clone() for value in values]
     parts = [Weight(f"w{i}", value, value, decay=True) for i, value in enumerate(values)]
-    optimizer = Optimizer(parts, OptimizerConfig.model_validate({}), lambda square: square)
+    optimizer = Optimizer(parts, OptimizerConfig.model_validate({}))
     assert optimizer.step([torch.full_like(value, 1e200) for value in values], 0.1) == math.inf
     for value, expected in zip(values, before, strict=True):
         assert torch.equal(value, expected)

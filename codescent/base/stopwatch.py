@@ -13,6 +13,48 @@ import torch
 from codescent.base.range_names import WAITING
 from codescent.base.ranges import named
 
+Mark = Any
+"""The moment at which a lap ends: an event on CUDA, seconds elsewhere."""
+
+
+class Laps:
+    """The laps of one step, which a device may still be computing.
+
+    Args:
+        marks: each lap's part and end. The first mark begins the first lap.
+        cuda: marks are events.
+    """
+
+    def __init__(self, marks: list[tuple[str, Mark]], *, cuda: bool) -> None:
+        self.marks, self.cuda = marks, cuda
+        self.next_begin: Mark = None  # of the next step, if that began before this one was read
+
+    def read(self) -> dict[str, float]:
+        """The seconds of each part. Waits until the device has computed the last lap."""
+        if self.cuda and self.marks:
+            self.marks[-1][1].synchronize()
+        seconds: dict[str, float] = {}
+        for (_, begin), (part, end) in zip(self.marks, self.marks[1:]):
+            seconds[part] = seconds.get(part, 0.0) + self._between(begin, end)
+        return seconds
+
+    def step_s(self) -> float:
+        """The seconds from the begin of the first lap to the begin of the next step, or, if none has begun, to now.
+
+        On CUDA "now" is the end of the last lap: a device that nothing follows waits for the host. Waits for the end.
+        """
+        if not self.marks:
+            return 0.0
+        end: Mark = self.next_begin
+        if end is None:
+            end = self.marks[-1][1] if self.cuda else time.perf_counter()
+        if self.cuda:
+            end.synchronize()
+        return self._between(self.marks[0][1], end)
+
+    def _between(self, begin: Mark, end: Mark) -> float:
+        return float(begin.elapsed_time(end) / 1e3 if self.cuda else end - begin)
+
 
 class Stopwatch:
     """Measures the seconds between laps. On CUDA it records events, so that the host does not wait for the device.
@@ -28,14 +70,17 @@ class Stopwatch:
 
     def __init__(self, device: torch.device, waits: str) -> None:
         self.cuda, self.waits = device.type == "cuda", waits
-        self.laps: list[tuple[str, Any]] = []
+        self.laps: list[tuple[str, Mark]] = []
+        self.before: Laps | None = None  # of the last step
         self.part = waits
 
     def start(self, part: str) -> None:
-        """Begin the first lap."""
+        """Begin the first lap. This is also the end of the step before."""
         Stopwatch.running, self.part = self, part
-        self.laps.clear()
+        self.laps = []
         self.lap(part)
+        if self.before is not None:
+            self.before.next_begin = self.laps[0][1]
 
     def lap(self, part: str) -> None:
         """End a lap: the time since the last lap is charged to `part`."""
@@ -54,17 +99,11 @@ class Stopwatch:
         """This rank has waited for others."""
         self.lap(self.waits)
 
-    def read(self) -> dict[str, float]:
-        """Return the seconds of each part between the first lap and the last, and stop the stopwatch."""
+    def stop(self) -> Laps:
+        """End the step's laps, without waiting for the device."""
         Stopwatch.running = None
-        if self.cuda:
-            torch.cuda.synchronize()
-        seconds: dict[str, float] = {}
-        for (_, begin), (part, end) in zip(self.laps, self.laps[1:]):
-            elapsed = begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
-            seconds[part] = seconds.get(part, 0.0) + elapsed
-        self.laps.clear()
-        return seconds
+        self.before, self.laps = Laps(self.laps, cuda=self.cuda), []
+        return self.before
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import divide_, hand_over
 from codescent.own.session import Ranks, everywhere, joined
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
-from codescent.train.optimize import gradient_norm
+from codescent.train.norm import gradient_norm
 
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 """Strategy name to ZeRO stage; 0 is plain data parallelism. "fsdp" is torch's name of stage 3."""

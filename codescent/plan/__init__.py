@@ -5,7 +5,6 @@ from codescent.base.dtypes import DTYPE_BYTES as DTYPE_BYTES
 from codescent.base.dtypes import WIDE as WIDE
 from codescent.plan.layout import Layout as Layout
 from codescent.plan.mesh import AXES as AXES
-from codescent.plan.mesh import DIVIDING as DIVIDING
 from codescent.plan.mesh import Mesh as Mesh
 from codescent.plan.model import Lora as Lora
 from codescent.plan.model import ModelFacts as ModelFacts

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: neighbours on the last axis are neighbouring ranks, so tp stays inside a node."""
 
-DIVIDING: tuple[str, ...] = ("pp", "dp_shard", "tp")
-"""Axes along which ranks hold different shards of the weights, the gradients or the optimizer state."""
-
 
 @dataclass(frozen=True)
 class Mesh:

@@ -15,8 +15,8 @@ class Verb(StrEnum):
     LOAD = "load"  # copy a micro-batch to the device
     FORWARD = "forward"  # forward pass of one chunk; the last chunk computes the loss
     BACKWARD = "backward"  # backward pass of one chunk; adds to its gradients
-    REDUCE = "reduce"  # finish the gradient reduction; sum the loss over all ranks
-    STEP = "step"  # update the weights
+    REDUCE = "reduce"  # finish the gradient reduction
+    STEP = "step"  # sum the SCALARS over all ranks; update the weights
     BACKWARD_INPUT = "backward_input"  # first part of BACKWARD: gradients of activations
     BACKWARD_WEIGHT = "backward_weight"  # second part of BACKWARD: gradients of weights
     SEND_ACTIVATION = "send_activation"  # output of FORWARD, to the next virtual stage
@@ -25,8 +25,8 @@ class Verb(StrEnum):
     RECEIVE_GRADIENT = "receive_gradient"  # input of BACKWARD
 
 
-SCALARS = 2
-"""Number of values that REDUCE sums over all ranks: the loss, and the count of ranks with a stop request."""
+SCALARS = 3
+"""Number of values that STEP sums over all ranks: loss, number of ranks with a stop request, squared gradient norm."""
 
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})

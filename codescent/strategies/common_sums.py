@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codescent.base.counted import counted
-from codescent.plan import AXES, DIVIDING, DTYPE_BYTES, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
+from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
 
 
 def common_sums(plan: Plan) -> Iterator[Traffic]:
@@ -19,11 +19,10 @@ def common_sums(plan: Plan) -> Iterator[Traffic]:
             yield _exchange(plan, stage, Collective.ALL_REDUCE, axis, parts, "partial gradients")
         if parts := copied(plan, tensors):
             yield _exchange(plan, stage, Collective.BROADCAST, "tp", parts, "gradients")
-    everyone, parts_of = mesh.joint(*AXES), mesh.joint(*DIVIDING)
+    everyone = mesh.joint(*AXES)
     if mesh.degree(everyone) > 1:
-        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and stop request")
-    if mesh.degree(parts_of) > 1:
-        yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
+        what = "loss, stop request and gradient norm"
+        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.STEP, None, what)
 
 
 def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:

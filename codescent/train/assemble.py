@@ -4,7 +4,6 @@ Does not run a step, write a file or name a strategy: it applies the list ORDER 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -18,7 +17,7 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
-from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
+from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Gradients, ThisRank, serving
 from codescent.strategies.common_sums import copied
 from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
@@ -79,14 +78,7 @@ def assemble(
     gradients = _gradients(parts, this_rank)
     for part in parts:
         _compile(part, compiles, graphs=config.train.cuda_graphs)
-    dividing = plan.mesh.joint(*DIVIDING)
-    divided = plan.mesh.degree(dividing) > 1
-    optimizer = Optimizer(
-        weights,
-        config.optimizer,
-        partial(world.sum_over, axis=dividing) if divided else None,
-        matrix_rounds(this_rank, world.device),
-    )
+    optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device))
     loader = _loader(config, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)
@@ -171,7 +163,7 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
     divided = tensor.optimizer.axes(this_rank.plan.mesh)
     starts = tuple(part.start for part in _slices(tensor, this_rank))
     counts = this_rank.plan.stages_of(tensor)[0] == this_rank.coordinates["pp"] and all(
-        this_rank.coordinates[axis] == 0 for axis in DIVIDING if axis not in ("pp", *divided)
+        this_rank.coordinates[axis] == 0 for axis in AXES if axis not in ("pp", *divided)
     )
     parameter = tensor.parameter
     offsets = starts if divided else None

@@ -3,7 +3,6 @@ Does not decide which instructions a step has (the plan does). cost/simulate.py 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,59 +18,16 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
 from codescent.models.part import Part
 from codescent.operators.linear import Deferred
-from codescent.plan import AXES, DTYPE_BYTES, RECEIVES, SCALARS, SENDS, Instruction, Plan, Verb
+from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
+from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
 from codescent.train.world import World
 
 PROFILER = "profiler"
 """What a profile costs between instructions. It is in no metrics column but other_s."""
-
-WAIT_COLUMN = "exposed_comm_s"
-"""Metrics column charged with waiting for other ranks, in whichever verb: for messages and for collectives."""
-
-COLUMN: dict[Verb, str] = {
-    Verb.LOAD: "data_s",
-    Verb.FORWARD: "forward_s",
-    **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "backward_s"),
-    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE), WAIT_COLUMN),
-    Verb.STEP: "optimizer_s",
-}
-"""Metrics column charged with the time of each verb, without waiting."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step, equal on all ranks except `seconds`.
-
-    Attributes:
-        train_loss: mean loss of the global batch.
-        grad_norm: gradient norm before clipping.
-        stop: whether any rank has received a request to stop.
-        seconds: of this rank, by metrics column: each part of the step, without the others.
-    """
-
-    train_loss: float
-    grad_norm: float
-    stop: bool
-    seconds: dict[str, float]
-
-    def parts(self, step_s: float) -> dict[str, float]:
-        """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
-        backward together.
-
-        `step_s`: wall time of the step on this rank.
-        """
-        parts = {name: self.seconds.get(name, 0.0) for name in dict.fromkeys(COLUMN.values())}
-        rest = max(0.0, step_s - sum(parts.values()))
-        return {**parts, "compute_s": parts["forward_s"] + parts["backward_s"], "other_s": rest}
-
-    @property
-    def skipped(self) -> bool:
-        """Whether loss or gradients were not finite; then no rank has updated its weights."""
-        return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
 
 
 @dataclass
@@ -154,16 +110,19 @@ class Executor:
         self.portion = Portion([], 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.sums = torch.zeros(SCALARS, dtype=torch.float64)
-        self.grad_norm = 0.0
+        self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
         self.memory = MemoryWatch(self)
 
     def step(self, number: int, rate: float) -> StepResult:
-        """Execute step `number` (from 0) with learning rate `rate`."""
-        with self.memory.step(number):
-            return self._step_of(number, rate)
+        """Execute step `number` (from 0) with learning rate `rate`. Waits until the device has computed it."""
+        return self.launch(number, rate).read()
 
-    def _step_of(self, number: int, rate: float) -> StepResult:
+    def launch(self, number: int, rate: float) -> Pending:
+        """Execute step `number` (from 0), without waiting for the device."""
+        with self.memory.step(number):
+            return self._launch(number, rate)
+
+    def _launch(self, number: int, rate: float) -> Pending:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
@@ -184,8 +143,7 @@ class Executor:
                     self.watch.lap(column)
             self.memory.after(done - 1)
         self.world.at(number + 1)
-        loss, stops = self.sums.tolist()
-        return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())
+        return Pending(self.sums, self.portion.losses, self.watch.stop())
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
@@ -334,18 +292,19 @@ class Executor:
     _receive_gradient = _receive_activation
 
     def _reduce(self, instruction: Instruction) -> None:
-        """Reduce the gradients; sum the losses and the requests to stop over all ranks."""
         if self.pipelined:
             self.messages.end()
         self.gradients.reduce()
-        loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
-        scalars = torch.stack((loss, torch.full_like(loss, float(self.stop_requested()))))
-        self.sums = self.world.sum_over(scalars, self.everyone).cpu()
 
     def _step(self, instruction: Instruction) -> None:
-        updates = math.isfinite(self.sums[0])
-        self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate, updates=updates)
+        self.sums = self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
         self.gradients.release()
+
+    def _agree(self, square: torch.Tensor) -> torch.Tensor:
+        """Sum loss, requests to stop and squared norm over all ranks: [SCALARS]."""
+        loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
+        stop = torch.full_like(loss, float(self.stop_requested()))
+        return self.world.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codescent.base.agreement import together
@@ -20,7 +20,6 @@ from codescent.config.sections import Config
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.continuing import nothing_to_do, with_new_places
-from codescent.train.execute import StepResult
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
@@ -29,6 +28,7 @@ from codescent.train.out_of_memory import Explained
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
+from codescent.train.result import Pending, StepResult
 from codescent.train.stop import StopRequest
 from codescent.train.threads import Watch
 from codescent.train.validate import validation_loss
@@ -121,8 +121,22 @@ def _write_new_places(run: OpenRun) -> list[str]:
     return keys
 
 
+@dataclass(frozen=True)
+class _Launched:
+    """A step that is launched: its number (from 1), its learning rate, and its result, which may come later."""
+
+    step: int
+    rate: float
+    pending: Pending
+
+
 class _Steps:
-    """The remaining steps of a run."""
+    """The remaining steps of a run.
+
+    Off the CPU the result of a step is read when the next step is launched, so that the device never waits for the
+    host. It is read at once if something is due at the step: `_reads_at_once`. Only such a step is saved. All ranks
+    decide this alike, because they read the same results.
+    """
 
     def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest, profiler: Profiler) -> None:
         self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
@@ -146,9 +160,15 @@ class _Steps:
         step = self.run.first_step
         if self.validations.exhausted:  # by the last step of an earlier command
             self.last = step
+        before: _Launched | None = None  # a step whose result is not read yet
         while step < self.last:
             step += 1
-            stops = self._step(step)
+            stops, launched = False, self._launch(step)
+            if before is not None:
+                stops = self._finish(before, newest=False)
+            before = launched
+            if stops or launched.pending.result is not None:
+                stops, before = self._finish(launched, newest=True), None
             self.profiler.stepped(step)
             if stops and step < self.last:
                 received = together(UserError, self.stop.received)
@@ -159,14 +179,41 @@ class _Steps:
         has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
         return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
 
-    def _step(self, step: int) -> bool:
-        """Compute step `step` (from 1); validate, report and save if due. Returns whether the ranks have to stop."""
-        num_steps = self.config.train.num_steps
-        rate = learning_rate(self.config.optimizer, num_steps, self.plan.mesh.dp, step - 1)
-        begin = time.perf_counter()
+    def _launch(self, step: int) -> _Launched:
+        """Launch step `step` (from 1), and read its result if it is there or needed."""
+        rate = learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.mesh.dp, step - 1)
         with self.profiler.step(step):
-            result = self.trainer.executor.step(step - 1, rate)
-        seconds = time.perf_counter() - begin
+            pending = self.trainer.executor.launch(step - 1, rate)
+            if not pending.is_late or self._reads_at_once(step):
+                pending.read()
+        return _Launched(step, rate, pending)
+
+    def _reads_at_once(self, step: int) -> bool:
+        """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""
+        train = self.config.train
+        every = (train.eval_every, train.check_every, self.config.checkpoint.every, self.config.log.every)
+        return (
+            step == self.run.first_step + 1
+            or step == self.last
+            or any(_is_due(step, number, self.last) for number in every)
+            or self.overdue
+            or self.validations.exhausted
+            or self.profiler.has_steps_left
+        )
+
+    def _finish(self, launched: _Launched, *, newest: bool) -> bool:
+        """Read the result of a step; validate, report and save if due. Returns whether the ranks have to stop.
+
+        `newest`: no other step is launched yet. Otherwise a request to stop counts for that one.
+        """
+        step, result = launched.step, launched.pending.read()
+        stops = result.stop
+        self._act(step, launched.rate, result if newest else replace(result, stop=False))
+        return stops
+
+    def _act(self, step: int, rate: float, result: StepResult) -> None:
+        """What follows from the result of step `step`."""
+        num_steps, seconds = self.config.train.num_steps, result.step_s
         if not result.stop:
             self.report.slow(step, self.threads.look(seconds))
         self._count(step, result)
@@ -190,7 +237,6 @@ class _Steps:
                 self._compare(step)
         elif self._is_best(val_loss):  # replace the checkpoint that has no validation loss
             self._save(step, val_loss)
-        return result.stop
 
     def _count(self, step: int, result: StepResult) -> None:
         """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted."""

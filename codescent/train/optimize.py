@@ -1,5 +1,5 @@
 """In: weights, gradients, a learning rate. Out: weights updated by a torch optimizer, gradient norm, optimizer state.
-Does not sum gradients over ranks (strategies do). Clips gradients by their global norm before each update."""
+Does not sum gradients over ranks (strategies do). Clips by the global norm; skips a step that is not finite."""
 
 from __future__ import annotations
 
@@ -13,17 +13,30 @@ import torch
 from codescent.checkpoint.box import Box
 from codescent.train.host_copy import HostCopy
 from codescent.train.muon import MatrixRound, Muon
+from codescent.train.norm import gradient_square
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
 
 
 UNIT_NUMEL = 4 * 2**20
-"""Parameters are updated in units of at most about this many elements: enough work for every core, but so few elements
-that the fp32 copies of a unit's bf16 gradients fit in cache."""
+"""On a CPU, parameters are updated in units of at most about this many elements: enough work for every core, but so few
+elements that the fp32 copies of a unit's bf16 gradients fit in cache."""
 
-NORM_CHUNK = 2**19
-"""Elements cast to fp32 at a time for the norm of bf16 gradients: 2 MiB, which fits in cache."""
+DEVICE_UNIT_NUMEL = 256 * 2**20
+"""The same off the CPU, where each unit costs the host a dozen launches. fp32 copies of a unit take at most 1 GiB."""
+
+ON_DEVICE = ("adamw", "adam", "sgd")
+"""Kinds whose fused kernels read from device tensors by how much to clip, and whether to skip the step."""
+
+
+EPS = 1e-6
+"""Added to the norm by torch.nn.utils.clip_grads_with_norm_, when it clips."""
+
+
+def _alone(square: torch.Tensor) -> torch.Tensor:
+    """A rank that holds the whole model needs no sum."""
+    return square[None]
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, step: int) -> float:
@@ -103,9 +116,8 @@ class Unit:
 
     def cast(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Cast this unit's gradients into `wide`; return `wide`."""
-        for index, place in zip(self.indices, self.places, strict=True):
-            place.copy_(gradients[index])
         assert self.wide is not None
+        copy(self.places, [gradients[index] for index in self.indices])
         return self.wide
 
 
@@ -119,22 +131,21 @@ class Optimizer:
     Args:
         weights: in the plan's order.
         config: the section [optimizer].
-        sum_parts: adds a CPU tensor, in place, over the ranks that hold other parts of the model; None: this rank
-            holds the whole model.
         matrices: rounds of the weights that Muon updates; empty unless optimizer.kind is "muon".
+
+    Attributes:
+        decides_on_device: whether the host never waits for the norm: fused kernels clip and skip by themselves. Other
+            kinds wait once in a step.
     """
 
     def __init__(
-        self,
-        weights: Sequence[Weight],
-        config: OptimizerConfig,
-        sum_parts: Callable[[torch.Tensor], object] | None = None,
-        matrices: Sequence[MatrixRound] = (),
+        self, weights: Sequence[Weight], config: OptimizerConfig, matrices: Sequence[MatrixRound] = ()
     ) -> None:
         self.weights = list(weights)
         self.config = config
-        self.sum_parts = sum_parts
         self.masters = [weight.master for weight in self.weights]
+        self.off_cpu = any(master.device.type != "cpu" for master in self.masters)
+        self.decides_on_device = self.off_cpu and config.fused and config.kind in ON_DEVICE
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.on_host = any(weight.updated_on_host for weight in self.weights)
         self.muon = Muon(self.masters, matrices, config) if matrices else None
@@ -156,20 +167,21 @@ class Optimizer:
         of_muon = {index for one in matrices for index in one.indices}
         others = [index for index in range(len(self.masters)) if index not in of_muon]
         sizes = [master.numel() for master in self.masters]
+        limit = DEVICE_UNIT_NUMEL if self.off_cpu else UNIT_NUMEL
         groups: list[tuple[Sequence[int], MatrixRound | None]] = [(one.indices, one) for one in matrices]
         if self.narrow:
-            groups = [*((unit, None) for unit in _units(others, sizes, UNIT_NUMEL)), *groups]
+            groups = [*((unit, None) for unit in _units(others, sizes, limit)), *groups]
         elif others or not matrices:
             groups = [(others, None), *groups]
         numels = [sum(sizes[index] for index in indices) for indices, _ in groups]
         casts = self.narrow and not self.on_host
-        most = max((numel for numel in numels if numel <= UNIT_NUMEL), default=0) if casts else 0
+        most = max((numel for numel in numels if numel <= limit), default=0) if casts else 0
         wide = self.masters[0].new_empty(most) if casts else None
         shapes = [master.shape for master in self.masters]
         return [
             Unit(
                 indices,
-                wide[:numel] if wide is not None and numel <= UNIT_NUMEL else None,
+                wide[:numel] if wide is not None and numel <= limit else None,
                 [shapes[index] for index in indices],
                 one,
             )
@@ -183,8 +195,9 @@ class Optimizer:
         """
         self._set_learning_rate(0.0)
         for unit in (unit for unit in self.units if unit.matrices is None):
-            for index in unit.indices:
-                self.masters[index].grad = torch.zeros_like(self.masters[index])
+            places = unit.places or [torch.empty_like(self.masters[index]) for index in unit.indices]
+            for index, place in zip(unit.indices, places, strict=True):
+                self.masters[index].grad = place.zero_()
             self.torch.step()
             for index in unit.indices:
                 self.masters[index].grad = None
@@ -200,60 +213,75 @@ class Optimizer:
             self.muon.param_groups[0]["lr"] = rate * self.config.peak_of_muon / self.config.learning_rate
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor], rate: float, *, updates: bool = True) -> float:
-        """Clip by the global norm, update master weights and weights, and return the norm before clipping.
+    def step(
+        self, gradients: Sequence[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor] = _alone
+    ) -> torch.Tensor:
+        """Clip by the global norm, and update master weights and weights. Returns what `agree` returns.
 
         Args:
             gradients: one per weight, summed over ranks. They are clipped in place if their dtype is that of the
                 master weights.
             rate: the learning rate.
-            updates: False: compute the norm only. A norm that is not finite prevents the update, too.
+            agree: takes the square of the norm of the gradients that this rank counts, [], fp64. Returns sums over all
+                ranks, the last of which is that of the squares. A sum that is not finite prevents the update.
         """
+        square, is_cast = self._square(gradients)
+        sums = agree(square)
+        factor = self._limits(sums) if self.decides_on_device else _factor(sums, self.config.max_grad_norm)
+        if factor is not None:
+            self._set_learning_rate(rate)
+            self._update_all(gradients, factor, is_cast=is_cast)
+        return sums
+
+    def _square(self, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        """The squared norm of the gradients that this rank counts; whether all of them were cast into `wide` for it."""
         first = self.units[0]
-        once = False
-        if self.sum_parts is not None:
-            norm = self._norm_of_parts(gradients, self.sum_parts)
-        elif once := len(self.units) == 1 and first.wide is not None:  # one cast serves the norm and the update
-            norm = float(torch.linalg.vector_norm(first.cast(gradients)))
-        else:
-            norm = gradient_norm(gradients)
-        if not (updates and math.isfinite(norm)):
-            return norm
-        self._set_learning_rate(rate)
+        counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
+        if not counted:
+            return torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else "cpu"), False
+        if len(self.units) == 1 and first.wide is not None and len(counted) == len(gradients) and not self.off_cpu:
+            return gradient_square([first.cast(gradients)]), True  # one cast serves the norm and the update
+        return gradient_square(counted), False
+
+    def _limits(self, sums: torch.Tensor) -> torch.Tensor | float:
+        """Give the fused kernels their limits, as torch.amp.GradScaler does. Returns the factor that is left to apply.
+
+        `found_inf` = 1: weights and state stay, bit by bit. Gradients are divided by `grad_scale`, which is fp32, so
+        gradients in fp64 are multiplied by a factor.
+        """
+        norm, most = sums[-1].sqrt(), self.config.max_grad_norm
+        self.torch.found_inf = sums.isfinite().all().logical_not().float()  # type: ignore[attr-defined]
+        if not most:
+            return 1.0
+        scale = torch.where(norm > most, (norm + EPS) / most, 1.0)
+        if self.masters[0].dtype == torch.float64:
+            return scale.reciprocal()
+        self.torch.grad_scale = scale.float()  # type: ignore[attr-defined]
+        return 1.0
+
+    def _update_all(self, gradients: Sequence[torch.Tensor], factor: torch.Tensor | float, *, is_cast: bool) -> None:
+        """Update master weights and weights. `is_cast`: the gradients of the only unit are in `wide` already."""
         if self.host_copy is not None:
             for unit, fetched in zip(self.units, self.host_copy.fetch(gradients), strict=True):
-                self._update(unit, fetched, norm)
+                self._update(unit, fetched, factor)
                 self.host_copy.send(unit.indices)
             self.host_copy.finish()
-            return norm
+            return
         for unit in self.units:
-            if unit.wide is not None and not once:
+            if unit.wide is not None and not is_cast:
                 unit.cast(gradients)
             places = unit.places or [gradients[index].to(self.masters[index].dtype) for index in unit.indices]
-            self._update(unit, places, norm)
-            for index in unit.indices:
-                if self.masters[index] is not self.weights[index].tensor:
-                    self.weights[index].tensor.copy_(self.masters[index])
-        return norm
+            self._update(unit, places, factor)
+            apart = [index for index in unit.indices if self.masters[index] is not self.weights[index].tensor]
+            copy([self.weights[index].tensor for index in apart], [self.masters[index] for index in apart])
 
-    def _norm_of_parts(self, gradients: Sequence[torch.Tensor], sum_parts: Callable[[torch.Tensor], object]) -> float:
-        """The gradient norm over all ranks. Each shard is counted by one of the ranks that hold it."""
-        counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
-        norm = gradient_norm(counted) if counted else 0.0
-        square = torch.tensor(norm * norm, dtype=torch.float64)  # `norm**2` would raise OverflowError
-        sum_parts(square)
-        total = float(square)
-        return math.sqrt(total) if math.isfinite(total) else total
-
-    def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], norm: float) -> None:
-        """Clip a unit's gradients, which have the master weights' dtype, and update its master weights."""
+    def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], factor: torch.Tensor | float) -> None:
+        """Scale a unit's gradients, which have the master weights' dtype, and update its master weights."""
         masters = [self.masters[index] for index in unit.indices]
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
-        most = self.config.max_grad_norm
-        if gradients and 0 < most < norm:
-            # The factor of torch.nn.utils.clip_grads_with_norm_, which copies it to the device and waits for the copy.
-            torch._foreach_mul_([*gradients] if unit.wide is None else [unit.wide], most / (norm + 1e-6))
+        if gradients and (isinstance(factor, torch.Tensor) or factor != 1.0):
+            torch._foreach_mul_([*gradients] if unit.wide is None else [unit.wide], factor)
         if unit.matrices is None or self.muon is None:
             self.torch.step()
         else:
@@ -329,16 +357,20 @@ def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -
             return torch.optim.RMSprop(groups, lr=rate, alpha=config.beta2, momentum=config.momentum, eps=config.eps)
 
 
-def gradient_norm(gradients: Sequence[torch.Tensor]) -> float:
-    """The Euclidean norm of all gradients, as one vector; bf16 gradients are summed in fp32."""
-    if gradients[0].dtype != torch.bfloat16:
-        return float(torch.nn.utils.get_total_norm(gradients))
-    if gradients[0].device.type != "cpu":
-        return float(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]).norm())
-    # On a CPU, vector_norm of bf16 with fp32 sums is nine times slower than this cast of cache-sized pieces.
-    squares = 0.0
-    for gradient in gradients:
-        for piece in torch.split(gradient.reshape(-1), NORM_CHUNK):
-            wide = piece.float()
-            squares += float(wide @ wide)
-    return math.sqrt(squares)
+def _factor(sums: torch.Tensor, most: float) -> float | None:
+    """The factor that clips the gradients to a norm of `most`; None: a sum is not finite. Waits for the device."""
+    *others, square = sums.tolist()
+    norm = math.sqrt(square)
+    if not all(map(math.isfinite, (*others, norm))):
+        return None
+    # The factor of torch.nn.utils.clip_grads_with_norm_, which copies it to the device and waits for the copy.
+    return most / (norm + EPS) if 0 < most < norm else 1.0
+
+
+def copy(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copy each tensor, with few launches off the CPU. On a CPU each copy is a call, as fast as many in one."""
+    if to and to[0].device.type != "cpu":
+        torch._foreach_copy_(list(to), list(tensors))
+        return
+    for place, tensor in zip(to, tensors, strict=True):
+        place.copy_(tensor)

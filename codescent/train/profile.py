@@ -90,6 +90,11 @@ class Profiler:
         """The range of a step, numbered from 1."""
         return named(step_name(number))
 
+    @property
+    def has_steps_left(self) -> bool:
+        """Whether a window has not ended yet."""
+        return self.torch is not None
+
     def stepped(self, number: int) -> None:
         """A step is done. Collective at the end of a window: its files are written."""
         if self.torch is None:

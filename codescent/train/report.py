@@ -28,11 +28,11 @@ from codescent.train.board import Board
 from codescent.train.continuing import ended_early, how_to_continue, schedule_is_over
 from codescent.train.display import Display
 from codescent.train.estimate import Estimate
-from codescent.train.execute import StepResult
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import row
 from codescent.train.open import OpenRun
 from codescent.train.recorded_error import record
+from codescent.train.result import StepResult
 from codescent.train.validations import Validations
 
 ROWS = 100_000

@@ -1,0 +1,95 @@
+"""In: the sums of a step on the device, the laps of its parts. Out: its loss, norm, requests to stop and seconds.
+Does not sum over ranks (execute.py does). Off the CPU the host can launch the next step before it reads them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from codescent.base.stopwatch import Laps
+from codescent.plan import RECEIVES, SENDS, Verb
+
+WAIT_COLUMN = "exposed_comm_s"
+"""Metrics column charged with waiting for other ranks, in whichever verb: for messages and for collectives."""
+
+COLUMN: dict[Verb, str] = {
+    Verb.LOAD: "data_s",
+    Verb.FORWARD: "forward_s",
+    **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "backward_s"),
+    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE), WAIT_COLUMN),
+    Verb.STEP: "optimizer_s",
+}
+"""Metrics column charged with the time of each verb, without waiting."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step, equal on all ranks except `seconds` and `step_s`.
+
+    Attributes:
+        train_loss: mean loss of the global batch.
+        grad_norm: gradient norm before clipping.
+        stop: whether any rank has received a request to stop.
+        seconds: of this rank, by metrics column: each part of the step, without the others.
+        step_s: seconds of the whole step on this rank: see `Laps.step_s`.
+    """
+
+    train_loss: float
+    grad_norm: float
+    stop: bool
+    seconds: dict[str, float]
+    step_s: float = 0.0
+
+    def parts(self, step_s: float) -> dict[str, float]:
+        """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
+        backward together.
+
+        `step_s`: wall time of the step on this rank.
+        """
+        parts = {name: self.seconds.get(name, 0.0) for name in dict.fromkeys(COLUMN.values())}
+        rest = max(0.0, step_s - sum(parts.values()))
+        return {**parts, "compute_s": parts["forward_s"] + parts["backward_s"], "other_s": rest}
+
+    @property
+    def skipped(self) -> bool:
+        """Whether loss or gradients were not finite; then no rank has updated its weights."""
+        return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
+
+
+class Pending:
+    """The result of a step that is launched. On a CPU the step is also done.
+
+    Args:
+        sums: loss, ranks that were asked to stop, and squared norm, of all ranks; [3], fp64.
+        losses: the number of losses in the sum.
+        laps: of the step's parts.
+    """
+
+    def __init__(self, sums: torch.Tensor, losses: int, laps: Laps) -> None:
+        self.device, self.losses, self.laps, self.numbers = sums.device, losses, laps, sums
+        self.arrived: torch.cuda.Event | None = None
+        self.result: StepResult | None = None
+        if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
+            self.numbers = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            self.numbers.copy_(sums, non_blocking=True)
+            self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.arrived.record()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the device still computes the step, perhaps: the host should launch the next one meanwhile."""
+        return self.device.type != "cpu"
+
+    def read(self) -> StepResult:
+        """The result. Waits for the device, the first time."""
+        if self.result is None:
+            if self.arrived is not None:
+                self.arrived.synchronize()
+            loss, stops, square = self.numbers.tolist()
+            norm = math.sqrt(square)
+            self.result = StepResult(
+                loss / self.losses, norm, stops > 0, seconds=self.laps.read(), step_s=self.laps.step_s()
+            )
+        return self.result
