@@ -191,7 +191,8 @@ def bert_cases() -> dict[str, Case]:
         "fsdp x tp without sequence": {"dp_shard": 2, "tp": 2, "sequence_parallel": False},
         "everything 32": {"dp_replicate": 2, "pp": 2, "dp_shard": 4, "tp": 2, "microbatches": 4},
     }
-    model = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "dropout": 0.1}
+    # Of 20 positions the head reads 3: the share in the plan, and what the task masks of those without control tokens.
+    model = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "dropout": 0.1, "seq_len": 20}
     return {
         f"{name}-{head}": case(**layout, model=model, task=head)
         for name, layout in layouts.items()

@@ -51,7 +51,7 @@ def selected(plan: Plan) -> int:
 
 
 def step(case: dict[str, Any], rank: int) -> Answer:
-    """A step, as each one but the first of a run: what is made once is there."""
+    """A step, as each one but the first of a run: what is made once is there. Nobody reads its result yet."""
     plan, spy, watch = plan_of(case), DeviceSpy(), WatchCopies()
     spy.selected = selected(plan)
     with (
@@ -69,7 +69,7 @@ def step(case: dict[str, Any], rank: int) -> Answer:
         launches: Counter[str] = Counter()
         executor.arms = {verb: noted(verb, act, spy, watch, launches) for verb, act in executor.arms.items()}
         with spy, watch:
-            executor.step(0, 1e-3)
+            executor.launch(0, 1e-3)
         trainer.close()
     waits = [[why, place, number] for (why, place), number in spy.waits.items()]
     copied = [[*key, size] for key, size in watch.copied.items()]

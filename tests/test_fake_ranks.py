@@ -36,6 +36,7 @@ QUICK = (
     "stages: recompute: zero 3 bf16-full-dropout 0.1",
     "stages: recompute: tp-selective-dropout 0.1",
     "stages: recompute: tp x cp-full-dropout 0.1",
+    "stages: recompute: cp ring-products-dropout 0.0",
     "hybrids: dp x pp x tp",
     "hybrids: fsdp x cp all-gather",
     "hybrids: pp x fsdp interleaved stage 2",
@@ -53,24 +54,17 @@ QUICK = (
     "kind: transformer: zero 3, full",
 )
 """Each strategy and schedule, alone and with others. The other layouts are slow."""
-SCALARS, NORM, CLOCK = "the loss and the stop requests", "the norm, to clip and to skip", "the times of the step"
 WAITS = {
-    ("copy meta to cpu", "train/execute.py"): SCALARS,
-    ("_local_scalar_dense", "train/optimize.py"): NORM,
-    ("synchronize", "base/stopwatch.py"): CLOCK,
-}
-"""Where the host waits for the device in every step, once each, and what for. Each of them may only go."""
-MORE_WAITS = {
-    "bert": {
-        ("nonzero", "models/bert/module.py"): "the head computes the masked tokens; samples differ in their number",
-    },
+    "muon": {("copy meta to cpu", "train/optimize.py"): "Muon has no fused kernel: the host clips and skips"},
     "offload": {
+        ("copy meta to cpu", "train/optimize.py"): "the host updates the weights, so it clips and skips",
+        ("copy cpu to meta", "train/execute.py"): "the norm of gradients in the host's memory goes to all ranks",
         ("copy meta to cpu", "strategies/collectives.py"): "fully_shard adds micro-batches in the host's memory",
         ("copy cpu to meta", "train/muon.py"): "the momentum is in the host's memory, matrices are computed on devices",
         ("copy meta to cpu", "train/muon.py"): "as above",
     },
 }
-"""Where else it waits, by group of layouts."""
+"""Where the host waits for the device in a step, and what for, by group of layouts. Elsewhere it does not."""
 
 
 def steps(
@@ -93,10 +87,7 @@ def check(name: str, answers: dict[int, Answer]) -> set[tuple[str, str]]:
         check_issued(plan, rank, answer["issued"])
         if rank in plan.mesh.group("pp", 0):
             check_copied(plan, rank, answer["copied"])
-        waits = {(why, place.partition(":")[0]): number for why, place, number in answer["waits"]}
-        assert waits.keys() <= WAITS.keys() | MORE_WAITS.get(name.partition(":")[0], {}).keys(), name
-        assert all(waits.get(wait, 0) <= 1 for wait in WAITS), (name, waits)
-        seen |= waits.keys()
+        seen |= {(why, place.partition(":")[0]) for why, place, _ in answer["waits"]}
     return seen
 
 
@@ -104,13 +95,13 @@ def check(name: str, answers: dict[int, Answer]) -> set[tuple[str, str]]:
 def test_a_step_sends_what_is_declared(forker: Forker, tmp_path: Path, group: str) -> None:
     names = [name for name in QUICK if name.startswith(f"{group}:")]
     waits = [check(name, answers) for name, answers in steps(forker, tmp_path, names, first=True).items()]
-    assert set().union(*waits) == WAITS.keys() | MORE_WAITS.get(group, {}).keys(), "a wait is gone: remove it above"
+    assert set().union(*waits) == WAITS.get(group, {}).keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_rank_sends_what_is_declared(forker: Forker, tmp_path: Path, name: str) -> None:
-    check(name, steps(forker, tmp_path, [name])[name])
+    assert check(name, steps(forker, tmp_path, [name])[name]) <= WAITS.get(name.partition(":")[0], {}).keys()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ Does not choose the products: strategies/recompute.py does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -19,14 +20,26 @@ ATTENTION = (
     "codescent.block_attention.default",
     "codescent.wide_attention.default",
 )
-"""Kernels that compute attention as a whole. Attention with our dropout, and over a divided sequence, has none."""
-_keeping = False
+"""Kernels that compute attention as a whole. Attention with our dropout has none; of a divided sequence: `in_parts`."""
+_keeping = _in_parts = False
 
 
 def keeping() -> bool:
     """Whether a block computes whose products may be kept: then no operator may overwrite the result of another one,
     and attention is one operator."""
     return _keeping
+
+
+@contextmanager
+def in_parts() -> Iterator[None]:
+    """A block in which each kernel of attention sees some of the keys only. Its results are merged in place, so none is
+    kept."""
+    global _in_parts
+    before, _in_parts = _in_parts, True
+    try:
+        yield
+    finally:
+        _in_parts = before
 
 
 class _Policy:
@@ -41,7 +54,7 @@ class _Policy:
             number = self.counts[context.is_recompute]
             self.counts[context.is_recompute] += 1
             keeps = number < len(self.kept) and self.kept[number]
-        keeps = keeps or name in ATTENTION
+        keeps = keeps or (name in ATTENTION and not _in_parts)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 

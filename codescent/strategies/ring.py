@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
 from codescent.operators.fused_attention import fused_attention_for
+from codescent.operators.kept import in_parts
 from codescent.plan import Collective
 from codescent.strategies.causal_sources import CausalSources
 from codescent.strategies.causal_tiles import CausalTiles
@@ -167,7 +168,8 @@ def split_attention(
     kernel = fused_attention_for(q_BHTK) if keys_B is None else None
     if kernel is not None:
         sources = CausalSources(kernel, group.rank(), q_BHTK.shape[2])
-        return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
+        with in_parts():
+            return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
     tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
