@@ -38,7 +38,7 @@ def forward_and_backward(case: dict[str, Any]) -> None:
         for part in trainer.parts:
             make_tables(part, plan)
         executor.arms[Verb.REDUCE] = executor.arms[Verb.STEP] = lambda _: None
-        executor.step(0, 1.0)
+        executor.launch(0, 1.0)
         trainer.close()
 
 
