@@ -20,8 +20,9 @@ ATTENTION = (
     "codescent.block_attention.default",
     "codescent.wide_attention.default",
 )
-"""Kernels that compute attention as a whole. Attention with our dropout has none; of a divided sequence: `in_parts`."""
-_keeping = _in_parts = False
+"""Kernels that compute attention as a whole. Attention with our dropout has none; that over a divided sequence has one
+for each part (`in_parts`)."""
+_keeping, _in_parts = False, False
 
 
 def keeping() -> bool:
@@ -32,8 +33,8 @@ def keeping() -> bool:
 
 @contextmanager
 def in_parts() -> Iterator[None]:
-    """A block in which each kernel of attention sees some of the keys only. Its results are merged in place, so none is
-    kept."""
+    """A block that merges the attention to several ranks' keys in place. The parts are not kept: backward reads the whole
+    alone, and computes it again."""
     global _in_parts
     before, _in_parts = _in_parts, True
     try:

@@ -168,8 +168,7 @@ def split_attention(
     kernel = fused_attention_for(q_BHTK) if keys_B is None else None
     if kernel is not None:
         sources = CausalSources(kernel, group.rank(), q_BHTK.shape[2])
-        with in_parts():
-            return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
+        return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
     tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
@@ -227,11 +226,12 @@ class FusedSplitAttention(torch.autograd.Function):
         """See `split_attention`."""
         q_BHTK, kv_2BGTK = q_BHTK.transpose(1, 2).contiguous().transpose(1, 2), torch.stack([k_BGTK, v_BGTK])
         wide_BHTK, lse_BHT = q_BHTK, q_BHTK  # the first visit is this rank's own
-        for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
-            if source == sources.index:
-                wide_BHTK, lse_BHT = sources.first(q_BHTK, visitor_2BGTK)
-            else:
-                sources.attend_(source, q_BHTK, visitor_2BGTK, wide_BHTK, lse_BHT)
+        with in_parts():
+            for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
+                if source == sources.index:
+                    wide_BHTK, lse_BHT = sources.first(q_BHTK, visitor_2BGTK)
+                else:
+                    sources.attend_(source, q_BHTK, visitor_2BGTK, wide_BHTK, lse_BHT)
         y_BHTK = wide_BHTK.to(q_BHTK.dtype)
         ctx.save_for_backward(q_BHTK, kv_2BGTK, y_BHTK, lse_BHT)
         ctx.exchange, ctx.sources = exchange, sources

@@ -36,7 +36,8 @@ def gradient_square(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def square_on_device(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See `gradient_square`. A tensor's own norm is in fp32 at least; the squares are summed in fp64."""
+    """See `gradient_square`. A tensor's own norm is in fp32 at least; the squares of these norms are summed in fp64."""
     wide = torch.promote_types(gradients[0].dtype, torch.float32)
     norms = torch._foreach_norm(list(gradients), 2, dtype=wide)
-    return torch.stack(norms).double().square().sum()
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+    return norm.square()

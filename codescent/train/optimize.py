@@ -249,11 +249,12 @@ class Optimizer:
         `found_inf` = 1: weights and state stay, bit by bit. Gradients are divided by `grad_scale`, which is fp32, so
         gradients in fp64 are multiplied by a factor.
         """
-        norm, most = sums[-1].sqrt(), self.config.max_grad_norm
-        self.torch.found_inf = sums.isfinite().all().logical_not().float()  # type: ignore[attr-defined]
+        most = self.config.max_grad_norm
+        # 0 times what is not finite is NaN, which equals nothing. `isfinite` would launch five operators more.
+        self.torch.found_inf = (sums.sum() * 0.0).ne(0.0).float()  # type: ignore[attr-defined]
         if not most:
             return 1.0
-        scale = torch.where(norm > most, (norm + EPS) / most, 1.0)
+        scale = ((sums[-1].sqrt() + EPS) / most).clamp(min=1.0)  # as torch.nn.utils.clip_grads_with_norm_
         if self.masters[0].dtype == torch.float64:
             return scale.reciprocal()
         self.torch.grad_scale = scale.float()  # type: ignore[attr-defined]
