@@ -33,8 +33,8 @@ def keeping() -> bool:
 
 @contextmanager
 def in_parts() -> Iterator[None]:
-    """A block that merges the attention to several ranks' keys in place. The parts are not kept: backward reads the whole
-    alone, and computes it again."""
+    """A block that merges the attention to several ranks' keys in place. The parts are not kept: backward reads the
+    whole alone, and computes it again."""
     global _in_parts
     before, _in_parts = _in_parts, True
     try:
