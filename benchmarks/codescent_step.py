@@ -21,6 +21,7 @@ from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
 from codescent.operators.products import sum_wide, widen_bf16
 from codescent.train.assemble import assemble
+from codescent.train.compiling import chosen
 from codescent.train.machine import try_bf16, try_matmul
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
@@ -40,7 +41,7 @@ def config_of(arguments: argparse.Namespace, work: Work) -> Config:
         },
         "train": {
             "global_batch_size": work.batch_size, "precision": arguments.precision, "compile": arguments.compile,
-            "head_chunk_tokens": arguments.head_chunk_tokens, "num_steps": 1_000_000,
+            "head_chunk_tokens": arguments.head_chunk_tokens, "device": arguments.device, "num_steps": 1_000_000,
         },
         "optimizer": {
             "learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "beta1": BETAS[0], "beta2": BETAS[1],
@@ -57,7 +58,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--work", type=Work.parse, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", choices=("none", "blocks", "model"), default="blocks")
-    parser.add_argument("--head-chunk-tokens", type=int, default=1024)
+    parser.add_argument("--head-chunk-tokens", type=int, help="train.head_chunk_tokens; without it, auto")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rank", type=int, help="rank of the adapters; without it, no adapters")
     parser.add_argument("--clip", type=float, default=0.0)
@@ -79,7 +80,8 @@ def main() -> None:
     widen_bf16(widens is not None and widens["choice"] == "fp32")
     sum_wide()
     with StopRequest(alone=True) as stop:
-        trainer = assemble(config, plan, world, dataset, 0, stop)
+        compiles = chosen(config.train, plan, world)["choice"]  # also sets which functions are compiled alone
+        trainer = assemble(config, plan, world, dataset, 0, stop, compiles)
         taken, before = 0, None
 
         def step() -> None:

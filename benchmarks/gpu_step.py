@@ -53,7 +53,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--seq-len", type=positive, default=1024, help="tokens per sample")
     parsed.add_argument("--vocab-size", type=positive, default=50304, help="of both; 50257 is not a multiple of 8")
     parsed.add_argument("--compile", default="blocks,none", help="values of codescent's train.compile, with commas")
-    parsed.add_argument("--head-chunk-tokens", type=int, default=1024, help="codescent's train.head_chunk_tokens")
+    parsed.add_argument("--head-chunk-tokens", type=int, help="codescent's train.head_chunk_tokens; default: auto")
     parsed.add_argument("--clip", type=float, default=1.0, help="gradient norm to clip to; 0: no clipping")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, default=20, help="steps per turn")
@@ -90,7 +90,8 @@ def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[
     if arguments.llmc:
         systems.append(OnCuda(arguments.llmc, work, arguments.warmup, folder))
     for way in arguments.compile.split(","):
-        own = ["--compile", way, "--head-chunk-tokens", str(arguments.head_chunk_tokens)]
+        chunk = arguments.head_chunk_tokens
+        own = ["--compile", way, *([] if chunk is None else ["--head-chunk-tokens", str(chunk)])]
         argv = [sys.executable, str(here / "codescent_step.py"), *common, *own]
         systems.append(PipedProgram(f"codescent-{way}", argv, env, folder))
     return systems

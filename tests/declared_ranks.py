@@ -111,8 +111,7 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, 
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)
     assemble._loader = lambda *_: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
-    config = Config.model_validate(case["config"])
-    return assemble.assemble(config, plan, world, dataset, 0, stop, config.train.compile or "none")
+    return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 
 def joined(plan: Plan, rank: int) -> World:

@@ -118,6 +118,8 @@ READ = SAMPLES * (T + 1) * 8 + 4  # tokens and targets; the loss
         # probabilities; value and slope of GELU.
         ("none", N * (4 * (8 * D + 2 * F) + 16) + 4 * SAMPLES * H * T * T),
         ("selective", N * (4 * (8 * D + F) + 16)),
+        # Its input; queries, keys, values, which attention has in its own order, too; its output; the input of GELU.
+        ("products", N * 4 * (8 * D + F)),
         ("full", N * 4 * D),
     ],
 )

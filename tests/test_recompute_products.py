@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build
+from codescent.build.less_memory import _kept_width
 from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
 from codescent.models.part import Part
+from codescent.operators import kept
 from codescent.operators.kept import ATTENTION, PRODUCTS
 from codescent.plan import Plan
 from codescent.strategies import Recompute, ThisRank
@@ -127,16 +130,16 @@ def test_less_is_kept_than_without_and_more_than_with_full(kind: str) -> None:
     """What autograd saves in blocks are their inputs alone; the results that are kept are counted by the operators."""
     sizes = {}
     for what in ("none", "products", "full"):
-        part, kept = module_of(plan_of(kind, what)), dict[int, int]()
+        part, saved = module_of(plan_of(kind, what)), dict[int, int]()
         parameters = {p.untyped_storage().data_ptr() for p in part.parameters()}
 
-        def pack(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        def pack(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss_of(part, kind)
-        sizes[what] = sum(size for place, size in kept.items() if place not in parameters)
+        sizes[what] = sum(size for place, size in saved.items() if place not in parameters)
     assert sizes["none"] > sizes["products"] == sizes["full"]
 
 
@@ -175,3 +178,36 @@ def test_flops_are_those_of_the_products_into_the_residual_stream() -> None:
     for kind in KINDS:
         amounts = [plan_of(kind, what).flops().recomputed_flops for what in ("none", "products", "full")]
         assert amounts[0] == 0 < amounts[1] < amounts[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_what_advice_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers per position: those of COLUMN products; attention as often as the blocks have it."""
+    products, attentions, decide = 0, 0, kept._Policy.__call__
+
+    def watch(policy: Any, context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+        nonlocal products, attentions
+        decision = decide(policy, context, operator, *args, **options)
+        if decision is CheckpointPolicy.MUST_SAVE and not context.is_recompute:
+            attentions += str(operator) in ATTENTION
+            if str(operator) in PRODUCTS:
+                products += args[-2].shape[0] * args[-1].shape[1]
+        return decision
+
+    monkeypatch.setattr(kept._Policy, "__call__", watch)
+    plan = plan_of(kind, "products")
+    loss_of(module_of(plan), kind)
+    width = WIDTHS["hidden_dim"]
+    encoder, decoder = BATCH * 10, BATCH * 14
+    expected = {
+        "gpt2": 2 * BATCH * LENGTH * (3 * width + 4 * width),
+        "llama": 2 * BATCH * LENGTH * (2 * width + 2 * 96),
+        "bert": 2 * BATCH * LENGTH * (3 * width + 96),
+        "transformer": encoder * (3 * width + 96 + 2 * width) + decoder * (3 * width + width + 96),
+    }
+    assert products == expected[kind]
+    assert attentions == (3 if kind == "transformer" else 2)
+    if kind != "transformer":  # whose layers read positions of two sequences
+        kept_width = expected[kind] / (2 * BATCH * LENGTH)
+        heads = plan.model.num_heads + plan.model.num_kv_heads
+        assert _kept_width(plan) == kept_width + 2 * heads * plan.model.head_dim

@@ -192,9 +192,12 @@ def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
 
 
 def _kept_width(plan: Plan) -> float:
-    """Numbers per position and block, on average, that recompute = "products" keeps beside the input of a block: the
-    outputs of attention and of COLUMN matrices."""
+    """Numbers per position and block, on average, that recompute = "products" keeps beside the input of a block.
+
+    They are the outputs of COLUMN matrices and of attention, and, on a CPU alone, a copy of queries, keys and values.
+    """
+    model = plan.model
     columns = [tensor.parameter for tensor in plan.tensors if tensor.parameter.role is Role.COLUMN]
-    in_blocks = [one for one in columns if any(1 <= depth <= plan.model.num_layers for depth in one.depths)]
+    in_blocks = [one for one in columns if any(1 <= depth <= model.num_layers for depth in one.depths)]
     outputs = sum(math.prod(one.shape[:-1]) for one in in_blocks if len(one.shape) > 1)
-    return outputs / plan.model.num_layers + plan.model.num_heads * plan.model.head_dim
+    return outputs / model.num_layers + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim

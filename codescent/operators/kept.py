@@ -4,11 +4,17 @@ Does not choose the products: strategies/recompute.py does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode  # in torch's documentation, in spite of its name
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
 
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "codescent.wide_product.default")
 """The operators that compute the product of a linear layer. Products inside of attention are others (bmm)."""
@@ -23,6 +29,7 @@ ATTENTION = (
 """Kernels that compute attention as a whole. Attention with our dropout has none; that over a divided sequence has one
 for each part (`in_parts`)."""
 _keeping, _in_parts = False, False
+_note: Callable[[Tensor], object] | None = None
 
 
 def keeping() -> bool:
@@ -43,6 +50,20 @@ def in_parts() -> Iterator[None]:
         _in_parts = before
 
 
+@contextmanager
+def noted(note: Callable[[Tensor], object]) -> Iterator[None]:
+    """A block in which `note` is called with each result that is kept. Autograd's hooks do not see these results.
+
+    What compiled code keeps is saved by autograd.
+    """
+    global _note
+    before, _note = _note, note
+    try:
+        yield
+    finally:
+        _note = before
+
+
 class _Policy:
     """Keeps attention, and the products that are True in `kept`, in the order in which the block computes them."""
 
@@ -59,22 +80,41 @@ class _Policy:
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+class _Noting(TorchDispatchMode):
+    """Calls `note` with the results that a policy keeps."""
+
+    def __init__(self, kept: Sequence[bool], note: Callable[[Tensor], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.policy, self.note = _Policy(kept), note
+        self.context = SelectiveCheckpointContext(is_recompute=False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.policy(self.context, func) is CheckpointPolicy.MUST_SAVE:
+            for tensor in out if isinstance(out, tuple) else (out,):
+                if isinstance(tensor, Tensor):
+                    self.note(tensor)
+        return out
+
+
 class _Keeping:
     """A context of torch's, in which `keeping()` is true."""
 
-    def __init__(self, context: Any) -> None:
-        self.context = context
+    def __init__(self, *contexts: Any) -> None:
+        self.contexts = contexts
 
     def __enter__(self) -> Self:
         global _keeping
         self.before, _keeping = _keeping, True
-        self.context.__enter__()
+        self.stack = ExitStack()
+        for context in self.contexts:
+            self.stack.enter_context(context)
         return self
 
     def __exit__(self, *error: Any) -> Any:
         global _keeping
         _keeping = self.before
-        return self.context.__exit__(*error)
+        return self.stack.__exit__(*error)
 
 
 def compiled_contexts(kept: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -86,4 +126,5 @@ def compiled_contexts(kept: tuple[bool, ...]) -> tuple[Any, Any]:
 def contexts(kept: tuple[bool, ...]) -> tuple[Any, Any]:
     """The contexts of forward and of the second computation."""
     forward, again = compiled_contexts(kept)
-    return _Keeping(forward), _Keeping(again)
+    noting = [] if _note is None else [_Noting(kept, _note)]  # first, so that it sees what the next one computes
+    return _Keeping(*noting, forward), _Keeping(again)

@@ -55,11 +55,12 @@ def assemble(
     dataset: AnyDataset,
     first_step: int,
     stop: StopRequest,
-    compiles: str,
+    compiles: str | None = None,
 ) -> Trainer:
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
 
-    `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model".
+    `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model"; None: what
+    train.compile names, nothing if that is auto.
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -77,7 +78,7 @@ def assemble(
     weights = _initialise(parts, this_rank, replaced=first_step > 0)
     gradients = _gradients(parts, this_rank)
     for part in parts:
-        _compile(part, compiles, graphs=config.train.cuda_graphs)
+        _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device))
     loader = _loader(config, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)

@@ -37,7 +37,7 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     Raises:
         UserError: on every rank: train.cuda_graphs without compiled blocks on CUDA.
     """
-    compiler = _why_not(train, world)
+    compiler = _why_not(train, plan, world)
     choice, why = train.compile, ""
     if choice is None:
         why = compiler or next(_refusals(plan), "")
@@ -47,12 +47,11 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
             "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
             f"{why or compiler}; set train.cuda_graphs = false"
         )
-    alone = compiler or ("parallel.data_parallel: threads would compile at once" if plan.devices > 1 else "")
-    compiled.use(not alone)
-    return {"choice": choice, "auto": train.compile is None, "why": why, "functions_why": alone}
+    compiled.use(not compiler)
+    return {"choice": choice, "auto": train.compile is None, "why": why, "functions_why": compiler}
 
 
-def _why_not(train: Train, world: World) -> str:
+def _why_not(train: Train, plan: Plan, world: World) -> str:
     """Why nothing is compiled that the config does not name; "": the compiler works. Ranks decide together."""
     if world.device.type == "cpu":
         return "the device is a CPU"
@@ -60,6 +59,8 @@ def _why_not(train: Train, world: World) -> str:
         return 'train.compile = "none"'
     if train.deterministic:
         return "train.deterministic: compiled kernels are chosen by their times"
+    if plan.devices > 1:
+        return "parallel.data_parallel: its threads would compile at once, and compiled modules cannot be copied"
     mine = broken(world.device.type)
     return "" if world.all_agree(not mine) else mine or "the compiler of another rank does not work"
 
@@ -73,8 +74,6 @@ def _refusals(plan: Plan) -> Iterator[str]:
         yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
     if plan.layout.recompute == "products" and plan.mesh.cp > 1:
         yield 'parallel.recompute = "products" with cp: messages divide a block, and its products would not be kept'
-    if plan.devices > 1:
-        yield "parallel.data_parallel: compiled modules cannot be copied"
 
 
 @cache

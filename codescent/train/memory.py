@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
 from codescent.train.failed_allocation import is_out_of_memory
@@ -66,7 +67,7 @@ class SavedStorages:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """A block whose saved tensors are noted. It changes no value: backward gets the same memory."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack), kept.noted(self._pack):
             yield
 
     def alive(self) -> Iterator[torch.UntypedStorage]:
