@@ -127,7 +127,7 @@ def recompute_cases() -> dict[str, Case]:
     return {
         f"{name}-{what}-dropout {dropout}": case(**layout, recompute=what, model={"num_layers": 2, "dropout": dropout})
         for name, layout in layouts.items()
-        for what in ("none", "selective", "full")
+        for what in ("none", "selective", "products", "full")
         for dropout in (0.0, 0.1)
     }
 
@@ -184,13 +184,15 @@ def bert_cases() -> dict[str, Case]:
         "tp bf16": {"tp": 4, "precision": "bf16", "microbatches": 2},
         "tp without sequence": {"tp": 2, "sequence_parallel": False, "head_chunk_tokens": 0},
         "tp, full": {"tp": 2, "recompute": "full"},
+        "tp, products": {"tp": 2, "recompute": "products"},
         "pp zero-bubble": {"pp": 2, "schedule": "zero-bubble", "microbatches": 4},
         "pp x tp": {"pp": 2, "tp": 2, "microbatches": 2},
         "pp x fsdp": {"pp": 2, "dp_shard": 2, "microbatches": 2},
         "fsdp x tp without sequence": {"dp_shard": 2, "tp": 2, "sequence_parallel": False},
         "everything 32": {"dp_replicate": 2, "pp": 2, "dp_shard": 4, "tp": 2, "microbatches": 4},
     }
-    model = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "dropout": 0.1}
+    # Of 20 positions the head reads 3: the share in the plan, and what the task masks of those without control tokens.
+    model = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "dropout": 0.1, "seq_len": 20}
     return {
         f"{name}-{head}": case(**layout, model=model, task=head)
         for name, layout in layouts.items()

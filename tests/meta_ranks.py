@@ -51,7 +51,7 @@ def selected(plan: Plan) -> int:
 
 
 def step(case: dict[str, Any], rank: int) -> Answer:
-    """A step, as each one but the first of a run: what is made once is there."""
+    """A step, as each one but the first of a run: what is made once is there. Nobody reads its result yet."""
     plan, spy, watch = plan_of(case), DeviceSpy(), WatchCopies()
     spy.selected = selected(plan)
     with (

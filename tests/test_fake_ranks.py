@@ -36,6 +36,7 @@ QUICK = (
     "stages: recompute: zero 3 bf16-full-dropout 0.1",
     "stages: recompute: tp-selective-dropout 0.1",
     "stages: recompute: tp x cp-full-dropout 0.1",
+    "stages: recompute: cp ring-products-dropout 0.0",
     "hybrids: dp x pp x tp",
     "hybrids: fsdp x cp all-gather",
     "hybrids: pp x fsdp interleaved stage 2",
@@ -53,21 +54,17 @@ QUICK = (
     "kind: transformer: zero 3, full",
 )
 """Each strategy and schedule, alone and with others. The other layouts are slow."""
-NORM = {("copy meta to cpu", "train/optimize.py"): "the loss and the norm, to clip and to skip, once in a step"}
-WAITS: dict[str, dict[tuple[str, str], str]] = {
-    "muon": NORM,
-    "bert": {
-        ("nonzero", "models/bert/module.py"): "the head computes the masked tokens; samples differ in their number",
-    },
+WAITS = {
+    "muon": {("copy meta to cpu", "train/optimize.py"): "Muon has no fused kernel: the host clips and skips"},
     "offload": {
-        **NORM,
-        ("copy cpu to meta", "train/execute.py"): "the square of the norm of gradients in the host's memory",
+        ("copy meta to cpu", "train/optimize.py"): "the host updates the weights, so it clips and skips",
+        ("copy cpu to meta", "train/execute.py"): "the norm of gradients in the host's memory goes to all ranks",
         ("copy meta to cpu", "strategies/collectives.py"): "fully_shard adds micro-batches in the host's memory",
         ("copy cpu to meta", "train/muon.py"): "the momentum is in the host's memory, matrices are computed on devices",
         ("copy meta to cpu", "train/muon.py"): "as above",
     },
 }
-"""Where the host waits for the device while it launches a step, by group of layouts. Each of them may only go."""
+"""Where the host waits for the device in a step, and what for, by group of layouts. Elsewhere it does not."""
 
 
 def steps(
@@ -90,10 +87,7 @@ def check(name: str, answers: dict[int, Answer]) -> set[tuple[str, str]]:
         check_issued(plan, rank, answer["issued"])
         if rank in plan.mesh.group("pp", 0):
             check_copied(plan, rank, answer["copied"])
-        waits = {(why, place.partition(":")[0]): number for why, place, number in answer["waits"]}
-        assert waits.keys() <= WAITS.get(name.partition(":")[0], {}).keys(), name
-        assert all(waits.get(wait, 0) <= 1 for wait in NORM), (name, waits)
-        seen |= waits.keys()
+        seen |= {(why, place.partition(":")[0]) for why, place, _ in answer["waits"]}
     return seen
 
 
@@ -101,13 +95,13 @@ def check(name: str, answers: dict[int, Answer]) -> set[tuple[str, str]]:
 def test_a_step_sends_what_is_declared(forker: Forker, tmp_path: Path, group: str) -> None:
     names = [name for name in QUICK if name.startswith(f"{group}:")]
     waits = [check(name, answers) for name, answers in steps(forker, tmp_path, names, first=True).items()]
-    assert set().union(*waits) == WAITS.get(group, {}).keys(), "a wait is gone: remove it above"
+    assert set().union(*waits) == WAITS.get(group, {}).keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_rank_sends_what_is_declared(forker: Forker, tmp_path: Path, name: str) -> None:
-    check(name, steps(forker, tmp_path, [name])[name])
+    assert check(name, steps(forker, tmp_path, [name])[name]) <= WAITS.get(name.partition(":")[0], {}).keys()
 
 
 @pytest.mark.parametrize(
