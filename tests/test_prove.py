@@ -26,7 +26,11 @@ from codescent.verbs.prove import Finding, LayoutCase, layouts_of, parse_layouts
 
 
 def test_layouts_are_all_divisions() -> None:
-    assert {str(layout) for layout in layouts_of([1])} == {"recompute=selective", "recompute=full"}
+    assert {str(layout) for layout in layouts_of([1])} == {
+        "recompute=selective",
+        "recompute=products",
+        "recompute=full",
+    }
     found = [str(layout) for layout in layouts_of([4])]
     alone = {"tp=4", "tp=4 sequence_parallel=false", "cp=4 context=ring", "cp=4 context=all-gather", "dp_replicate=4"}
     alone |= {f"dp_shard=4 zero_stage={stage}" for stage in (1, 2, 3)}

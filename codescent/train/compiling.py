@@ -94,12 +94,13 @@ def _trial(x: torch.Tensor) -> torch.Tensor:
 
 def levers(choice: dict[str, Any], plan: Plan, device: torch.device) -> dict[str, Any]:
     """What was chosen, for the levers of environment.json."""
-    cpu = device.type == "cpu"
+    precision = plan.work.precision
+    sums = "apart" if device.type == "cpu" else products.sums(device)
     return {
         "compile": choice["choice"],
         "head_chunk_tokens": plan.model.head_chunk_tokens,
-        "functions": f"by torch's operators: {choice['functions_why']}" if choice["functions_why"] else "compiled",
-        "head_weight_gradient": SUMS["apart" if cpu or plan.work.precision != "bf16" else products.sums(device)],
+        "functions": f"not compiled: {choice['functions_why']}" if choice["functions_why"] else "compiled",
+        "head_weight_gradient": SUMS[sums] if precision == "bf16" else f"added in {precision}",
     }
 
 

@@ -263,7 +263,7 @@ class Report:
         """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
         devices = self.run.world.place.world_size * self.run.plan.devices
         spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
-        return {"mfu_spec": spec, "hfu": mfu * self.hardware_flops / self.flops}
+        return {"mfu_spec": spec, "hfu": mfu * (self.hardware_flops / self.flops)}
 
     def _mfu(self, step: int, flops_per_s: float) -> float:
         """FLOP/s of a step, relative to the products of all devices.
