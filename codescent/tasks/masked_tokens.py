@@ -17,12 +17,11 @@ from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
-from codescent.models.bert.declare import MASKED_SHARE as SHARE
-from codescent.models.bert.declare import num_masked
 from codescent.tasks.task import TaskRequest, refuse_no_wordpiece
 from codescent.tasks.text import TextDataset, TextTask
 
 # Devlin et al. 2018, section 3.1
+SHARE = 0.15  # share of the tokens that are selected
 MASKED = 0.8  # share of the selected tokens that become [MASK]
 RANDOM = 0.1  # share of the selected tokens that become a random token; the others stay unchanged
 MASKINGS = 10  # times that each piece of training text is masked, as in BERT's own data (dupe_factor)
@@ -46,7 +45,7 @@ class MaskedSource:
         self.name = split.name
         self.num_pieces = split.num_samples(self.pieces_len)
         self.num_samples = self.num_pieces * maskings
-        self.num_masked = num_masked(seq_len)
+        self.num_masked = max(1, round(SHARE * self.pieces_len))
         self.losses_per_sample: int | None = self.num_masked
         self._split, self._tokenizer = split, tokenizer
         self._key = int.from_bytes(hashlib.blake2b(f"{seed} {split.name}".encode(), digest_size=8).digest(), "little")
