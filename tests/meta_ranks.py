@@ -65,6 +65,7 @@ def step(case: dict[str, Any], rank: int) -> Answer:
         executor = trainer.executor
         for part in trainer.parts:
             make_tables(part, plan)
+            part.losses_per_sample = round(plan.task.head_share * plan.work.seq_len)  # as the source of "mlm" says
         executor.watch.cuda, executor.memory.counted = True, True  # meta tensors have no place in memory to count
         launches: Counter[str] = Counter()
         executor.arms = {verb: noted(verb, act, spy, watch, launches) for verb, act in executor.arms.items()}

@@ -96,11 +96,11 @@ def test_turns_are_those_of_the_cpu(compiles: None, dtype: torch.dtype) -> None:
 
 def test_rows_with_a_target_are_selected_without_a_wait() -> None:
     targets_BT = torch.where(torch.arange(60).view(3, 20) % 7 == 0, 5, -1)
-    expected = as_many_rows(targets_BT)
+    expected = as_many_rows(targets_BT, 3)
     there = targets_BT.to(CUDA)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = as_many_rows(there)
+        found = as_many_rows(there, 3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from codescent.data.samples import Numbers, Samples
 from codescent.data.text.dataset import Dataset, open_dataset
 from codescent.data.text.prepare import prepare
 from codescent.data.text.split import TextSource
+from codescent.train.assemble import _loader
 
 SEQ_LEN = 16
 
@@ -172,3 +174,17 @@ def test_ranks_know_the_losses_of_the_whole_step_and_what_is_beside_tokens() -> 
         assert torch.cat([batch.extras["lengths_B"] for batch in batches]).tolist() == (10 * wanted).tolist()
     for loader in halves:
         loader.close()
+
+
+@pytest.mark.parametrize("each", [None, 3])
+def test_the_parts_of_a_model_are_told_how_many_losses_a_sample_has(each: int | None) -> None:
+    """The head of masked tokens computes so many rows, and waits for no device."""
+    source, part = Uneven(), SimpleNamespace()
+    source.losses_per_sample = each  # type: ignore[assignment]
+    work = SimpleNamespace(seq_len=4, positions=lambda _: 4, global_batch_size=2, num_microbatches=1, prefetch=0)
+    plan = SimpleNamespace(work=work, seed=1, model=SimpleNamespace(vocab_size=9))
+    plan.schedule, plan.samples = SimpleNamespace(programs=[[]]), lambda rank, number: slice(0, 2)
+    world = SimpleNamespace(place=SimpleNamespace(rank=0), stage=0, device=torch.device("cpu"))
+    dataset = SimpleNamespace(source=lambda *_: source)
+    _loader([part], plan, world, dataset, 0).close()  # type: ignore[arg-type, list-item]
+    assert part.losses_per_sample == each

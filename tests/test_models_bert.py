@@ -398,7 +398,7 @@ def test_a_plan_knows_what_is_read_beside_tokens_and_how_much_the_head_reads() -
 def test_on_a_device_the_head_computes_as_many_rows_whatever_the_targets(
     monkeypatch: pytest.MonkeyPatch, found: int
 ) -> None:
-    """Their number is the task's, 3 of 20 positions. Rows without a target have no loss and no gradient."""
+    """Their number is the task's, 3 of a sample. Rows without a target have no loss and no gradient."""
     shape = small()
     tokens_BT = torch.randint(0, 61, (BATCH, 20), generator=torch.Generator().manual_seed(0))
     targets_BT = torch.full_like(tokens_BT, -1)
@@ -408,17 +408,20 @@ def test_on_a_device_the_head_computes_as_many_rows_whatever_the_targets(
     for rows in (bert_module.rows_with_target, bert_module.as_many_rows):
         monkeypatch.setattr(bert_module, "rows_with_target", rows)
         module = build(shape, torch.float64, chunk=4)
+        module.losses_per_sample = 3
         loss = module(tokens_BT, targets_BT)
         backward(loss)
         results.append([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-    rows_M, targets_M, too_many = bert_module.as_many_rows(targets_BT)
+    rows_M, targets_M, too_many = bert_module.as_many_rows(targets_BT, 3)
     assert (len(rows_M), int((targets_M >= 0).sum()), bool(too_many)) == (9, found, False)
 
 
-def test_more_targets_than_the_task_gives_have_no_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_targets_than_the_task_has_said_have_no_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bert_module, "rows_with_target", bert_module.as_many_rows)
     tokens_BT = torch.zeros(BATCH, 20, dtype=torch.int64)
     targets_BT = torch.where(torch.arange(20) < 4, 1, -1).expand(BATCH, 20)
-    assert build(small(), torch.float64)(tokens_BT, targets_BT).isnan()
+    module = build(small(), torch.float64)
+    module.losses_per_sample = 3
+    assert module(tokens_BT, targets_BT).isnan()

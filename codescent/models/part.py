@@ -44,6 +44,7 @@ class Part(nn.Module):
         vocabulary: computes the embedding and the loss from the vocabulary matrix.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
+        losses_per_sample: number of losses of every sample; None: it varies, or nobody has said it.
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
         tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
@@ -67,6 +68,7 @@ class Part(nn.Module):
         self.vocabulary = Vocabulary()
         self.tokens_T: Tensor | None = None
         self.rows_T: Tensor | None = None
+        self.losses_per_sample: int | None = None
         self.deferred: Deferred | None = None
         self._dropout_keys_SB: Tensor | None = None
         with torch.device("meta"):  # on other devices torch's modules would initialise values that are never read

@@ -17,14 +17,13 @@ from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
-from codescent.models.bert.declare import MASKED_SHARE as SHARE
-from codescent.models.bert.declare import num_masked
 from codescent.models.shape import Shape
 from codescent.plan import TaskFacts
 from codescent.tasks.task import TaskRequest, refuse_no_wordpiece
 from codescent.tasks.text import TextDataset, TextTask
 
 # Devlin et al. 2018, section 3.1
+SHARE = 0.15  # share of the tokens that are selected
 MASKED = 0.8  # share of the selected tokens that become [MASK]
 RANDOM = 0.1  # share of the selected tokens that become a random token; the others stay unchanged
 MASKINGS = 10  # times that each piece of training text is masked, as in BERT's own data (dupe_factor)
@@ -102,6 +101,11 @@ class MaskedDataset(TextDataset):
         tokens, maskings = (self.text.train, MASKINGS) if split == "train" else (self.text.validation, 1)
         assert isinstance(self.text.tokenizer, WordPiece)
         return MaskedSource(tokens, self.text.tokenizer, seq_len, self.seed, maskings)
+
+
+def num_masked(seq_len: int) -> int:
+    """How many tokens of a sample are selected. [CLS] and [SEP] are never among them."""
+    return max(1, round(SHARE * (seq_len - 2)))
 
 
 class MaskedTokens(TextTask):

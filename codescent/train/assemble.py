@@ -80,7 +80,7 @@ def assemble(
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device))
-    loader = _loader(config, plan, world, dataset, first_step)
+    loader = _loader(parts, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)
 
@@ -204,9 +204,12 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
             part.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
 
 
-def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
+def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
+    """The loader of this rank's samples. The parts are told how many losses a sample has."""
     work, rank = plan.work, world.place.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
+    for part in parts:
+        cast(Part, part).losses_per_sample = source.losses_per_sample
     sampler = Sampler(plan.seed, source.num_samples, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]

@@ -26,11 +26,6 @@ MASKED_SHARE = 0.15
 """Share of the positions whose tokens the head "mlm" predicts (Devlin et al. 2019, section 3.1)."""
 
 
-def num_masked(seq_len: int) -> int:
-    """How many tokens of a sample the head "mlm" predicts. [CLS] and [SEP] are never among them."""
-    return max(1, round(MASKED_SHARE * (seq_len - 2)))
-
-
 @dataclass(frozen=True)
 class BertShape(EqualHeads):
     """Sizes of a BERT. `dropout` is one probability for embeddings, attention and residuals; `head` is one of HEADS."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape, num_masked
+from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 from codescent.models.decoder import Block
 from codescent.models.part import Part, padding
 from codescent.operators import products
@@ -136,7 +136,7 @@ class Bert(Part):
         if targets_BT is None:
             logits_BTV: Tensor = products.linear(head(x_BTD), weight_VD) + bias_V
             return logits_BTV
-        rows_M, targets_M, too_many = rows_with_target(targets_BT)
+        rows_M, targets_M, too_many = rows_with_target(targets_BT, self.losses_per_sample)
         x_MD = head(x_BTD.flatten(0, 1).index_select(0, rows_M))
         loss: Tensor = self.vocabulary.loss_of_rows(
             x_MD,
@@ -152,26 +152,27 @@ class Bert(Part):
         return loss if too_many is None else loss.masked_fill(too_many, math.nan)
 
 
-def rows_with_target(targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The rows whose target is not negative, as indices [M] in B * T, and their targets; third: see `as_many_rows`.
+def rows_with_target(targets_BT: Tensor, each: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The rows whose target is not negative, as indices [M] in B * T, and their targets.
 
-    On a device their number is known only when the device has counted them, and the host would wait for that.
+    On a device M is known only when the device has counted the targets, and the host waits for that; so there
+    `as_many_rows` selects them, if every sample has `each` targets. Third result: see there; None: all are selected.
     """
-    if targets_BT.device.type != "cpu":
-        return as_many_rows(targets_BT)
+    if each is not None and targets_BT.device.type != "cpu":
+        return as_many_rows(targets_BT, each)
     targets_N = targets_BT.flatten()
     rows_M = (targets_N >= 0).nonzero().squeeze(1)
     return rows_M, targets_N[rows_M], None
 
 
-def as_many_rows(targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`rows_with_target`, with an M that does not depend on the targets: the masked tokens of B samples.
+def as_many_rows(targets_BT: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`rows_with_target`, with an M that does not depend on the targets: `each` of every sample.
 
-    The task "mlm" masks so many. If there are fewer targets, the last rows are row 0 with a negative target. The third
-    result, a bool on the device, says that there are more targets.
+    If there are fewer targets, the last rows are row 0 with a negative target. The third result, a bool on the device,
+    says that there are more targets, and not all are selected.
     """
-    (batch, length), targets_N = targets_BT.shape, targets_BT.flatten()
-    has_target_N, most = targets_N >= 0, batch * num_masked(length)
+    targets_N, most = targets_BT.flatten(), len(targets_BT) * each
+    has_target_N = targets_N >= 0
     found_M = torch.nonzero_static(has_target_N, size=most).squeeze(1)
     rows_M = found_M.clamp(min=0)
     return rows_M, torch.where(found_M < 0, -1, targets_N[rows_M]), has_target_N.sum() > most
