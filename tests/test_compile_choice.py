@@ -21,6 +21,7 @@ from codescent.config import decided
 from codescent.config.sections import Config
 from codescent.cost.memory import head_bytes
 from codescent.operators import compiled
+from codescent.plan import Plan
 from codescent.train import assemble, choices, compiling
 from codescent.train.world import World
 
@@ -54,13 +55,25 @@ def chosen(
     return compiling.chosen(config.train, build(config, 50, ranks), world(device, others))
 
 
+def plan_of(values: dict[str, Any]) -> Plan:
+    return build(Config.model_validate(values), 50, 1)
+
+
+def test_a_key_without_effect_on_compiled_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(GPT2 | {"parallel": {"recompute": "selective"}})
+    first, second = compiling.said(chosen(monkeypatch, GPT2), plan)
+    assert first == "train.compile: blocks; the first steps take longer"
+    assert second.startswith("parallel.recompute: selective does nothing in compiled blocks")
+    assert compiling.said(chosen(monkeypatch, GPT2 | {"train": {"compile": "none"}}), plan) == []
+
+
 def test_blocks_are_compiled_on_cuda_and_nothing_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = chosen(monkeypatch, GPT2)
     assert (found["choice"], found["functions_why"], compiled.fuses(torch.device("meta"))) == ("blocks", "", True)
-    assert compiling.said(found) == ["train.compile: blocks; the first steps take longer"]
+    assert compiling.said(found, plan_of(GPT2)) == ["train.compile: blocks; the first steps take longer"]
     found = chosen(monkeypatch, GPT2, device="cpu")
     assert (found["choice"], compiled.fuses(torch.device("meta"))) == ("none", False)
-    assert compiling.said(found) == []
+    assert compiling.said(found, plan_of(GPT2)) == []
 
 
 @pytest.mark.parametrize(
@@ -80,16 +93,15 @@ def test_where_blocks_would_be_refused_or_fail_nothing_is_compiled(
     found = chosen(monkeypatch, values, **options)
     assert (found["choice"], not found["functions_why"]) == ("none", alone)
     assert why in found["why"]
-    assert compiling.said(found) == [f"train.compile: none, because {found['why']}"]
-    plan = build(Config.model_validate(GPT2), 50, 1)
-    said = compiling.levers(found, plan, torch.device("meta"))["functions"]
+    assert compiling.said(found, plan_of(GPT2)) == [f"train.compile: none, because {found['why']}"]
+    said = compiling.levers(found, plan_of(GPT2), torch.device("meta"))["functions"]
     assert said == ("compiled" if alone else f"not compiled: {found['functions_why']}")
 
 
 def test_a_given_value_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, alone in (("none", False), ("blocks", True), ("model", True)):
         found = chosen(monkeypatch, GPT2 | {"train": {"compile": value}})
-        assert (found["choice"], not found["functions_why"], compiling.said(found)) == (value, alone, [])
+        assert (found["choice"], not found["functions_why"], compiling.said(found, plan_of(GPT2))) == (value, alone, [])
     assert chosen(monkeypatch, GPT2 | {"train": {"compile": "blocks"}}, device="cpu")["choice"] == "blocks"
 
 

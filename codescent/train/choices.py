@@ -74,7 +74,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
             "notes": [
                 *_moved(before, here),
                 *changed(before, chosen),
-                *compiling.said(compiles),
+                *compiling.said(compiles, plan),
                 *threads.said(chosen["threads"]),
             ],
         }

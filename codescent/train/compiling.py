@@ -104,10 +104,16 @@ def levers(choice: dict[str, Any], plan: Plan, device: torch.device) -> dict[str
     }
 
 
-def said(choice: dict[str, Any]) -> list[str]:
-    """A line for people: what was compiled by default, or why nothing was although it is the default of the device."""
-    if not choice["auto"] or choice["why"] == "the device is a CPU":
-        return []
-    if choice["choice"] == "none":
-        return [f"train.compile: none, because {choice['why']}"]
-    return ["train.compile: blocks; the first steps take longer"]
+def said(choice: dict[str, Any], plan: Plan) -> list[str]:
+    """Lines for people: what was compiled by default, or why nothing was although it is the default of the device; and
+    a key that has no effect on compiled blocks."""
+    lines = []
+    if choice["auto"] and choice["why"] != "the device is a CPU":
+        why = f"none, because {choice['why']}" if choice["choice"] == "none" else "blocks; the first steps take longer"
+        lines.append(f"train.compile: {why}")
+    if choice["choice"] != "none" and plan.layout.recompute == "selective":
+        lines.append(
+            "parallel.recompute: selective does nothing in compiled blocks, where the compiler chooses; "
+            "products and full save memory there"
+        )
+    return lines
