@@ -28,7 +28,7 @@ from codescent.train.display import Display, clock
 from codescent.train.estimate import Estimate, waited_s
 from codescent.verbs.cli import run
 from codescent.verbs.columns import columns
-from codescent.verbs.plan import _plan_rows
+from codescent.verbs.plan import _of_head, _plan_rows
 
 MESHES = (
     (),
@@ -46,10 +46,12 @@ NAMES = ("default", "gpt2_124m", "gpt2_1558m_openwebtext", "synthetic_transforme
 
 @given(st.sampled_from(NAMES), st.sampled_from(MESHES), st.sampled_from((1, 8, 64, 4096)), st.integers(60, 200))
 def test_a_plan_fits_its_terminal_and_loses_no_word(name: str, words: tuple[str, ...], ranks: int, width: int) -> None:
+    config = load(name, words).config
     try:
-        rows = _plan_rows(plan_of(load(name, words).config, ranks), "1,000")
+        plan = plan_of(config, ranks)
     except UserError:  # no such plan
         return
+    rows = _plan_rows(plan, "1,000", _of_head(plan, config))
     text, piped = columns(rows, width), columns(rows, 10_000)
     assert max(map(len, text.splitlines())) <= width
     assert text.split() == piped.split()
@@ -84,7 +86,9 @@ def test_a_table_is_not_broken_where_there_is_no_terminal(capsys: pytest.Capture
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_of_one_rank_needs_no_broken_line(name: str) -> None:
-    rows = _plan_rows(plan_of(load(name, []).config, 1), "1,000")
+    config = load(name, []).config
+    plan = plan_of(config, 1)
+    rows = _plan_rows(plan, "1,000", _of_head(plan, config))
     found = columns(
         [row for row in rows if row[0] != "task"], 10_000
     )  # the task names the corpus, a path of any length

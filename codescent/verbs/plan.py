@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from codescent import tasks
 from codescent.base.amounts import of_bytes
@@ -53,10 +53,10 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def show_plan(plan: Plan, steps: str, head: list[str]) -> None:
+def show_plan(plan: Plan, steps: str, head: Sequence[str] = ()) -> None:
     """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step.
 
-    `steps`: their number in words. `head`: the memory of the head in words.
+    `steps`: their number in words. `head`: the memory of the head in words; empty: it is not shown.
     """
     print(columns(_plan_rows(plan, steps, head)))
 
@@ -74,7 +74,7 @@ def _of_head(plan: Plan, config: Config) -> list[str]:
     return lines
 
 
-def _plan_rows(plan: Plan, steps: str, head: list[str]) -> list[tuple[str, list[str]]]:
+def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
     """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
     model, work, mesh, flops = plan.model, plan.work, plan.mesh, plan.flops()
     samples = counted(work.global_batch_size, "sample")
@@ -116,7 +116,7 @@ def _plan_rows(plan: Plan, steps: str, head: list[str]) -> list[tuple[str, list[
         ("program", list(_program(plan))),
         ("precision", _precision(plan)),
         *_memory(plan),
-        *([("  head", head)] if head else []),
+        *([("  head", list(head))] if head else []),
         ("traffic per step", list(_traffic(plan)) or ["none: one rank"]),
         (
             "FLOPs per step",
