@@ -46,8 +46,8 @@ NAMES = ("default", "gpt2_124m", "gpt2_1558m_openwebtext", "synthetic_transforme
 
 @given(st.sampled_from(NAMES), st.sampled_from(MESHES), st.sampled_from((1, 8, 64, 4096)), st.integers(60, 200))
 def test_a_plan_fits_its_terminal_and_loses_no_word(name: str, words: tuple[str, ...], ranks: int, width: int) -> None:
-    config = load(name, words).config
     try:
+        config = load(name, words).config
         plan = plan_of(config, ranks)
     except UserError:  # no such plan
         return
