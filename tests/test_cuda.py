@@ -23,11 +23,20 @@ def test_cuda_walks_the_trajectory_of_the_cpu(project: Path, precision: str, tol
     assert losses(run) == pytest.approx(losses(expected), rel=tolerance)
 
 
-@pytest.mark.parametrize("what", ["blocks", "model"])
-def test_compiled_follows_eager(project: Path, what: str) -> None:
-    words = ("train.precision=fp32", "train.device=cuda")
-    expected = train(project, f"eager-{what}", *words, "train.compile=none")
-    run = train(project, f"compiled-{what}", *words, f"train.compile={what}")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "train.compile=blocks",
+        "train.compile=model",
+        "train.cuda_graphs=true",
+        "parallel.recompute=products",
+        "parallel.recompute=full",
+    ],
+)
+def test_compiled_follows_eager(project: Path, how: str) -> None:
+    words, name = ("train.precision=fp32", "train.device=cuda"), how.replace(".", "-").replace("=", "-")
+    expected = train(project, f"eager-{name}", *words, "train.compile=none")
+    run = train(project, f"compiled-{name}", *words, how)
     assert losses(run) == pytest.approx(losses(expected), rel=1e-4)
 
 

@@ -20,6 +20,7 @@ from codescent.base.refusal import Change
 from codescent.build import build, saved_plan
 from codescent.build.less_memory import Shortage, advice, less_memory
 from codescent.config.sections import Config
+from codescent.cost.memory import head_bytes
 from codescent.launch.memory_kills import is_suspected
 from codescent.plan.state import state_of_rank
 from codescent.record import RunFolder
@@ -269,3 +270,10 @@ def test_memory_that_ran_out_on_another_rank_did_not_on_this_one() -> None:
     assert not is_out_of_memory(error)
     error.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     assert is_out_of_memory(error)
+
+
+def test_the_head_of_masked_tokens_holds_logits_of_the_masked_tokens() -> None:
+    """7 of 50 tokens are masked: 4 x 50 x (7 / 50) is a little more than 28."""
+    model = {"kind": "bert", "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "ffn_dim": 32, "seq_len": 50}
+    values = {"model": model, "data": {"task": "mlm"}, "train": {"global_batch_size": 4, "precision": "fp32"}}
+    assert head_bytes(build(Config.model_validate(values), 3000, 1), 0, on_cpu=True) == 28 * 3000 * 4

@@ -38,7 +38,8 @@ def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
     heads = [t.parameter for t in plan.tensors if t.parameter.role is Role.VOCAB and depth in t.parameter.depths]
     if not any(len(parameter.shape) > 1 for parameter in heads):
         return 0
-    tokens = math.ceil(work.microbatch_size * work.positions(-1) * plan.task.head_share / mesh.cp)
+    # A share of whole numbers is a little more or less than they are, so it is rounded first.
+    tokens = math.ceil(round(work.microbatch_size * work.positions(-1) * plan.task.head_share) / mesh.cp)
     rows, size, wide = math.ceil(model.vocab_size / mesh.tp), DTYPE_BYTES[work.precision], WIDE[work.precision]
     aligned = rows if on_cpu else math.ceil(rows / ALIGNED_ROWS) * ALIGNED_ROWS
     chunk = min(chunk_tokens or tokens, tokens)
