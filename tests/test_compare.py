@@ -17,7 +17,7 @@ from codescent.config.load import load, to_toml
 from codescent.preflight import plan_of
 from codescent.record import METRICS, RunFolder
 from codescent.results import open_run
-from codescent.results.differences import Alike, losses
+from codescent.results.differences import Alike, facts, losses
 from codescent.results.typical import rows_of
 
 PARTS_S = {"data_s": 0.001, "forward_s": 0.03, "backward_s": 0.06, "exposed_comm_s": 0.004, "optimizer_s": 0.005}
@@ -235,6 +235,13 @@ def test_folders_of_older_versions_have_one_part_for_both_passes(project: Path, 
     assert any(line.startswith("compute ") for line in lines)
     assert not any(line.startswith("forward") for line in lines)
     assert lines[1].startswith("Compute explains ")
+
+
+def test_folders_of_older_versions_compiled_what_their_config_names(write: Writer) -> None:
+    old = open_run(write("train.compile=none"))
+    for choice, apart in (("none", False), ("blocks", True)):
+        new = open_run(write(environment={"compile": {"choice": choice}}))
+        assert ("compile.choice" in facts([old], [new]).software) == apart
 
 
 def test_warm_up_steps_are_left_out_after_a_continuation_too(write: Writer) -> None:

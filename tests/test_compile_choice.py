@@ -187,9 +187,15 @@ def test_cuda_graphs_need_one_micro_batch_and_compiled_blocks(monkeypatch: pytes
         build(Config.model_validate(several), 50, 1)
     graphs = GPT2 | {"train": {"cuda_graphs": True}}
     assert chosen(monkeypatch, graphs)["choice"] == "blocks"
-    for options, why in (({"device": "cpu"}, "the device is a CPU"), ({"broken": "no Triton"}, "no Triton")):
-        with pytest.raises(UserError, match=f"because {why}; set train.cuda_graphs = false"):
-            chosen(monkeypatch, graphs, **cast(dict[str, Any], options))
+    with pytest.raises(UserError, match=r"because no Triton; set train.cuda_graphs = false"):
+        chosen(monkeypatch, graphs, broken="no Triton")
+    for compiles in ("auto", "blocks"):  # blocks are compiled on a CPU, too: the message must not deny it
+        on_cpu = GPT2 | {"train": {"cuda_graphs": True, "compile": compiles}}
+        with pytest.raises(UserError, match=r"needs CUDA, but the device is a CPU; set train.cuda_graphs = false"):
+            chosen(monkeypatch, on_cpu, device="cpu")
+    for device in ("cpu", "cuda"):  # the command says that the key has no effect, so it must not end the run
+        uncompiled = GPT2 | {"train": {"cuda_graphs": True, "compile": "none"}}
+        assert chosen(monkeypatch, uncompiled, device=device)["choice"] == "none"
 
 
 def test_with_cuda_graphs_a_forward_pass_begins_a_replay_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ Does not choose the products: strategies/recompute.py does."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
@@ -115,6 +116,18 @@ class _Keeping:
         global _keeping
         _keeping = self.before
         return self.stack.__exit__(*error)
+
+
+def without_warning() -> None:
+    """Keep torch's warning of kept results off the terminal: in-place operators would spoil them.
+
+    A user could do nothing about it. The compiler has no in-place operators left when it chooses what is kept.
+    """
+    logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_no_warning)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return "context_fn is passed to torch.utils.checkpoint" not in record.getMessage()
 
 
 def compiled_contexts(kept: tuple[bool, ...]) -> tuple[Any, Any]:

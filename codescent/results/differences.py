@@ -111,6 +111,10 @@ def _fact(run: Run, name: str) -> Any:
     found: Any = run.environment
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
+    if (
+        name == "compile.choice" and found is None
+    ):  # earlier versions compiled what the config names, and wrote no choice
+        return run.keys.get("train.compile")
     return found
 
 

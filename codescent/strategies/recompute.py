@@ -92,8 +92,9 @@ def _checkpointed(forward: Callable[..., Any], kept: tuple[bool, ...] | None) ->
 
     import torch  # noqa: PLC0415
 
-    from codescent.operators.kept import compiled_contexts, contexts  # noqa: PLC0415
+    from codescent.operators.kept import compiled_contexts, contexts, without_warning  # noqa: PLC0415
 
+    without_warning()
     eager, compiled = partial(contexts, kept), partial(compiled_contexts, kept)
 
     def run_keeping(*arguments: Any, **options: Any) -> Any:

@@ -42,7 +42,10 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     if choice is None:
         why = compiler or next(_refusals(plan), "")
         choice = "none" if why else "blocks"
-    if train.cuda_graphs and (choice != "blocks" or world.device.type == "cpu"):
+    graphs = train.cuda_graphs and train.compile != "none"  # else the key has no effect, as the command has said
+    if graphs and world.device.type == "cpu":
+        raise UserError(f"train.cuda_graphs: needs CUDA, but {compiler}; set train.cuda_graphs = false")
+    if graphs and choice != "blocks":
         raise UserError(
             "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
             f"{why or compiler}; set train.cuda_graphs = false"

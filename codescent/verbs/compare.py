@@ -225,7 +225,7 @@ def _values(values: Values) -> Iterator[str]:
 
 def _shown(values: Sequence[Any]) -> str:
     """The values of one side."""
-    text = " or ".join("none" if value is None else str(value) for value in values)
+    text = " or ".join("not set" if value is None else str(value) for value in values)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
 
 
