@@ -44,6 +44,11 @@ def test_the_fused_softmax_is_that_of_the_cpu(dtype: torch.dtype, objective: Obj
         check_softmax(fused_softmax.whole_, vocab, dtype, objective)
 
 
+def test_a_token_outside_the_vocabulary_has_no_finite_loss() -> None:
+    losses_N1 = fused_softmax.whole_(draw(2, 5), torch.tensor([4, 5]), torch.float32, True, Objective())
+    assert losses_N1.isfinite().tolist() == [[True], [False]]
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_compiled_softmax_is_that_of_the_cpu_and_one_graph(backend: str) -> None:
     torch.compiler.reset()

@@ -21,6 +21,7 @@ from codescent.data.samples import Numbers, Samples
 from codescent.models.gpt2.module import GPT2
 from codescent.plan import Mesh
 from codescent.tasks.score import TOKENS_AT_ONCE, fitting
+from codescent.train import assemble
 from codescent.train.execute import Executor
 from codescent.train.validate import samples_at_once, validation_loss
 
@@ -88,18 +89,24 @@ def test_each_sample_is_read_once_and_the_passes_are_alike(
         ({"microbatch_size": 100}, "cpu", 100),
         ({"pp": 3}, "cuda", 8),
         ({"recompute": "full"}, "cuda", 8),
-        ({"head_chunk_tokens": 0}, "cuda", 8),
     ],
 )
 def test_a_pass_needs_no_more_memory_than_training(words: dict[str, Any], device: str, samples: int) -> None:
-    of = {"pp": 1, "microbatch_size": 4, "num_layers": 6, "head_chunk_tokens": 1, "recompute": "none"} | words
+    of = {"pp": 1, "microbatch_size": 4, "num_layers": 6, "recompute": "none"} | words
     plan = SimpleNamespace(
         mesh=Mesh(pp=of["pp"]),
         work=SimpleNamespace(microbatch_size=of["microbatch_size"], seq_len=1024),
-        model=SimpleNamespace(num_layers=of["num_layers"], head_chunk_tokens=of["head_chunk_tokens"]),
+        model=SimpleNamespace(num_layers=of["num_layers"]),
         layout=SimpleNamespace(recompute=of["recompute"]),
     )
     assert samples_at_once(cast(Any, plan), torch.device(device)) == samples
+
+
+def test_off_the_cpu_a_pass_of_validation_has_no_more_logits_than_a_micro_batch() -> None:
+    for chunk, expected in ((8192, 64), (0, 64), (10, 10)):
+        work = SimpleNamespace(microbatch_size=2, positions=lambda depth: 32)
+        plan = SimpleNamespace(work=work, model=SimpleNamespace(head_chunk_tokens=chunk))
+        assert assemble._of_micro_batch(cast(Any, plan)) == expected
 
 
 @pytest.mark.parametrize(("free_bytes", "samples"), [(1 << 40, 4096), (1 << 24, 330), (1, 1)])

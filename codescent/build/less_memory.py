@@ -194,7 +194,7 @@ def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
 def _kept_width(plan: Plan) -> float:
     """Numbers per position and block, on average, that recompute = "products" keeps beside the input of a block.
 
-    They are the outputs of COLUMN matrices and of attention, and, on a CPU alone, a copy of queries, keys and values.
+    They are the outputs of COLUMN matrices and of attention, and a copy of queries, keys and values, which a CPU needs.
     """
     model = plan.model
     columns = [tensor.parameter for tensor in plan.tensors if tensor.parameter.role is Role.COLUMN]

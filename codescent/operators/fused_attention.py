@@ -13,7 +13,8 @@ from torch import Tensor
 
 # Shapes: B samples, H query heads, G key-value heads (G divides H), T queries, S keys, K head_dim.
 _aten = torch.ops.aten
-_FLASH_MOST, _FLASH_MULTIPLE, _FLASH_OLDEST = 256, 8, (8, 0)  # head_dim; compute capability (Ampere)
+_FLASH_MOST = 192  # head_dim: above it, some GPUs have no gradients
+_FLASH_MULTIPLE, _FLASH_OLDEST = 8, (8, 0)  # of head_dim; compute capability (Ampere)
 _EFFICIENT_MULTIPLE = 4  # head_dim in fp32: 16 bytes
 _LSE_MULTIPLE = 32  # the memory-efficient kernel reads the log-sum-exps of so many queries at a time
 

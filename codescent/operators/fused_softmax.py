@@ -76,6 +76,7 @@ def whole_(
         _overwrite_(logits_NV, targets_N, largest_N1, log_sum_N1, entropies_N1, objective, vocab, skipped_N1)
     smoothed_N1 = entropies_N1 + smoothing * (at_target_N1 - total_N1 / vocab) if smoothing else entropies_N1
     losses_N1 = with_z_loss(smoothed_N1, log_sum_N1 + largest_N1, objective)
+    losses_N1 = torch.where((targets_N >= vocab)[:, None], torch.nan, losses_N1)  # a token outside the vocabulary
     return torch.where(skipped_N1, 0.0, losses_N1)
 
 

@@ -111,17 +111,24 @@ def sums(device: torch.device) -> Sums:
     return _sums(device.type)
 
 
+def _add_once(ones: Tensor) -> Tensor:
+    sum_NM = torch.ones_like(ones, dtype=torch.float32)
+    return torch.addmm(sum_NM, ones, ones, out_dtype=torch.float32, out=sum_NM)
+
+
 @cache
 def _sums(device_type: str) -> Sums:
-    a, total = (torch.zeros(16, 16, dtype=dtype, device=device_type) for dtype in (torch.bfloat16, torch.float32))
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device_type)
     ways: dict[Sums, Callable[[], Tensor]] = {
-        "fused": lambda: torch.addmm(total, a, a, out_dtype=torch.float32, out=total),
-        "wide": lambda: torch.mm(a, a, out_dtype=torch.float32),
+        "fused": lambda: _add_once(ones),
+        "wide": lambda: torch.mm(ones, ones, out_dtype=torch.float32) + 1.0,
     }
     for name, way in ways.items():
         try:
-            way()
+            sum_NM = way()
         except (TypeError, RuntimeError):  # NotImplementedError is a RuntimeError
+            continue
+        if not sum_NM.is_meta and not bool((sum_NM == len(ones) + 1).all()):
             continue
         return name
     return "apart"

@@ -71,6 +71,8 @@ def assemble(
     for depths in plan.schedule.parts(world.stage):
         part = models.construct(plan.model, "meta", depths)
         cast(Part, part).objective = plan.objective
+        if world.device.type != "cpu":  # so the logits of a larger pass, in validation, need no more memory
+            cast(Part, part).head_chunk_tokens = _of_micro_batch(plan)
         _widen(part, plan.work.precision)
         for strategy in serving(plan):
             strategy.divide(part, this_rank)
@@ -83,6 +85,12 @@ def assemble(
     loader = _loader(parts, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)
+
+
+def _of_micro_batch(plan: Plan) -> int:
+    """The tokens of `train.head_chunk_tokens`, and no more than a micro-batch has."""
+    tokens = plan.work.microbatch_size * plan.work.positions(-1)
+    return min(plan.model.head_chunk_tokens or tokens, tokens)
 
 
 def _widen(part: nn.Module, precision: str) -> None:

@@ -46,12 +46,11 @@ def samples_at_once(plan: Plan, device: torch.device) -> int:
     """Samples of a pass, the same on all ranks.
 
     On CUDA as many tokens as `at_once` allows there, if they need no more memory than training: a pass without
-    gradients keeps the activations of one block at a time, training those of all blocks of a stage. Training keeps as
-    little if it recomputes the blocks; and with one chunk of logits (head_chunk_tokens = 0) they are the largest part.
+    gradients keeps the activations of one block at a time, training those of all blocks of a stage, or as little if it
+    recomputes them. Logits are those of a micro-batch at most (assemble.py).
     """
     size, length = plan.work.microbatch_size, plan.work.seq_len
     if device.type == "cpu":
         return max(size, at_once(length))
-    alike = plan.layout.recompute == "full" or plan.model.head_chunk_tokens == 0
-    blocks = 1 if alike else max(1, plan.model.num_layers // plan.mesh.pp)
+    blocks = 1 if plan.layout.recompute == "full" else max(1, plan.model.num_layers // plan.mesh.pp)
     return max(size, at_once(length), min(size * blocks, at_once(length, device)))
