@@ -42,6 +42,16 @@ llm.c: bf16 weights, fp32 masters, its own clock of a step, always clipped; star
 MFU: (6 N + 12 layers x width x context) tokens/s over a peak, N = {parameters:,}.
 Peak (published): {published}. Peak (measured): {measured:.0f} TFLOP/s of a square product in bf16."""
 
+WAYS = ("none", "blocks", "model")
+
+
+def ways(text: str) -> list[str]:
+    """Argument type: values of train.compile, with commas."""
+    found = text.split(",")
+    if wrong := [way for way in found if way not in WAYS]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(WAYS)}")
+    return found
+
 
 def arguments_of() -> argparse.Namespace:
     """The command line. Exits with 2 if the checkout is not one of nanoGPT."""
@@ -52,7 +62,9 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--batch-size", type=positive, default=16, help="samples per step")
     parsed.add_argument("--seq-len", type=positive, default=1024, help="tokens per sample")
     parsed.add_argument("--vocab-size", type=positive, default=50304, help="of both; 50257 is not a multiple of 8")
-    parsed.add_argument("--compile", default="blocks,none", help="values of codescent's train.compile, with commas")
+    parsed.add_argument(
+        "--compile", type=ways, default="blocks,none", help="values of codescent's train.compile, with commas"
+    )
     parsed.add_argument("--head-chunk-tokens", type=int, help="codescent's train.head_chunk_tokens; default: auto")
     parsed.add_argument("--clip", type=float, default=1.0, help="gradient norm to clip to; 0: no clipping")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
@@ -89,7 +101,7 @@ def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[
         )
     if arguments.llmc:
         systems.append(OnCuda(arguments.llmc, work, arguments.warmup, folder))
-    for way in arguments.compile.split(","):
+    for way in arguments.compile:
         chunk = arguments.head_chunk_tokens
         own = ["--compile", way, *([] if chunk is None else ["--head-chunk-tokens", str(chunk)])]
         argv = [sys.executable, str(here / "codescent_step.py"), *common, *own]

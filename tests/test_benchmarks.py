@@ -144,6 +144,7 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["all_reduce", "--size", "x"], "argument --size: 'x' is not a size, such as 16MiB"),
         (["muon", "--ranks", "1"], "--ranks 1: one rank is always measured; give at least 2"),
         (["gpu_generate", "--work", "small"], "216 tokens in all; small has 64 positions"),
+        (["gpu_step", "--compile", "blocks,bogus"], "'bogus' is none of none, blocks, model"),
         (["gpu_step", "--llmc", "/nowhere"], "/nowhere is not a checkout of llm.c: it lacks train_gpt2.cu, Makefile"),
         (["startup", "--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1"),
         (["startup", "--json", "absent/a.json"], "argument --json: absent/a.json: there is no folder absent"),
