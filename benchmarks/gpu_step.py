@@ -21,11 +21,13 @@ from measure import (
     finish,
     hardware,
     machine_line,
+    not_negative,
     parser,
     positive,
     revision,
     say,
     table,
+    whole,
     write_json,
 )
 from systems import PipedProgram
@@ -65,12 +67,12 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument(
         "--compile", type=ways, default="blocks,none", help="values of codescent's train.compile, with commas"
     )
-    parsed.add_argument("--head-chunk-tokens", type=int, help="codescent's train.head_chunk_tokens; default: auto")
-    parsed.add_argument("--clip", type=float, default=1.0, help="gradient norm to clip to; 0: no clipping")
+    parsed.add_argument("--head-chunk-tokens", type=whole, help="codescent's train.head_chunk_tokens; default: auto")
+    parsed.add_argument("--clip", type=not_negative, default=1.0, help="gradient norm to clip to; 0: no clipping")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, default=20, help="steps per turn")
     parsed.add_argument("--warmup", type=positive, default=5, help="steps before the first that counts")
-    parsed.add_argument("--peak-tflops", type=float, help="bf16 peak of the device, if this script lacks it")
+    parsed.add_argument("--peak-tflops", type=positive, help="bf16 peak of the device, if this script lacks it")
     return parsed.parse_args()
 
 

@@ -20,6 +20,7 @@ from measure import (
     machine_line,
     must,
     must_lines,
+    not_negative,
     parser,
     positive,
     say,
@@ -55,7 +56,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, default=1, help="steps per turn")
     parsed.add_argument("--threads", type=positive, default=2, help="threads of every system")
-    parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to; 0: none")
+    parsed.add_argument("--clip", type=not_negative, default=0.0, help="gradient norm to clip to; 0: none")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
     arguments.names = chosen(parsed, arguments.only, NAMES)

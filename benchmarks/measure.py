@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import signal
@@ -320,6 +321,24 @@ class Checkout:
         if missing:
             raise argparse.ArgumentTypeError(f"{text} is not a checkout of {self.peer}: it lacks {', '.join(missing)}")
         return folder
+
+
+def not_negative(text: str) -> float:
+    """Argument type: a number of at least 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return number
+
+
+def whole(text: str) -> int:
+    """Argument type: a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def positive(text: str) -> int:

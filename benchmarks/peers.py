@@ -25,6 +25,7 @@ from measure import (
     machine_line,
     must,
     must_lines,
+    not_negative,
     parser,
     positive,
     ratio_text,
@@ -81,7 +82,9 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--steps", type=positive, help="steps per turn; if not given, 1 on gpt2-124m and 50 on small")
     parsed.add_argument("--threads", type=positive, default=2, help="threads of every system")
     parsed.add_argument("--isa", choices=tuple(ISA), help="let the libraries use no newer instructions than these")
-    parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, except llm.c; 0: none")
+    parsed.add_argument(
+        "--clip", type=not_negative, default=0.0, help="gradient norm to clip to, except llm.c; 0: none"
+    )
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
     arguments.names = chosen(parsed, arguments.only, NAMES + (BEFORE if arguments.before else ()))
