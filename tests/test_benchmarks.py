@@ -127,7 +127,7 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["peers", "--clip", "-1"], "'-1' is not a number of at least 0"),
         (["gpu_step", "--clip", "nan"], "'nan' is not a number of at least 0"),
         (["gpu_step", "--peak-tflops", "0"], "'0' is not a whole number of at least 1"),
-        (["gpu_step", "--head-chunk-tokens", "-5"], "'-5' is not a whole number of at least 1"),
+        (["gpu_step", "--head-chunk-tokens", "-5"], "'-5' is not a whole number of at least 0"),
         (["peers", "--only", "before"], "no system begins with before"),
         (["peers", "--only", "codescent,llmc"], "llmc needs its checkout: give --llmc DIR"),
         (["peers", "--only", "codescent,torchtitan"], "no system begins with torchtitan"),
