@@ -118,9 +118,10 @@ class ErrorHook:
         return first
 
     def _name_first(self, mine: dict[str, Any], first: dict[str, Any]) -> None:
+        left = self._left() if first == mine else []  # raises before anything is printed, if the store has ended
         ends = "" if first == mine else f"rank {self._rank} ends because "
         output.warn(f"codescent: {ends}{_words(first)}")
-        if first == mine and (left := self._left()):
+        if left:
             output.warn(f"codescent: rank {', '.join(left)} had ended before: every rank must make the same calls")
 
     def _left(self) -> list[str]:
