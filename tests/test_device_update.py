@@ -3,14 +3,13 @@ Does not run on a GPU: torch's fused kernels of the CPU read `grad_scale` and `f
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from device_spy import META, DeviceSpy
+from device_spy import META, DeviceSpy, fused_optimizers
 
 from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.train.norm import gradient_norm, square_on_device
@@ -26,11 +25,7 @@ RATES = (1e-2, 5e-3, 2e-3, 2e-3)
 @pytest.fixture
 def as_on_gpus() -> Iterator[None]:
     """torch.optim takes the kernels that it takes on a GPU. One of them has no form for meta tensors."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            for kind in ("fused", "foreach"):
-                name = f"_get_{kind}_kernels_supported_devices"
-                patch.setattr(importlib.import_module(module), name, lambda: ["cpu", "cuda", "meta"])
+    with fused_optimizers(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "_fused_sgd_", lambda *_, **__: None)
         yield
 

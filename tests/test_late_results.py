@@ -9,6 +9,7 @@ import pytest
 import torch
 from forker import Forker, Runs
 from runs import losses, make_project
+from test_not_finite import DIVERGES
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.record import RunFolder
@@ -90,21 +91,10 @@ def test_a_request_in_the_step_before_the_last_one_finishes_the_run(runs: Runs) 
     assert run.read_events()[-1]["kind"] == "end"
 
 
-DIVERGES = (
-    "optimizer.kind=sgd",
-    "optimizer.momentum=0.9",
-    "optimizer.learning_rate=200",
-    "optimizer.warmup_steps=100",
-    "optimizer.max_grad_norm=0",
-    "train.num_steps=60",
-    *RARE,
-)
-
-
 def test_ten_skipped_steps_fail_and_name_the_same_step(runs: Runs) -> None:
     said = []
     for fault in ("", "late"):
-        done = runs.start(2, *DIVERGES, "checkpoint.every=5", fault=fault)
+        done = runs.start(2, *DIVERGES, *RARE, "checkpoint.every=5", fault=fault)
         assert done.codes == [1, 1], done.said
         run = runs.last()
         assert list(saved(run)) == ["step_00000005"]

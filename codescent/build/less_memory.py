@@ -173,7 +173,7 @@ def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
 
     Activations grow with the samples of a micro-batch, the micro-batches in flight and the bytes of a number. In
     backward one block has also their gradients. With full recompute the blocks keep their inputs alone, with "products"
-    also those that are kept; and one block at a time has all of its activations (Chen et al. 2016).
+    also what that keeps. One block at a time then has all of its activations (Chen et al. 2016).
     """
     stage = plan.mesh.coordinates(short.rank)["pp"]
     chunk = short.activations_bytes / (plan.work.microbatch_size * plan.schedule.most_in_flight(stage))

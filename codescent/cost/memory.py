@@ -30,8 +30,8 @@ ALIGNED_ROWS = 64
 def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
     """Bytes that the head of a rank holds at least while it computes loss and gradients; 0: no head with a vocabulary.
 
-    They are the logits of a chunk of tokens; with several chunks the wide sum of the weight's gradients, and where it
-    is needed one chunk's part of it or a copy of the matrix with rows of zeros.
+    They are the logits of a chunk of tokens. With several chunks the wide sum of the weight's gradients is added, and
+    on a CPU one chunk's part of that sum. Off the CPU, where V is not aligned, a copy of the matrix is added.
     """
     mesh, work, model = plan.mesh, plan.work, plan.model
     depth = model.num_layers + 1

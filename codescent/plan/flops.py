@@ -26,10 +26,10 @@ class StepFlops:
         recomputed_flops: what backward computes again because of parallel.recompute, in the same convention: of a
             forward pass 2 N and 4 L h s per token. "full": the forward pass of the blocks, without the head
             (Korthikanti et al. 2022, "Reducing Activation Recomputation", appendix A). "products": the ROW matrices of
-            the blocks, 2 N, without the last of a block where backward does not need its result; and attention where no
-            kernel computes it as a whole (dropout, cp), 4 L h s. "selective": the products of
-            queries and keys of causal self-attention, 2 L h s. With dropout or cp other kernels compute attention, to
-            which the key adds no product. Activation functions have no products.
+            the blocks, 2 N. The last one of a block is left out where backward does not need its result. Attention is
+            added where no kernel computes it as a whole (dropout, cp), 4 L h s. "selective": the products of queries
+            and keys of causal self-attention, 2 L h s. With dropout or cp other kernels compute attention, to which the
+            key adds no product. Activation functions have no products.
     """
 
     dense_flops: float

@@ -81,7 +81,7 @@ def assemble(
     gradients = _gradients(parts, this_rank)
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
-    optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device))
+    optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     loader = _loader(parts, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)

@@ -108,8 +108,8 @@ def levers(choice: dict[str, Any], plan: Plan, device: torch.device) -> dict[str
 
 
 def said(choice: dict[str, Any], plan: Plan) -> list[str]:
-    """Lines for people: what was compiled by default, or why nothing was although it is the default of the device; and
-    a key that has no effect on compiled blocks."""
+    """Lines for people: what was compiled by default, or why nothing was. The last line: a key without effect on
+    compiled blocks."""
     lines = []
     if choice["auto"] and choice["why"] != "the device is a CPU":
         why = f"none, because {choice['why']}" if choice["choice"] == "none" else "blocks; the first steps take longer"

@@ -43,10 +43,10 @@ class Messages:
 
     The computation that reads a message waits for its receive. On a CPU a send is waited for after MOST_SENT later
     sends. On CUDA the wait would stop the stream of computations until the receiver is ready, so only `end` waits.
-    Until a send has finished, a reference keeps its memory: without one, the allocator would give the memory to the
+    Until a send has finished, a reference keeps its memory. Without one, the allocator would give the memory to the
     next computation, while NCCL's stream still reads it. Each later send to that stage drops the references to sends
-    that have finished, so few are kept: activations that backward keeps anyway, and gradients that the stage before
-    has not received yet, at most one for each micro-batch.
+    that have finished, so few are kept. They are activations, which backward keeps anyway, and gradients that the stage
+    before has not received yet. There is at most one gradient for each micro-batch.
 
     On a CPU a receive is posted one receive early, when the list reaches the receive before it: the message travels
     while this rank computes. On CUDA a receive is posted at its place in the list. A CUDA receive blocks its stream,

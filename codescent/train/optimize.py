@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 UNIT_NUMEL = 4 * 2**20
-"""On a CPU, parameters are updated in units of at most about this many elements: enough work for every core, but so few
-elements that the fp32 copies of a unit's bf16 gradients fit in cache."""
+"""On a CPU, parameters are updated in units of at most about this many elements. That is enough work for every core.
+The fp32 copies of a unit's bf16 gradients fit in cache."""
 
 DEVICE_UNIT_NUMEL = 256 * 2**20
 """The same off the CPU, where each unit costs the host a dozen launches. fp32 copies of a unit take at most 1 GiB."""
@@ -132,6 +132,7 @@ class Optimizer:
         weights: in the plan's order.
         config: the section [optimizer].
         matrices: rounds of the weights that Muon updates; empty unless optimizer.kind is "muon".
+        device: of this rank, for the sums of a rank that trains nothing.
 
     Attributes:
         decides_on_device: whether the host never waits for the norm: fused kernels clip and skip by themselves. Other
@@ -139,9 +140,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, weights: Sequence[Weight], config: OptimizerConfig, matrices: Sequence[MatrixRound] = ()
+        self,
+        weights: Sequence[Weight],
+        config: OptimizerConfig,
+        matrices: Sequence[MatrixRound] = (),
+        device: torch.device | None = None,
     ) -> None:
         self.weights = list(weights)
+        self.device = device
         self.config = config
         self.masters = [weight.master for weight in self.weights]
         self.off_cpu = any(master.device.type != "cpu" for master in self.masters)
@@ -227,6 +233,8 @@ class Optimizer:
         """
         square, is_cast = self._square(gradients)
         sums = agree(square)
+        if not self.weights:  # nothing to clip or to skip: the host need not read the sums
+            return sums
         factor = self._limits(sums) if self.decides_on_device else _factor(sums, self.config.max_grad_norm)
         if factor is not None:
             self._set_learning_rate(rate)
@@ -238,7 +246,7 @@ class Optimizer:
         first = self.units[0]
         counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
         if not counted:
-            return torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else "cpu"), False
+            return torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else self.device), False
         if len(self.units) == 1 and first.wide is not None and len(counted) == len(gradients) and not self.off_cpu:
             return gradient_square([first.cast(gradients)]), True  # one cast serves the norm and the update
         return gradient_square(counted), False

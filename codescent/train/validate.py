@@ -45,9 +45,9 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
 def samples_at_once(plan: Plan, device: torch.device) -> int:
     """Samples of a pass, the same on all ranks.
 
-    On CUDA as many tokens as `at_once` allows there, if they need no more memory than training: a pass without
-    gradients keeps the activations of one block at a time, training those of all blocks of a stage, or as little if it
-    recomputes them. Logits are those of a micro-batch at most (assemble.py).
+    On CUDA as many tokens as `at_once` allows there, but no more than fit in the memory of a training step. A pass
+    without gradients keeps the activations of one block at a time. Training keeps those of all blocks of a stage, or
+    of one block if it recomputes them. Logits are those of a micro-batch at most (assemble.py).
     """
     size, length = plan.work.microbatch_size, plan.work.seq_len
     if device.type == "cpu":

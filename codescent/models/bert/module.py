@@ -155,7 +155,7 @@ class Bert(Part):
 def rows_with_target(targets_BT: Tensor, each: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The rows whose target is not negative, as indices [M] in B * T, and their targets.
 
-    On a device M is known only when the device has counted the targets, and the host waits for that; so there
+    Off the CPU, M is known only when the device has counted the targets, and the host would wait. So there
     `as_many_rows` selects them, if every sample has `each` targets. Third result: see there; None: all are selected.
     """
     if each is not None and targets_BT.device.type != "cpu":
