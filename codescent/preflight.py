@@ -46,6 +46,8 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
+    if not without_data and isinstance(config.parallel.average_every, str):
+        config = settled(config, tasks.prepare_and_open(request, progress=True))
     plan = build(config, vocab_size, world_size)
     if not without_data and config.train.num_epochs is not None and (dataset := prepared(config)) is not None:
         return build(settled(config, dataset), vocab_size, world_size)
@@ -138,7 +140,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
 
 def settled(config: Config, dataset: AnyDataset) -> Config:
     """The config with the numbers that an open dataset decides: samples of a step, number of steps."""
-    if config.train.num_epochs is None and config.train.global_batch_tokens is None:
+    if not decided.needs_samples(config) and config.train.global_batch_tokens is None:
         return config
     try:
         resolved = resolve(config, dataset.vocab_size)

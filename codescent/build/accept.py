@@ -16,6 +16,7 @@ from codescent.base.refusal import Change, Refusal, each
 from codescent.build.resolve import Resolved, resolve_into
 from codescent.config.decided import undivided, with_samples
 from codescent.plan import AXES, Layout, Mesh, Scalar, Work
+from codescent.plan.wire import Wire
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
 from codescent.strategies.refusals import near_copies, near_degrees, near_meshes, near_ranks, too_long
@@ -111,6 +112,7 @@ def _look(
     sizes = usual if isinstance(batch, Refusal) else batch
     candidate = dataclasses.replace(_candidate(config, resolved, mesh, world_size, sizes), advises=advises)
     others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
+    others += [*_unsettled(config), *_unknown_wire(config)]
 
     def builds(other: Candidate) -> bool:
         return not (problems or others) and _builds(other)
@@ -144,13 +146,42 @@ def _candidate(config: Config, resolved: Resolved, mesh: Mesh, world_size: int, 
         model=resolved.model,
         task=resolved.task,
         work=work,
-        layout=Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)}),
+        layout=_layout(config.parallel),
         world_size=world_size,
         microbatch_size=config.train.microbatch_size,
         update=_update(config, mesh),
         batch_tokens=config.train.global_batch_tokens or 0,
         sample_tokens=resolved.sample_tokens,
+        due={
+            "train.eval_every": config.train.eval_every,
+            "checkpoint.every": config.checkpoint.every,
+            "train.num_steps": config.train.num_steps if config.train.num_epochs is None else 0,
+        },
     )
+
+
+def _layout(parallel: Parallel) -> Layout:
+    """The keys of [parallel] that a plan keeps. A period in epochs is one step here: `_unsettled` refuses it."""
+    values = {field.name: getattr(parallel, field.name) for field in dataclasses.fields(Layout)}
+    period = values["average_every"]
+    return Layout(**{**values, "average_every": 1 if isinstance(period, str) else period})
+
+
+def _unsettled(config: Config) -> Iterator[str]:
+    """A problem if a period in epochs is not known in steps yet."""
+    if isinstance(period := config.parallel.average_every, str):
+        yield (
+            f'parallel.average_every = "{period}": the steps of an epoch are unknown until the data is prepared; run '
+            f"`codescent data {config.data.corpus}`, or give a number of steps"
+        )
+
+
+def _unknown_wire(config: Config) -> Iterator[str]:
+    """A problem if parallel.wire is no format."""
+    try:
+        Wire.parse(config.parallel.wire)
+    except ValueError as error:
+        yield f"parallel.wire: {error}"
 
 
 def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:

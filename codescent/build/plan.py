@@ -10,7 +10,7 @@ from codescent import models
 from codescent.build.accept import accepted
 from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.schedule import accumulate
-from codescent.strategies import Candidate, serving, traffic_of
+from codescent.strategies import Candidate, kept_of, serving, traffic_of
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         schedule = strategy.schedule(schedule, candidate)
     plan = _plan(config, candidate, tensors, schedule)
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
-    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
+    kept = tuple(tensor for strategy in serving(plan) for tensor in kept_of(strategy, plan))
+    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept)
 
 
 def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[str, Scalar]:

@@ -64,7 +64,7 @@ def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> Refusal
 
 
 def with_steps(config: Config, num_samples: int) -> Config:
-    """The config with the steps of `train.num_epochs` in `train.num_steps`.
+    """The config with the steps of `train.num_epochs` in `train.num_steps`, and of `parallel.average_every`.
 
     An epoch is a whole number of steps (decision 4). A part of an epoch is rounded to whole steps, at least one.
 
@@ -72,10 +72,19 @@ def with_steps(config: Config, num_samples: int) -> Config:
         config: `with_samples`.
         num_samples: of the training split.
     """
-    epochs, size = config.train.num_epochs, config.train.global_batch_size
+    epochs, per_epoch = config.train.num_epochs, num_samples // config.train.global_batch_size
+    period = config.parallel.average_every
+    if isinstance(period, str):
+        steps = max(1, round(float(period.split(" ")[0]) * per_epoch))
+        config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"average_every": steps})})
     if epochs is None:
         return config
-    return _with_train(config, num_steps=max(1, round(epochs * (num_samples // size))), num_epochs=None)
+    return _with_train(config, num_steps=max(1, round(epochs * per_epoch)), num_epochs=None)
+
+
+def needs_samples(config: Config) -> bool:
+    """Whether the number of training samples decides keys of the config: those that count in epochs."""
+    return config.train.num_epochs is not None or isinstance(config.parallel.average_every, str)
 
 
 def _with_train(config: Config, **values: Any) -> Config:

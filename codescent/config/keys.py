@@ -19,6 +19,7 @@ MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200  # file systems allow 255; temporary files add a prefix and a suffix
 MAX_PART_BYTES, MAX_PATH_BYTES = 255, 3500  # file systems allow 4096 for a path; files and folders are added to it
 MAX_SAMPLES = 2**31 - 1
+MAX_EPOCHS = 1_000_000
 
 
 def _expand_home(value: object) -> object:
@@ -76,6 +77,22 @@ def _check_functions(value: str) -> str:
     return ", ".join(names)
 
 
+def _check_period(value: int | str) -> int | str:
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError("must be at least 0")
+        return value
+    number, _, unit = value.partition(" ")
+    try:
+        epochs = float(number)
+    except ValueError:
+        epochs = 0.0
+    if unit not in ("epoch", "epochs") or not 0 < epochs <= MAX_EPOCHS:
+        raise ValueError('must be a number of steps, or a number of epochs such as "2 epochs"')
+    return value
+
+
+Period = Annotated[int | str, AfterValidator(_check_period)]
 Text = Annotated[str, AfterValidator(_check_text)]
 TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]

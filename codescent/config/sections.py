@@ -16,6 +16,7 @@ from codescent.config.keys import (
     FolderName,
     Functions,
     PathFromAnywhere,
+    Period,
     Section,
     Text,
     TextOrPath,
@@ -31,6 +32,9 @@ from codescent.config.optimizer import Optimizer as Optimizer
 
 RECORDS = at_least("profile.active", 1)
 """Only a run that records a profile reads the key."""
+
+AVERAGES = other_than("parallel.average_every", 0)
+"""Only a run whose replicas train apart reads the key."""
 
 
 class Run(Section):
@@ -308,6 +312,41 @@ class Parallel(Section):
         "auto",
         "number format in which gradients are sent; auto: train.precision; with zero_stage 1 and several micro-batches "
         "of bf16: fp32",
+    )
+    average_every: Period = key(
+        0,
+        'steps that each model replica takes alone before the replicas average their weights, or "n epochs"; 0: the '
+        "replicas sum their gradients in every step",
+    )
+    synchronous_steps: int = key(
+        0, "first steps, in which the replicas sum their gradients all the same", ge=0, only=AVERAGES
+    )
+    outer_optimizer: Literal["none", "sgd", "nesterov"] = key(
+        "none",
+        "what the mean change of a round does to the weights: none: they become the mean of the replicas; sgd, "
+        "nesterov: it is the gradient of an outer optimizer (DiLoCo)",
+        only=AVERAGES,
+    )
+    outer_learning_rate: float = key(
+        0.7, "learning rate of the outer optimizer", gt=0, only=other_than("parallel.outer_optimizer", "none")
+    )
+    outer_momentum: float = key(
+        0.9, "momentum of the outer optimizer", ge=0, lt=1, only=other_than("parallel.outer_optimizer", "none")
+    )
+    fragments: int = key(
+        1, "parts of the weights, by blocks, that are averaged one after the other in a round", ge=1, only=AVERAGES
+    )
+    overlap_steps: int = key(0, "steps that the replicas take while an average is under way", ge=0, only=AVERAGES)
+    wire: Text = key(
+        "none",
+        "format in which replicas send gradients or, with average_every, changes of weights: none, bf16, int8, int4, "
+        "sign, powersgd:RANK or topk:SHARE; what rounding loses is sent later (error feedback)",
+    )
+    wire_from: int = key(
+        0,
+        "steps at the beginning that do not use parallel.wire",
+        ge=0,
+        only=other_than("parallel.wire", "none"),
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
 

@@ -140,10 +140,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Portion:
-    """One rank's micro-batches of a step. `losses` counts the step's losses on all ranks: the mean divides by it."""
+    """One rank's micro-batches of a step.
+
+    `losses` counts the step's losses on all ranks: the mean divides by it. `own_losses` counts those of the replica, if
+    replicas train apart; else it is `losses`.
+    """
 
     batches: list[Batch]
     losses: int
+    own_losses: int
 
 
 class ReadAhead(ABC):
@@ -235,6 +240,7 @@ class Loader(ReadAhead):
         positions: for each micro-batch of this rank its (start, stop) in the global batch; they are consecutive.
         prefetch: see `ReadAhead`.
         pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
+        replica: (start, stop) in the global batch of the samples of this rank's replica; None: all.
     """
 
     def __init__(
@@ -246,31 +252,36 @@ class Loader(ReadAhead):
         first_step: int,
         prefetch: int,
         pin_memory: bool = False,
+        replica: tuple[int, int] | None = None,
     ) -> None:
         self._source, self._sampler, self._positions = source, sampler, tuple(positions)
+        self._replica = replica
         self._pin_memory = pin_memory
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
         most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
         super().__init__(first_step, prefetch, max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most)))
 
     def _read(self, first: int, count: int) -> list[Portion]:
-        losses = self._losses(first, count)
+        losses = own = self._losses(first, count, 0, self._sampler.global_batch_size)
+        if self._replica is not None:
+            own = self._losses(first, count, *self._replica)
         if not self._positions:
-            return [Portion([], number) for number in losses]
+            return [Portion([], *numbers) for numbers in zip(losses, own)]
         start, stop = self._positions[0][0], self._positions[-1][1]
         numbers = self._sampler.indices_of_steps(first, count, start, stop)
         batch = _batch(self._source, numbers.ravel(), self._pin_memory)
         offsets = [step * (stop - start) - start for step in range(count)]
         parts = ([batch[begin + offset : end + offset] for begin, end in self._positions] for offset in offsets)
-        return [Portion(batches, number) for batches, number in zip(parts, losses)]
+        return [Portion(batches, *numbers) for batches, *numbers in zip(parts, losses, own)]
 
-    def _losses(self, first: int, count: int) -> list[int]:
-        """Number of losses of each step on all ranks. Every rank computes the same numbers, without communication."""
-        size, each = self._sampler.global_batch_size, self._source.losses_per_sample
+    def _losses(self, first: int, count: int, start: int, stop: int) -> list[int]:
+        """Number of losses of each step, of the samples [start, stop) of the global batch. No rank needs another one
+        for it."""
+        each = self._source.losses_per_sample
         if each is not None:
-            return [size * each] * count
-        numbers = self._sampler.indices_of_steps(first, count, 0, size)
-        found: list[int] = self._source.losses(numbers.ravel()).reshape(count, size).sum(1).tolist()
+            return [(stop - start) * each] * count
+        numbers = self._sampler.indices_of_steps(first, count, start, stop)
+        found: list[int] = self._source.losses(numbers.ravel()).reshape(count, stop - start).sum(1).tolist()
         return found
 
 
@@ -301,7 +312,7 @@ class InOrder(ReadAhead):
         numbers = self._numbers[number * self._batch : (number + 1) * self._batch]
         losses = int(self._source.losses(numbers).sum()) if len(numbers) else 0
         read = numbers if len(numbers) else np.zeros(1, np.int64)
-        return Portion([_batch(self._source, read, self._pin_memory)], losses)
+        return Portion([_batch(self._source, read, self._pin_memory)], losses, losses)
 
 
 def _batch(source: Source, numbers: Numbers, pin_memory: bool) -> Batch:

@@ -15,11 +15,13 @@ from codescent.plan.plan import DECAY_STEPS as DECAY_STEPS
 from codescent.plan.plan import OlderPlan as OlderPlan
 from codescent.plan.plan import Plan as Plan
 from codescent.plan.schedule import RECEIVES as RECEIVES
+from codescent.plan.schedule import ROUND_SCALARS as ROUND_SCALARS
 from codescent.plan.schedule import SCALARS as SCALARS
 from codescent.plan.schedule import SENDS as SENDS
 from codescent.plan.schedule import Instruction as Instruction
 from codescent.plan.schedule import Schedule as Schedule
 from codescent.plan.schedule import Verb as Verb
+from codescent.plan.shard import KeptTensor as KeptTensor
 from codescent.plan.shard import Memory as Memory
 from codescent.plan.shard import Parameter as Parameter
 from codescent.plan.shard import Placement as Placement

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codescent.plan.brief import brief
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -21,8 +23,27 @@ class Layout:
     data_parallel: int = 1
     bucket_bytes: int = 16_777_216
     reduce_dtype: str = "auto"
+    average_every: int = brief(0)
+    synchronous_steps: int = brief(0)
+    outer_optimizer: str = brief("none")
+    outer_learning_rate: float = brief(0.7)
+    outer_momentum: float = brief(0.9)
+    fragments: int = brief(1)
+    overlap_steps: int = brief(0)
+    wire: str = brief("none")
+    wire_from: int = brief(0)
 
     @property
     def computes_blocks_again(self) -> bool:
         """Whether backward computes blocks again from their inputs, and so repeats the messages inside of them."""
         return self.recompute in ("products", "full")
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas of dp_replicate train apart, with their own gradients."""
+        return self.average_every > 0
+
+    @property
+    def agrees_at_ends(self) -> bool:
+        """Whether all replicas have the same weights at the end of a round."""
+        return not self.apart or (self.fragments == 1 and self.overlap_steps == 0)

@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+from codescent.plan.brief import brief, is_left_out
 from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
-from codescent.plan.mesh import Mesh
+from codescent.plan.mesh import AXES, Mesh
 from codescent.plan.model import ModelFacts
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 from codescent.plan.schedule import Schedule
-from codescent.plan.shard import TensorPlan
+from codescent.plan.shard import KeptTensor, TensorPlan
 from codescent.plan.traffic import Traffic
+from codescent.plan.wire import Wire
 from codescent.plan.work import Scalar, TaskFacts, Work
+
+OUTER = ("outer_learning_rate", "outer_momentum")
+REPLICAS = "parallel.dp_replicate"
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
 """Name in `Plan.trajectory` of the step at which the decay of the learning rate ends; None: it does not decay."""
@@ -38,6 +43,7 @@ class Plan:
         objective: what training minimises; validation losses are plain cross-entropies.
         seed: seed of initial weights, sample order and dropout.
         update: the keys of [optimizer] that determine the weight update, with their values.
+        kept: what strategies keep between steps, beside weights, gradients and optimizer state.
     """
 
     mesh: Mesh
@@ -51,6 +57,7 @@ class Plan:
     seed: int = 0
     update: Mapping[str, Scalar] = field(default_factory=dict)
     objective: Objective = CROSS_ENTROPY
+    kept: tuple[KeptTensor, ...] = brief(())
 
     @property
     def num_parameters(self) -> int:
@@ -66,6 +73,25 @@ class Plan:
     def devices(self) -> int:
         """Number of devices of each rank."""
         return max((record.devices for record in self.traffic), default=1)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The axes whose ranks train apart, and agree at the end of a round only."""
+        return ("dp_replicate",) if self.layout.apart else ()
+
+    @property
+    def together(self) -> str:
+        """The ranks that sum a step's scalars: all of them, or those of a replica that trains apart."""
+        return self.mesh.joint(*(axis for axis in AXES if axis not in self.apart))
+
+    def replica(self, rank: int) -> int:
+        """Index of the replica of `rank` among those that train apart; 0 if none does."""
+        return self.mesh.coordinates(rank)["dp_replicate"] if self.apart else 0
+
+    def samples_of_replica(self, rank: int) -> range:
+        """Indices in the global batch of the samples of the replica of `rank`."""
+        share = self.work.global_batch_size // (self.mesh.dp_replicate if self.apart else 1)
+        return range(self.replica(rank) * share, (self.replica(rank) + 1) * share)
 
     def held_by(self, stage: int) -> tuple[TensorPlan, ...]:
         """The tensors of a pipeline stage, each once, by chunk, in the order of the forward pass."""
@@ -103,6 +129,12 @@ class Plan:
         first = (self.mesh.dp_index(rank) * self.work.num_microbatches + microbatch) * size
         return range(first, first + size)
 
+    def sent_bytes(self, rank: int, number: int) -> float:
+        """Bytes that a rank sends to other ranks in step `number` (from 0), by the ring algorithms."""
+        stage = self.mesh.coordinates(rank)["pp"]
+        records = (record for record in self.traffic if record.stage in (None, stage) and record.runs_in(number))
+        return sum(record.times * record.wire_bytes(self.mesh.degree(record.axis)) for record in records)
+
     def trajectory(self) -> dict[str, Scalar]:
         """All values that determine the losses of a run, by config key.
 
@@ -128,8 +160,28 @@ class Plan:
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             **{f"optimizer.{name}": value for name, value in update.items()},
+            **self._exchanges(),
             DECAY_STEPS: steps,
             "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
+        }
+
+    def _exchanges(self) -> dict[str, Scalar]:
+        """The keys of [parallel] that decide the losses: how replicas train apart, and what rounds their messages."""
+        layout, apart = self.layout, self.layout.apart
+        lossy = Wire.parse(layout.wire).lossy
+        keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
+        outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
+        found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER)), None)
+        if apart:
+            found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
+        degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
+        return {
+            **found,
+            "parallel.wire": layout.wire if lossy else None,
+            "parallel.wire_from": layout.wire_from if lossy else None,
+            "parallel.bucket_bytes": layout.bucket_bytes if lossy and not apart else None,
+            # Compression rounds pieces of what a rank holds. Averaging divides a batch by replicas only.
+            **{key: degree if lossy or (apart and key == REPLICAS) else None for key, degree in degrees.items()},
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +206,8 @@ _SCALARS = {int, float, bool, str, types.NoneType}
 
 def _encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {field.name: _encode(item) for field, item in fields if not is_left_out(field, item)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -4,9 +4,11 @@ Does not run the instructions (train/execute.py and cost/simulate.py do) and hol
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+
+from codescent.plan.brief import brief
 
 
 class Verb(StrEnum):
@@ -23,10 +25,16 @@ class Verb(StrEnum):
     RECEIVE_ACTIVATION = "receive_activation"  # input of FORWARD
     SEND_GRADIENT = "send_gradient"  # output of BACKWARD, to the previous virtual stage
     RECEIVE_GRADIENT = "receive_gradient"  # input of BACKWARD
+    AVERAGE = "average"  # begin to average a fragment of the weights over replicas that train apart
+    MERGE = "merge"  # wait for this average and put it into the weights
 
 
 SCALARS = 3
 """Number of values that STEP sums over all ranks: loss, number of ranks with a stop request, squared gradient norm."""
+
+ROUND_SCALARS = 5
+"""Number of values that the last MERGE of a round sums over all ranks: loss of its last step, ranks with a stop
+request, replicas that skipped a step, squared distance of the replicas from their mean, squared norm of this mean."""
 
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
@@ -37,11 +45,14 @@ class Instruction:
     """One entry of an instruction list.
 
     Attributes:
-        microbatch: index of its micro-batch; None for REDUCE and STEP.
+        microbatch: index of its micro-batch; None for REDUCE, STEP, AVERAGE and MERGE.
         last: marks the last BACKWARD or BACKWARD_WEIGHT of a chunk, which completes the gradients. The gradient
-            reduction may begin during it.
+            reduction may begin during it. Also marks the last MERGE of a round, after which all ranks agree.
         chunk: index of the virtual stage within its stage (see `Schedule`).
         peer: for sends and receives: the other stage.
+        fragment: for AVERAGE and MERGE: the index of the fragment of the weights.
+        step: the step of the round (from 0) in which it runs; None: every step.
+        axis: for REDUCE: one more axis over which it sums the gradients.
     """
 
     verb: Verb
@@ -49,25 +60,59 @@ class Instruction:
     last: bool = False
     chunk: int = 0
     peer: int | None = None
+    fragment: int | None = brief(None)
+    step: int | None = brief(None)
+    axis: str = brief("")
 
     def __str__(self) -> str:
         number = "" if self.microbatch is None else f" {self.microbatch}"
         chunk = f" of chunk {self.chunk}" if self.chunk else ""
         end = "" if self.peer is None else f" {'to' if self.verb in SENDS else 'from'} stage {self.peer}"
-        return f"{self.verb}{number}{chunk}{end}"
+        part = "" if self.fragment is None else f" fragment {self.fragment}"
+        when = "" if self.step is None else f" after step {self.step + 1}"
+        over = f" over {self.axis}" if self.axis else ""
+        return f"{self.verb}{number}{chunk}{end}{part}{over}{when}"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The instruction lists of one step.
+    """The instruction lists of a round of `period` steps. Most schedules have a period of one step.
 
-    `programs[stage]` is the list of every rank of that pipeline stage.
+    `programs[stage]` is the list of every rank of that pipeline stage. An instruction with a `step` runs in that step
+    of a round, the others run in every step.
     `depths[number]` is the model part of virtual stage `number`: depths [first, end) (see `Parameter.depths`).
     Of p stages, chunk c of stage s is virtual stage c p + s.
+    `opening[stage]` is the list of each of the first `opening_steps` steps, a multiple of the period.
     """
 
     programs: tuple[tuple[Instruction, ...], ...]
     depths: tuple[tuple[int, int], ...] = ()
+    period: int = brief(1)
+    opening: tuple[tuple[Instruction, ...], ...] = brief(())
+    opening_steps: int = brief(0)
+
+    def program(self, stage: int, number: int) -> tuple[Instruction, ...]:
+        """The instructions of a stage in step `number` (from 0)."""
+        if number < self.opening_steps:
+            return self.opening[stage]
+        programs = self._by_step[stage]
+        return programs.get(number % self.period, programs[None])
+
+    @cached_property
+    def _by_step(self) -> tuple[dict[int | None, tuple[Instruction, ...]], ...]:
+        """By stage: the instructions of each step of a round that has its own ones; at None those of other steps."""
+        stages = []
+        for program in self.programs:
+            special = {at.step for at in program if at.step is not None}
+            lists: dict[int | None, tuple[Instruction, ...]] = {}
+            lists |= {step: tuple(at for at in program if at.step in (None, step)) for step in special}
+            lists[None] = tuple(at for at in program if at.step is None)
+            stages.append(lists)
+        return tuple(stages)
+
+    def agrees_after(self, steps: int) -> bool:
+        """Whether all ranks know the same sums after so many steps: at the end of a round, or in the opening steps."""
+        return steps <= self.opening_steps or steps % self.period == 0
 
     def parts(self, stage: int) -> list[range]:
         """The depths of each chunk of a stage, as ranges."""
@@ -111,6 +156,22 @@ class Schedule:
     def input_verb(self) -> Verb:
         """The instruction type that computes activation gradients."""
         return Verb.BACKWARD_INPUT if self.weight_verb is Verb.BACKWARD_WEIGHT else Verb.BACKWARD
+
+
+def with_round(schedule: Schedule, period: int, added: Iterable[Instruction], opening_steps: int = 0) -> Schedule:
+    """A schedule with a round of `period` steps: each list ends with the instructions `added`.
+
+    The first `opening_steps` steps are without them. They sum gradients over dp_replicate.
+    """
+    opening: tuple[tuple[Instruction, ...], ...] = ()
+    if opening_steps:
+        opening = tuple(
+            tuple(replace(at, axis="dp_replicate") if at.verb is Verb.REDUCE else at for at in program)
+            for program in schedule.programs
+        )
+    more = tuple(added)
+    programs = tuple((*program, *more) for program in schedule.programs)
+    return replace(schedule, programs=programs, period=period, opening=opening, opening_steps=opening_steps)
 
 
 def accumulate(num_microbatches: int, num_depths: int = 1) -> Schedule:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from codescent.base.dtypes import DTYPE_BYTES
+from codescent.plan.brief import brief
 from codescent.plan.mesh import Mesh
 
 
@@ -123,6 +124,7 @@ class TensorPlan:
         orthogonalized: Muon updates the tensor.
         bucket_dtype: dtype of a copy of the gradient for the collective; "": the gradient itself is sent.
         partial: axes whose ranks replicate the tensor and hold partial sums of its gradient. REDUCE adds them.
+        apart: axes whose ranks train apart: their weights and optimizer state differ within a round.
         weights_in, gradients_in, optimizer_in: the memory where each is stored while unused. The master copy is
             stored, and the update computed, in `optimizer_in`.
     """
@@ -142,6 +144,7 @@ class TensorPlan:
     gradients_in: Memory = Memory.DEVICE
     optimizer_in: Memory = Memory.DEVICE
     orthogonalized: bool = False
+    apart: tuple[str, ...] = brief(())
 
     @property
     def updated_on_host(self) -> bool:
@@ -187,3 +190,25 @@ class TensorPlan:
             (self.optimizer_in, self.optimizer_bytes(mesh, rank)),
         )
         return sum(size for memory, size in found if memory is Memory.HOST)
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """A tensor that a strategy keeps between steps, such as an anchor or a residual.
+
+    Attributes:
+        name: in a checkpoint.
+        shape: of the whole tensor.
+        placement: how the ranks of a replica divide it.
+        stage: the pipeline stage whose ranks hold it; None: every stage.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    placement: Placement = Placement()
+    stage: int | None = None
+
+    def bytes(self, mesh: Mesh, rank: int = 0) -> int:
+        """Bytes on a rank of the stage. Rank 0 has the largest shard."""
+        return self.placement.numel(self.shape, mesh, rank) * DTYPE_BYTES[self.dtype]

@@ -13,7 +13,8 @@ from codescent.plan.plan import Plan
 class StateBytes:
     """Bytes of a rank.
 
-    `optimizer_bytes` includes the fp32 master weights of bf16 training. `host_bytes` is the part in host memory.
+    `optimizer_bytes` includes the fp32 master weights of bf16 training, and `Plan.kept`, such as anchors and residuals.
+    `host_bytes` is the part in host memory.
     """
 
     weights_bytes: int
@@ -34,13 +35,20 @@ class StateBytes:
 
 def state_of_rank(plan: Plan, rank: int) -> StateBytes:
     """What the plan declares for one rank: its shards, which may be smaller than those of the first rank."""
-    tensors = plan.held_by(plan.mesh.coordinates(rank)["pp"])
+    stage = plan.mesh.coordinates(rank)["pp"]
+    tensors = plan.held_by(stage)
     return StateBytes(
         weights_bytes=sum(tensor.weights_bytes(plan.mesh, rank) for tensor in tensors),
         gradients_bytes=sum(tensor.gradients_bytes(plan.mesh, rank) for tensor in tensors),
-        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors),
+        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors) + kept_bytes(plan, rank),
         host_bytes=sum(tensor.host_bytes(plan.mesh, rank) for tensor in tensors),
     )
+
+
+def kept_bytes(plan: Plan, rank: int) -> int:
+    """Bytes of `Plan.kept` on a rank."""
+    stage = plan.mesh.coordinates(rank)["pp"]
+    return sum(kept.bytes(plan.mesh, rank) for kept in plan.kept if kept.stage in (None, stage))
 
 
 def state_bytes(plan: Plan) -> StateBytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from codescent.plan.brief import brief
 from codescent.plan.schedule import Verb
 
 
@@ -37,6 +38,10 @@ class Traffic:
         times: how often it runs in a step.
         stage: the pipeline stage whose ranks run it; None: every stage.
         devices: number of devices of one rank, with axis "".
+        every: it runs once in so many steps.
+        at: in which of these steps (from 0).
+        since: the first step (from 0) in which it may run.
+        until: the step before which it ends; None: it runs to the end.
     """
 
     collective: Collective
@@ -49,6 +54,15 @@ class Traffic:
     times: int = 1
     stage: int | None = None
     devices: int = 1
+    every: int = brief(1)
+    at: int = brief(0)
+    since: int = brief(0)
+    until: int | None = brief(None)
+
+    def runs_in(self, number: int) -> bool:
+        """Whether it runs in step `number` (from 0)."""
+        ends = self.until is not None and number >= self.until
+        return number >= self.since and not ends and number % self.every == self.at
 
     def wire_bytes(self, degree: int) -> float:
         """Bytes that one rank sends each time, in a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).

@@ -45,6 +45,10 @@ METRICS: tuple[str, ...] = (
     "other_s",
     "mfu_spec",
     "hfu",
+    "sent_bytes",
+    "staleness_mean",
+    "staleness_max",
+    "consensus",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codescent.plan import Plan, Traffic
+from codescent.plan import KeptTensor, Plan, Traffic
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
+from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
 from codescent.strategies.offload import Offload
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
-from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Copy, Exchange, Gradients, Strategy, ThisRank
 from codescent.strategies.tensor import TensorParallel
 from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
@@ -27,6 +28,7 @@ ORDER = (
     DataParallel(),
     Offload(),
     Muon(),
+    LocalSGD(),
 )
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 
@@ -45,4 +47,23 @@ def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
     )
 
 
-__all__ = ["Candidate", "DataParallel", "Gradients", "Recompute", "Strategy", "TensorParallel", "ThisRank"]
+def kept_of(strategy: Strategy, plan: Plan) -> tuple[KeptTensor, ...]:
+    """What a strategy keeps between steps, with the pipeline stage whose ranks hold it."""
+    return tuple(
+        replace(kept, stage=stage) if plan.mesh.pp > 1 else kept
+        for stage in range(plan.mesh.pp)
+        for kept in strategy.kept(plan, stage)
+    )
+
+
+__all__ = [
+    "Candidate",
+    "Copy",
+    "DataParallel",
+    "Exchange",
+    "Gradients",
+    "Recompute",
+    "Strategy",
+    "TensorParallel",
+    "ThisRank",
+]

@@ -4,9 +4,13 @@ Does not know the other collectives: each strategy declares its own."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from codescent.base.counted import counted
-from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
+from codescent.plan import AXES, DTYPE_BYTES, ROUND_SCALARS, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
+
+DATA = ("dp_replicate", "dp_shard", "cp")
+"""The axes over which gradients are summed."""
 
 
 def common_sums(plan: Plan) -> Iterator[Traffic]:
@@ -19,10 +23,22 @@ def common_sums(plan: Plan) -> Iterator[Traffic]:
             yield _exchange(plan, stage, Collective.ALL_REDUCE, axis, parts, "partial gradients")
         if parts := copied(plan, tensors):
             yield _exchange(plan, stage, Collective.BROADCAST, "tp", parts, "gradients")
-    everyone = mesh.joint(*AXES)
-    if mesh.degree(everyone) > 1:
-        what = "loss, stop request and gradient norm"
-        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.STEP, None, what)
+    yield from _scalars(plan)
+
+
+def _scalars(plan: Plan) -> Iterator[Traffic]:
+    """The sums of scalars: of each step; where replicas train apart also of each round, and of the opening steps."""
+    everyone, opening, what = plan.mesh.joint(*AXES), plan.schedule.opening_steps, "loss, stop request, gradient norm"
+    of_step = Traffic(Collective.ALL_REDUCE, plan.together, SCALARS * 8, "fp64", Verb.STEP, None, what, since=opening)
+    sums = [of_step]
+    if plan.apart:
+        period = plan.schedule.period
+        what = "loss, stop request, skipped steps, distance of the replicas"
+        of_round = replace(of_step, axis=everyone, payload_bytes=ROUND_SCALARS * 8, verb=Verb.MERGE, what=what)
+        sums.append(replace(of_round, every=period, at=period - 1))
+    if opening:
+        sums.append(replace(of_step, axis=everyone, since=0, until=opening))
+    yield from (record for record in sums if plan.mesh.degree(record.axis) > 1)
 
 
 def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
@@ -39,7 +55,7 @@ def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
         for tensor in tensors
         if tensor.parameter.trained and "tp" in tensor.gradients.shards
     )
-    if not unequal or mesh.dp_replicate * mesh.dp_shard * mesh.cp < 3:
+    if not unequal or mesh.degree(mesh.joint(*(axis for axis in DATA if axis not in plan.apart))) < 3:
         return []
     return [
         tensor

@@ -3,21 +3,24 @@ Does not shard (zero does) or update weights. Does not import torch at the top, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from codescent.plan import DTYPE_BYTES, Collective, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
+from codescent.plan import DTYPE_BYTES, WIDE, Collective, KeptTensor, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
+from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.strategy import Candidate, Gradients, Held, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from codescent.strategies.wire_buckets import CompressedBuckets
 
-def replicas(mesh: Mesh) -> str:
+
+def replicas(run: Candidate | Plan) -> str:
     """The axis of the ranks that hold the same weights and read different tokens."""
-    return mesh.joint("dp_replicate", "cp")
+    return "cp" if run.layout.apart else run.mesh.joint("dp_replicate", "cp")
 
 
 def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
@@ -48,7 +51,7 @@ class DDP(Strategy):
 
     def serves(self, run: Candidate | Plan) -> bool:
         """True if there are replicas, and zero does not reduce their gradients."""
-        return run.mesh.degree(replicas(run.mesh)) > 1 and run.mesh.dp_shard == 1
+        return run.mesh.degree(replicas(run)) > 1 and run.mesh.dp_shard == 1
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Add a second copy of the gradients if their sums over micro-batches and their messages differ in dtype."""
@@ -64,12 +67,29 @@ class DDP(Strategy):
         gradient is that of the stage's first layer, with which backward ends."""
         dtype = _wire_dtype(plan.layout, plan.work.precision)
         numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
-        filled = buckets(numels, plan.layout.bucket_bytes, dtype)
+        filled, axis = buckets(numels, plan.layout.bucket_bytes, dtype), replicas(plan)
+        wire, since = _wire(plan), plan.layout.wire_from
         for number, bucket in enumerate(filled, 1):
             payload_bytes = sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype]
             during = None if number == len(filled) else plan.schedule.weight_verb
-            what, axis = f"gradients, bucket {number - 1}", replicas(plan.mesh)
-            yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, during, what)
+            what = f"gradients, bucket {number - 1}"
+            if wire is None or since:
+                until = None if wire is None else since
+                yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, during, what, until=until)
+            if wire is not None:
+                shapes = _shapes(plan, stage, bucket)
+                for sent in wire.collectives(shapes, dtype, plan.mesh.degree(axis)):
+                    yield replace(sent.traffic(axis, Verb.REDUCE, during, what), since=since)
+
+    def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
+        """What the compression of each bucket keeps: see `Wire.state`."""
+        wire, dtype = _wire(plan), _wire_dtype(plan.layout, plan.work.precision)
+        if wire is None:
+            return
+        numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
+        for number, bucket in enumerate(buckets(numels, plan.layout.bucket_bytes, dtype)):
+            for state in wire.state(_shapes(plan, stage, bucket), dtype, plan.mesh.degree(replicas(plan))):
+                yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
 
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
@@ -81,17 +101,48 @@ class DDP(Strategy):
         from codescent.base.torch_dtypes import TORCH_DTYPE  # noqa: PLC0415 - keeps torch out of planning
 
         wire_dtype = _wire_dtype(plan.layout, plan.work.precision)
+        parameters = [parameter for part in parts for parameter in part.parameters() if parameter.requires_grad]
+        filled = buckets(_numels(this_rank.trained, plan.mesh), plan.layout.bucket_bytes, wire_dtype)
         return BucketedGradients(
-            [parameter for part in parts for parameter in part.parameters() if parameter.requires_grad],
-            buckets(_numels(this_rank.trained, plan.mesh), plan.layout.bucket_bytes, wire_dtype),
+            parameters,
+            filled,
             TORCH_DTYPE[wire_dtype],
             TORCH_DTYPE[plan.trained[0].gradient_dtype],
-            this_rank.groups[replicas(plan.mesh)] if self.serves(plan) else None,
+            this_rank.groups[replicas(plan)] if self.serves(plan) else None,
+            self._compressed(this_rank, parameters, filled, wire_dtype),
         )
+
+    def _compressed(
+        self, this_rank: ThisRank, parameters: Sequence[torch.nn.Parameter], filled: list[list[int]], dtype: str
+    ) -> CompressedBuckets | None:
+        """The sums of the buckets in the format of parallel.wire; None: they are plain all-reduces."""
+        plan = this_rank.plan
+        wire = _wire(plan)
+        if wire is None or not parameters or not self.serves(plan):
+            return None
+        from codescent.strategies.wire_buckets import CompressedBuckets  # noqa: PLC0415 - needs torch
+
+        shapes = [[tuple(parameters[index].shape) for index in bucket] for bucket in filled]
+        group, device = this_rank.groups[replicas(plan)], parameters[0].device
+        return CompressedBuckets(wire, shapes, group, device, dtype, plan.layout.wire_from)
+
+
+def _wire(plan: Plan) -> Wire | None:
+    """How gradients travel; None: in plain all-reduces."""
+    wire = Wire.parse(plan.layout.wire)
+    return None if plan.layout.apart or wire.method == "none" else wire
+
+
+def _shapes(plan: Plan, stage: int, bucket: Sequence[int]) -> list[tuple[int, ...]]:
+    """The shapes of the gradients of a bucket on the largest rank."""
+    tensors = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
+    return [tensors[index].gradients.sizes(tensors[index].parameter.shape, plan.mesh) for index in bucket]
 
 
 def _wire_dtype(layout: Layout, weight_dtype: str) -> str:
-    """Dtype in which gradients are sent."""
+    """Dtype of the buckets: that in which gradients are sent, or in which parallel.wire sums them."""
+    if layout.wire != "none" and not layout.apart:
+        return WIDE[weight_dtype]
     return weight_dtype if layout.reduce_dtype == "auto" else layout.reduce_dtype
 
 
@@ -113,6 +164,7 @@ class BucketedGradients:
         sum_dtype: dtype of the sums over micro-batches. If parameters have another dtype (bf16), the sums are not in
             `.grad`.
         group: ranks to sum over; None: this rank only. With one rank nothing is copied or sent.
+        compressed: sums the buckets in another format; None: plain all-reduces do.
     """
 
     def __init__(
@@ -122,8 +174,10 @@ class BucketedGradients:
         wire_dtype: torch.dtype,
         sum_dtype: torch.dtype,
         group: ProcessGroup | None,
+        compressed: CompressedBuckets | None = None,
     ) -> None:
         self.parameters, self.buckets = list(parameters), buckets
+        self.compressed, self.step = compressed, 0
         self.bucket_of = {index: number for number, bucket in enumerate(self.buckets) for index in bucket}
         self.group = group
         self.alone = group is None or group.size() == 1
@@ -179,18 +233,24 @@ class BucketedGradients:
         if self.alone:
             self.complete[index] = gradient
             return
-        from codescent.strategies.collectives import start_all_reduce  # noqa: PLC0415 - keeps torch out of planning
-
         view = self.views[index]
         self.complete[index] = view if gradient is view else view.copy_(gradient)
         self.missing[self.bucket_of[index]] -= 1
         while self.next_bucket < len(self.buckets) and self.missing[self.next_bucket] == 0:
-            self.works.append(start_all_reduce(self.buffers[self.next_bucket], group=self.group))
+            self.works.append(self._start(self.next_bucket))
             self.next_bucket += 1
 
-    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
+    def _start(self, number: int) -> Any:
+        """Begin to sum a full bucket over the ranks."""
+        from codescent.strategies.collectives import start_all_reduce  # noqa: PLC0415 - keeps torch out of planning
+
+        if self.compressed is not None and self.step >= self.compressed.since:
+            return self.compressed.start(number, [self.views[index] for index in self.buckets[number]])
+        return start_all_reduce(self.buffers[number], group=self.group)
+
+    def before_backward(self, *, last: bool, chunk: int = 0, step: int = 0) -> None:
         """See Gradients. `chunk` is not needed: only the hooks of this chunk's parameters run."""
-        self.last = last
+        self.last, self.step = last, step
 
     def reduce(self) -> None:
         """See Gradients. A parameter that did not contribute to the loss has a gradient of zero."""
@@ -217,7 +277,12 @@ class BucketedGradients:
     def held(self) -> Held:
         """See Gradients. Buckets are gradients: their second copy, or the only one."""
         apart = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
-        return Held([*self.buffers, *self.sums.values(), *self.complete.values(), *apart])
+        buffers = self.compressed.buffers() if self.compressed is not None else []
+        return Held([*self.buffers, *self.sums.values(), *self.complete.values(), *apart], buffers)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """See Gradients."""
+        return self.compressed.state() if self.compressed is not None else {}
 
     def close(self) -> None:
         """See Gradients. Drops the process group, because its threads would crash at the end of the process."""
@@ -225,4 +290,6 @@ class BucketedGradients:
             hook.remove()
         self.hooks.clear()
         self.works.clear()
+        if self.compressed is not None:
+            self.compressed.close()
         self.group = None

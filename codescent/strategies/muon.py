@@ -106,7 +106,8 @@ def wire_dtype(plan: Plan) -> str:
 
 def rounds(plan: Plan, stage: int) -> list[Round]:
     """The rounds of a pipeline stage. The tensors of a round cost about the same: no rank waits long for another."""
-    mesh, everyone = plan.mesh, plan.mesh.joint(*(axis for axis in AXES if axis != "pp"))
+    mesh, without = plan.mesh, ("pp", *plan.apart)
+    everyone = mesh.joint(*(axis for axis in AXES if axis not in without))
     size = mesh.degree(everyone)
     tensors = sorted(_matrices(plan, stage), key=lambda t: (-flops(t.parameter), -t.parameter.numel))
     tensors.sort(key=lambda tensor: _sharded(tensor, mesh))  # a stable sort

@@ -5,7 +5,7 @@ Does not decide which gradients these are: `TensorPlan.partial` and `common_sums
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,9 @@ class PartialGradients:
         self.group: dist.ProcessGroup | None = group
         self.collected: Sequence[torch.Tensor] = ()
 
-    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
+    def before_backward(self, *, last: bool, chunk: int = 0, step: int = 0) -> None:
         """See Gradients."""
-        self.before.before_backward(last=last, chunk=chunk)
+        self.before.before_backward(last=last, chunk=chunk, step=step)
 
     def reduce(self) -> None:
         """See Gradients."""
@@ -51,6 +51,10 @@ class PartialGradients:
         """See Gradients."""
         self.collected = ()
         self.before.release()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """See Gradients."""
+        return self.before.state()
 
     def held(self) -> Held:
         """See Gradients."""

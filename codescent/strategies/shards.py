@@ -4,7 +4,7 @@ Does not decide what is sharded (zero does) and does not update weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -60,7 +60,7 @@ def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
 
 def _overlap(module: nn.Module, blocks: Sequence[nn.Module], this_rank: ThisRank, wire_dtype: str) -> None:
     """Set the asynchronous collectives of overlap.py on every unit. Save their state as attributes of the module."""
-    others = replicas(this_rank.plan.mesh)
+    others = replicas(this_rank.plan)
     group = this_rank.groups[others] if this_rank.plan.mesh.degree(others) > 1 else None
     in_flight, reductions = GradientsInFlight(group, TORCH_DTYPE[wire_dtype]), {}
     # The unit that backward reaches last: the root, else the first block, if it has parameters that are trained.
@@ -106,7 +106,7 @@ def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
     """The device mesh of this rank's data-parallel axes, built from the existing process groups."""
-    mesh, shard, others = this_rank.plan.mesh, this_rank.groups["dp_shard"], replicas(this_rank.plan.mesh)
+    mesh, shard, others = this_rank.plan.mesh, this_rank.groups["dp_shard"], replicas(this_rank.plan)
     device = "cuda" if _has_streams() else "cpu"
     if mesh.degree(others) == 1 or not _has_streams():
         return DeviceMesh.from_group(shard, device, mesh_dim_names=("dp_shard",))
@@ -132,7 +132,7 @@ class ShardedGradients:
             for unit, reduction in part.reductions.items():
                 reduction.parameters = _trained(unit, list(part.reductions)[1:])
 
-    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
+    def before_backward(self, *, last: bool, chunk: int = 0, step: int = 0) -> None:
         """See Gradients."""
         self.reduce()
         if self.stage == 1:
@@ -156,6 +156,10 @@ class ShardedGradients:
         for parameter in self.parameters:
             parameter.grad = None
         self.added.clear()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """See Gradients."""
+        return {}
 
     def held(self) -> Held:
         """See Gradients.

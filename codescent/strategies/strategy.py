@@ -8,7 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from codescent.plan import Layout, Mesh, ModelFacts, Plan, Scalar, Schedule, TaskFacts, TensorPlan, Traffic, Work
+from codescent.plan import (
+    KeptTensor,
+    Layout,
+    Mesh,
+    ModelFacts,
+    Plan,
+    Scalar,
+    Schedule,
+    TaskFacts,
+    TensorPlan,
+    Traffic,
+    Work,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +33,8 @@ class Candidate:
 
     `world_size`: number of ranks of the run. `microbatch_size`: the user's setting; None: all samples of a rank.
     `update`: see `Plan.update`. `batch_tokens`: of the global batch, if it is given in tokens; else 0. `sample_tokens`:
-    of a sample. `advises`: False where only the number of refusals counts; then they need not name what would do.
+    of a sample. `due`: after how many steps a key acts, by its name. `advises`: False where only the number of refusals
+    counts; then they need not name what would do.
     """
 
     mesh: Mesh
@@ -35,6 +48,7 @@ class Candidate:
     batch_tokens: int = 0
     sample_tokens: int = 0
     advises: bool = True
+    due: Mapping[str, int] = field(default_factory=dict)
 
     def multiple(self, mesh: Mesh) -> int:
         """The number of micro-batches must be a multiple of this: with the schedule interleaved, of the stages."""
@@ -97,8 +111,9 @@ class Held:
 class Gradients(Protocol):
     """Sums a step's gradients over micro-batches and ranks, between backward and the optimizer."""
 
-    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
-        """Called before each backward pass of a chunk. `last`: this pass completes the chunk's gradients."""
+    def before_backward(self, *, last: bool, chunk: int = 0, step: int = 0) -> None:
+        """Called before each backward pass of a chunk in step `step` (from 0). `last`: this pass completes the chunk's
+        gradients."""
 
     def reduce(self) -> None:
         """The REDUCE verb: wait until the gradients are summed over all ranks that have a part of them."""
@@ -109,11 +124,58 @@ class Gradients(Protocol):
     def release(self) -> None:
         """Drop the gradients, after the optimizer has used them."""
 
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What it keeps between steps, by the names of `Plan.kept`."""
+
     def held(self) -> Held:
         """What it holds now. Called between two instructions of the first step of a command."""
 
     def close(self) -> None:
         """Drop all references to process groups and parameters, before the process groups are destroyed."""
+
+
+class Exchange(Protocol):
+    """What replicas that train apart send each other between steps."""
+
+    def stepped(self, number: int, own_losses: int, losses: int) -> None:
+        """Step `number` (from 0) is done: the losses of this replica, and of all replicas."""
+
+    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """REDUCE over the replicas, in place."""
+
+    def average(self, fragment: int) -> None:
+        """The AVERAGE verb."""
+
+    def merge(self, fragment: int) -> None:
+        """The MERGE verb."""
+
+    def distance(self) -> torch.Tensor:
+        """[squared distance of this replica from the mean of the replicas, squared norm of this mean]: what this rank
+        counts of the round; fp64, [2]."""
+
+    def means(self) -> Sequence[torch.Tensor] | None:
+        """The mean over replicas of each trained tensor; None: all replicas have it already. Collective."""
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What it keeps between steps, by the names of `Plan.kept`."""
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Memory that it holds beside its state, to count it."""
+
+    def close(self) -> None:
+        """Drop all references to process groups."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The two copies of a trained tensor on a rank: the optimizer's, and the weights that forward reads.
+
+    `counted`: whether this rank counts the tensor in sums over its replica.
+    """
+
+    master: torch.Tensor
+    weights: torch.Tensor
+    counted: bool
 
 
 class Strategy:
@@ -146,6 +208,10 @@ class Strategy:
         """Every collective that a rank of a pipeline stage issues in a step. The caller sets `Traffic.stage`."""
         yield from ()
 
+    def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
+        """What a rank of a pipeline stage keeps between steps. The caller sets `KeptTensor.stage`."""
+        yield from ()
+
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Reduce a part of the model, on the meta device, to what this rank holds of it."""
 
@@ -157,3 +223,10 @@ class Strategy:
         `owner`: the object of the strategies before this one. Return it, wrap it, or create one if it is None.
         """
         return owner
+
+    def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
+        """The object that exchanges weights between replicas; None: the strategy has none.
+
+        `copies`: one for each of `this_rank.trained`, with their initial values.
+        """
+        return None

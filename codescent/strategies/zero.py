@@ -136,7 +136,7 @@ class Zero(Strategy):
                 yield from self._reduction(plan, unit, numel, None, waits)
 
     def _reduction(self, plan: Plan, unit: int, numel: int, during: Verb | None, times: int) -> Iterator[Traffic]:
-        dtype, wide, verb, others = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD, replicas(plan.mesh)
+        dtype, wide, verb, others = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD, replicas(plan)
         payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {_named(unit)}"
         yield Traffic(Collective.REDUCE_SCATTER, self.axis, payload_bytes, dtype, verb, during, what, times)
         if plan.mesh.degree(others) > 1:

@@ -106,9 +106,11 @@ def replicated_tensors(plan: Plan, this_rank: int, parts: Iterable[nn.Module], o
 
     def add(tensor: TensorPlan, divided: Sequence[str], name: str, value: torch.Tensor) -> None:
         stages = plan.stages_of(tensor)
-        num_copies = math.prod(mesh.degree(axis) for axis in AXES if axis not in ("pp", *divided)) * len(stages)
+        agrees = name.startswith("model.") and plan.layout.agrees_at_ends
+        own = [*divided, *(axis for axis in tensor.apart if not agrees)]
+        num_copies = math.prod(mesh.degree(axis) for axis in AXES if axis not in ("pp", *own)) * len(stages)
         if num_copies > 1:
-            copies[f"stages {stages} {[(axis, place[axis]) for axis in divided]}"][name] = value
+            copies[f"stages {stages} {[(axis, place[axis]) for axis in own]}"][name] = value
 
     for weight, name, value in optimizer.named_state():
         tensor = planned[weight.name]

@@ -3,6 +3,8 @@ Does not run a step, write a file or name a strategy: it applies the list ORDER 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -14,17 +16,18 @@ from codescent import models
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.checkpoint.box import Box
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
-from codescent.strategies import ORDER, Gradients, ThisRank, serving
+from codescent.strategies import ORDER, Copy, Exchange, Gradients, ThisRank, serving
 from codescent.strategies.common_sums import copied
 from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight
+from codescent.train.optimize import Optimizer, Weight, copy
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -40,6 +43,53 @@ class Trainer:
     parts: list[nn.Module]
     optimizer: Optimizer
     loader: Loader
+
+    def tensors(self) -> dict[str, torch.Tensor | Box]:
+        """The tensors of a checkpoint, by name. Collective where replicas have different weights.
+
+        What differs between replicas has the name of its replica before it. "model.NAME" is then the mean.
+        """
+        executor, weights = self.executor, {weight.name: weight for weight in self.optimizer.weights}
+        exchange, rank = executor.exchange, executor.world.place.rank
+        found = (
+            self.optimizer.tensors() if exchange is None else self._of_replica(exchange, executor.plan.replica(rank))
+        )
+        kept = {**executor.gradients.state(), **(exchange.state() if exchange else {})}
+        for name, value in kept.items():
+            _, of_parameter, parameter = name.partition(".model.")
+            if of_parameter:  # ranks that hold the same part of the parameter have the same values
+                found[name] = weights[parameter].named(value)
+            else:
+                found[f"rank{rank}.{name}"] = value
+        return found
+
+    def _of_replica(self, exchange: Exchange, replica: int) -> dict[str, torch.Tensor | Box]:
+        """Weights and optimizer state of a replica that trains apart. Collective."""
+        means, found = exchange.means(), dict[str, torch.Tensor | Box]()
+        for weight, name, value in self.optimizer.named_state():
+            is_common = means is None and name.startswith("model.")
+            found[name if is_common else f"replica{replica}.{name}"] = weight.named(value)
+        for weight, mean in zip(self.optimizer.weights, means or ()):
+            found[f"model.{weight.name}"] = weight.named(mean)
+        return found
+
+    @contextmanager
+    def with_means(self) -> Iterator[None]:
+        """Put the mean of the replicas into the weights for a while, where they have different weights. Collective."""
+        exchange = self.executor.exchange
+        means = None if exchange is None else exchange.means()
+        if means is None:
+            yield
+            return
+        places = [weight.tensor for weight in self.optimizer.weights]
+        before = [place.detach().clone() for place in places]
+        with torch.no_grad():
+            copy(places, means)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                copy(places, before)
 
     def close(self) -> None:
         """Stop reading ahead and drop the references to process groups."""
@@ -83,8 +133,16 @@ def assemble(
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     loader = _loader(parts, plan, world, dataset, first_step)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
+    exchange = _exchange(weights, this_rank)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, exchange)
     return Trainer(executor, parts, optimizer, loader)
+
+
+def _exchange(weights: Sequence[Weight], this_rank: ThisRank) -> Exchange | None:
+    """The object that exchanges weights between replicas that train apart."""
+    copies = [Copy(weight.master, weight.tensor, weight.counted) for weight in weights]
+    found = (strategy.exchange(copies, this_rank) for strategy in serving(this_rank.plan))
+    return next(filter(None, found), None)
 
 
 def _of_micro_batch(plan: Plan) -> int:
@@ -172,7 +230,7 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
     divided = tensor.optimizer.axes(this_rank.plan.mesh)
     starts = tuple(part.start for part in _slices(tensor, this_rank))
     counts = this_rank.plan.stages_of(tensor)[0] == this_rank.coordinates["pp"] and all(
-        this_rank.coordinates[axis] == 0 for axis in AXES if axis not in ("pp", *divided)
+        this_rank.coordinates[axis] == 0 for axis in AXES if axis not in ("pp", *divided, *tensor.apart)
     )
     parameter = tensor.parameter
     offsets = starts if divided else None
@@ -221,6 +279,7 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
     sampler = Sampler(plan.seed, source.num_samples, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
+    replica = plan.samples_of_replica(rank)
     return Loader(
         source,
         sampler,
@@ -229,4 +288,5 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         first_step,
         work.prefetch,
         pin_memory=world.device.type == "cuda",
+        replica=(replica.start, replica.stop) if plan.apart else None,
     )

@@ -19,7 +19,7 @@ from codescent.data.loader import Batch, Loader, Portion
 from codescent.models.part import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
-from codescent.strategies import Gradients
+from codescent.strategies import Exchange, Gradients
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
@@ -85,10 +85,12 @@ class Executor:
         optimizer: Optimizer,
         loader: Loader,
         stop_requested: Callable[[], bool],
+        exchange: Exchange | None = None,
     ) -> None:
         self.plan = plan
         self.world = world
-        self.program = plan.schedule.programs[world.stage]
+        self.program = plan.schedule.program(world.stage, 0)
+        self.exchange = exchange
         self.chunks = [Chunk(part) for part in parts]
         self.gradients = gradients
         self.optimizer = optimizer
@@ -97,6 +99,8 @@ class Executor:
         self.dtype = TORCH_DTYPE[plan.work.precision]
         self.stop_requested = stop_requested
         self.everyone = plan.mesh.joint(*AXES)
+        place = plan.mesh.coordinates(world.place.rank)
+        self.leads = not any(place[axis] for axis in AXES if axis not in plan.apart)  # of its replica
         self.counts_loss = plan.counts_loss(world.place.rank)
         first, last = (plan.samples(world.place.rank, number) for number in (0, plan.work.num_microbatches - 1))
         samples = torch.arange(first.start, last.stop, device=self.device)
@@ -107,10 +111,11 @@ class Executor:
         self.arms: dict[Verb, Callable[[Instruction], None]] = {verb: getattr(self, f"_{verb}") for verb in Verb}
         self.number = 0
         self.rate = 0.0
-        self.portion = Portion([], 1)
+        self.portion = Portion([], 1, 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
+        self.skips = torch.zeros((), dtype=torch.float64, device=self.device)  # of this replica, in this round
         self.memory = MemoryWatch(self)
 
     def step(self, number: int, rate: float) -> StepResult:
@@ -119,11 +124,12 @@ class Executor:
 
     def launch(self, number: int, rate: float) -> Pending:
         """Execute step `number` (from 0), without waiting for the device."""
-        with self.memory.step(number):
-            return self._launch(number, rate)
-
-    def _launch(self, number: int, rate: float) -> Pending:
         self.number, self.rate = number, rate
+        self.program = self.plan.schedule.program(self.world.stage, number)
+        with self.memory.step(number):
+            return self._launch(number)
+
+    def _launch(self, number: int) -> Pending:
         self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
         with named(NEXT_BATCH):
@@ -143,7 +149,14 @@ class Executor:
                     self.watch.lap(column)
             self.memory.after(done - 1)
         self.world.at(number + 1)
-        return Pending(self.sums, self.portion.losses, self.watch.stop())
+        agreed = not self.apart or self.plan.schedule.agrees_after(number + 1)
+        losses = self.portion.losses if agreed else self.portion.own_losses
+        return Pending(self.sums, losses, self.watch.stop())
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replica takes the present step by itself."""
+        return self.plan.layout.apart and self.number >= self.plan.schedule.opening_steps
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
@@ -192,6 +205,8 @@ class Executor:
         """Drop the references to process groups."""
         self.gradients.close()
         self.messages.close()
+        if self.exchange is not None:
+            self.exchange.close()
 
     def _operands(self, instruction: Instruction) -> tuple[Chunk, InFlight]:
         """The chunk and the micro-batch that an instruction names."""
@@ -230,14 +245,18 @@ class Executor:
         extras = batch.extras if batch is not None and self.plan.task.extras else {}
         if chunk.part.ends:
             assert batch is not None
-            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / self.portion.losses, **extras)
+            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / self._divisor(), **extras)
             self.loss_sum += one.outputs.detach()
         else:
             one.outputs = chunk.part(inputs, **extras)
 
+    def _divisor(self) -> int:
+        """The number of losses whose mean the step minimises."""
+        return self.portion.own_losses if self.apart else self.portion.losses
+
     def _backward(self, instruction: Instruction) -> None:
         _, one = self._operands(instruction)
-        self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
+        self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk, step=self.number)
         outputs, gradient, inputs = _take(one)
         torch.autograd.backward(outputs, gradient)
         if inputs is not None:
@@ -268,7 +287,7 @@ class Executor:
         _, one = self._operands(instruction)
         assert one.deferred is not None
         (ready, deferred), one.deferred = one.deferred, None
-        self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
+        self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk, step=self.number)
         if ready:
             torch.autograd.backward([weight for weight, _ in ready], [gradient for _, gradient in ready])
         for weight, compute in deferred:  # one by one: a full bucket is sent while the next gradient is computed
@@ -295,16 +314,50 @@ class Executor:
         if self.pipelined:
             self.messages.end()
         self.gradients.reduce()
+        if instruction.axis:
+            assert self.exchange is not None
+            self.exchange.sum_gradients(self.gradients.collect())
 
     def _step(self, instruction: Instruction) -> None:
         self.sums = self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
         self.gradients.release()
+        if self.exchange is not None:
+            self.exchange.stepped(self.number, self.portion.own_losses, self.portion.losses)
 
     def _agree(self, square: torch.Tensor) -> torch.Tensor:
-        """Sum loss, requests to stop and squared norm over all ranks: [SCALARS]."""
+        """Sum loss, requests to stop and squared norm over all ranks, or over a replica that trains apart: [SCALARS].
+
+        In the opening steps each replica counts the norm of the same gradients.
+        """
+        if self.plan.layout.apart and not self.apart:
+            square = square / self.plan.mesh.dp_replicate
+        values = torch.stack((*self._own(), square.to(self.device)))
+        sums = self.world.sum_over(values, self.plan.together if self.apart else self.everyone)
+        if self.apart:
+            self.skips += (sums.sum() * 0.0).ne(0.0)
+        return sums
+
+    def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's loss, if it is counted, and whether it was asked to stop."""
         loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
-        stop = torch.full_like(loss, float(self.stop_requested()))
-        return self.world.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
+        return loss, torch.full_like(loss, float(self.stop_requested()))
+
+    def _average(self, instruction: Instruction) -> None:
+        assert self.exchange is not None
+        assert instruction.fragment is not None
+        self.exchange.average(instruction.fragment)
+
+    def _merge(self, instruction: Instruction) -> None:
+        """After the last fragment of a round all ranks know: loss, requests to stop, skipped steps, distance."""
+        assert self.exchange is not None
+        assert instruction.fragment is not None
+        self.exchange.merge(instruction.fragment)
+        if instruction.last:
+            skips = self.skips if self.leads else torch.zeros_like(self.skips)
+            values = torch.stack((*self._own(), skips, *self.exchange.distance().to(self.device)))
+            loss, stop, *others = self.world.sum_over(values, self.everyone).unbind()
+            self.sums = torch.stack((loss, stop, self.sums[-1], *others))
+            self.skips.zero_()
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:

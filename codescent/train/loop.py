@@ -153,7 +153,7 @@ class _Steps:
     def take(self) -> Outcome:
         """Load the checkpoint, if there is one, and take the remaining steps."""
         self.report.begin()
-        self.run.load(self.trainer.optimizer)
+        self.run.load(self.trainer)
         self.report.start()
         self._compare(self.run.first_step)
         self.validations.recall(self.run)
@@ -196,6 +196,7 @@ class _Steps:
             step == self.run.first_step + 1
             or step == self.last
             or any(_is_due(step, number, self.last) for number in every)
+            or (self.plan.layout.apart and self.plan.schedule.agrees_after(step))  # a stop or a skip may be known
             or self.overdue
             or self.validations.exhausted
             or self.profiler.has_steps_left
@@ -207,14 +208,23 @@ class _Steps:
         `newest`: no other step is launched yet. Otherwise a request to stop counts for that one.
         """
         step, result = launched.step, launched.pending.read()
+        if not self.plan.schedule.agrees_after(step):
+            self._within_round(step, launched.rate, replace(result, stop=False))
+            return False
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         return stops
 
+    def _within_round(self, step: int, rate: float, result: StepResult) -> None:
+        """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
+        parts = result.parts(result.step_s)
+        self.report.step(step, rate, result, parts, result.step_s, None, last=False)
+        self.times.add(result.step_s, parts)
+
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
         num_steps, seconds = self.config.train.num_steps, result.step_s
-        if not result.stop:
+        if not (result.stop or self.plan.layout.apart):  # threads are compared by steps that all ranks take together
             self.report.slow(step, self.threads.look(seconds))
         self._count(step, result)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
@@ -225,18 +235,25 @@ class _Steps:
         parts = result.parts(seconds)
         self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
         self.times.add(seconds, parts)
-        if result.stop or _is_due(step, self.config.log.every, self.last):
+        if result.stop or self._is_due(step, self.config.log.every, self.last):
             memory = self.trainer.executor.memory.numbers()
             self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
         if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
-            raise self.report.failed(step, why, ruined_step=step - self.skipped)
+            period = self.plan.schedule.period if step > self.plan.schedule.opening_steps else 1
+            raise self.report.failed(step, why, ruined_step=step - self.skipped * period)
         if not result.stop:
             saved = self._save_if_due(step, val_loss)
-            if not saved and _is_due(step, self.config.train.check_every, self.last):
+            if not saved and self._is_due(step, self.config.train.check_every, self.last):
                 self._compare(step)
         elif self._is_best(val_loss):  # replace the checkpoint that has no validation loss
             self._save(step, val_loss)
+
+    def _is_due(self, step: int, every: int, last: int) -> bool:
+        """Whether a multiple of `every` is among the steps since the ranks agreed before, or `step` is the last one."""
+        schedule = self.plan.schedule
+        steps = schedule.period if step > schedule.opening_steps else 1
+        return bool(every) and (step == last or step // every > (step - steps) // every)
 
     def _count(self, step: int, result: StepResult) -> None:
         """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted."""
@@ -280,7 +297,8 @@ class _Steps:
 
     def _validate(self, step: int) -> float:
         source = self.run.source("validation")
-        loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
+        with self.trainer.with_means():
+            loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
         self.validations.add(step, loss)
         return loss
 
@@ -297,7 +315,7 @@ class _Steps:
         begin = time.perf_counter()
         if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
             raise self.report.failed(step, "weights or the optimizer's state are not finite", ruined_step=step)
-        path = self.run.save(step, self.trainer.optimizer, val_loss)
+        path = self.run.save(step, self.trainer.tensors(), val_loss)
         self.report.saved(step, path, time.perf_counter() - begin, best=self._is_best(val_loss))
         self.overdue, self.unproven = False, True
         if val_loss is not None:

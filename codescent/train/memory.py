@@ -123,8 +123,7 @@ class MemoryWatch:
         self.executor, self.device = executor, executor.device
         self.sharded = _gathered_names(executor.plan)
         self.kept_apart = {tensor.parameter.name for tensor in executor.plan.trained if tensor.master_dtype}
-        self.length = len(executor.program)
-        self.moments = moments(self.length)
+        self.length, self.moments = 0, frozenset[int]()
         self.saved = SavedStorages()
         self.split: Split = dict.fromkeys(PARTS, 0)
         self.most: Split = dict(self.split)
@@ -137,6 +136,8 @@ class MemoryWatch:
     def step(self, number: int) -> Iterator[None]:
         """A block that computes step `number` (from 0). If memory runs out in it, `failed` has what the rank held."""
         self._look(BETWEEN if self.counted else BEFORE)
+        self.length = len(self.executor.program)
+        self.moments = frozenset() if self.counted else moments(self.length)
         self.running = number + 1, 0
         try:
             with nullcontext() if self.counted else self.saved.noted():
@@ -177,7 +178,7 @@ class MemoryWatch:
         whole = float(split["activations_bytes"])
         if index:
             whole = max(whole, most * at_once / plan.schedule.most_in_flight(stage, index))
-        if passes := plan.schedule.in_flight(stage, index) + self._passed(plan.schedule.programs[stage][index]):
+        if passes := plan.schedule.in_flight(stage, index) + self._passed(self.executor.program[index]):
             whole = max(whole, split["activations_bytes"] * at_once / passes)
         return Failed(memory_now_bytes(self.device), split, whole)
 
@@ -212,12 +213,15 @@ class MemoryWatch:
             for weight, name, value in optimizer.named_state()
             if name.startswith("optimizer.") and value.shape == weight.master.shape
         )
-        found = {"optimizer_bytes": count.add([*apart, *state])}
+        exchange = executor.exchange
+        kept = [*executor.gradients.state().values(), *(exchange.state().values() if exchange else ())]
+        found = {"optimizer_bytes": count.add([*apart, *state, *kept])}
         read, gathered = self._parameters()
         found["weights_bytes"] = count.add([*(weight.master for weight in optimizer.weights), *read])
         found["gradients_bytes"] = count.add(held.gradients) + held.unseen_bytes
         tables = [kept for chunk in executor.chunks for table in chunk.part.tables for kept in table.tensors()]
         buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers(), *tables]
+        buffers += [] if exchange is None else exchange.buffers()
         found["buffers_bytes"] = count.add(buffers)
         flying = (tensor for chunk in executor.chunks for one in chunk.in_flight.values() for tensor in one.tensors())
         found["activations_bytes"] = count.add(flying) + sum(map(count.add_storage, self.saved.alive()))
@@ -246,10 +250,10 @@ def moments(length: int) -> frozenset[int]:
 
 def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
     """A row of record/memory.py, from `MemoryWatch.numbers` of a rank."""
-    program = plan.schedule.programs[plan.mesh.coordinates(rank)["pp"]]
+    stage = plan.mesh.coordinates(rank)["pp"]
 
-    def where(index: float) -> str:
-        return WHERE.get(int(index)) or str(program[int(index)])
+    def where(index: float, number: int) -> str:
+        return WHERE.get(int(index)) or str(plan.schedule.program(stage, number)[int(index)])
 
     peak_bytes, peak_step, peak_index, *others = numbers
     parts, most = ([int(number) for number in others[len(PARTS) * at : len(PARTS) * (at + 1)]] for at in (0, 1))
@@ -259,10 +263,10 @@ def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
         "rank": rank,
         "peak_bytes": int(peak_bytes),
         "peak_step": int(peak_step),
-        "peak_at": where(peak_index),
+        "peak_at": where(peak_index, int(peak_step) - 1),
         **dict(zip(PARTS, parts, strict=True)),
         "rest_bytes": int(peak_bytes) - sum(parts),
-        "counted_at": where(counted_at),
+        "counted_at": where(counted_at, plan.schedule.opening_steps),  # a command begins with a round
         **dict(zip(MOST, most, strict=True)),
         "host_bytes": int(host_bytes),
         "reserved_bytes": None if reserved == NONE else int(reserved),

@@ -6,9 +6,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codescent import tasks
 from codescent.base.agreement import together
@@ -37,8 +38,13 @@ from codescent.preflight import (
 from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine
 from codescent.train.choices import choose
-from codescent.train.optimize import Optimizer
 from codescent.train.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from codescent.checkpoint.box import Box
+    from codescent.train.assemble import Trainer
 
 OF_A_MACHINE = ("data.corpus", "data.validation", "data.folder")
 """Keys whose values may differ between machines. The samples are compared instead."""
@@ -88,13 +94,13 @@ class OpenRun:
         work = self.plan.work
         return self.dataset.source(split, work.seq_len, work.positions(-1))
 
-    def load(self, optimizer: Optimizer) -> None:
+    def load(self, trainer: Trainer) -> None:
         """Load weights and optimizer state from the checkpoint, if there is one."""
         if self.saved is not None:
-            self.checkpoints.load(self.saved, optimizer.tensors())
-            optimizer.loaded()
+            self.checkpoints.load(self.saved, trainer.tensors())
+            trainer.optimizer.loaded()
 
-    def save(self, step: int, optimizer: Optimizer, val_loss: float | None) -> Path:
+    def save(self, step: int, tensors: Mapping[str, torch.Tensor | Box], val_loss: float | None) -> Path:
         """Save a checkpoint. Collective. Older checkpoints stay until rank 0 calls `checkpoints.rotate`.
 
         Raises:
@@ -105,7 +111,7 @@ class OpenRun:
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
         if self.base is not None:
             state["base"] = self.base
-        return self.checkpoints.save(step, optimizer.tensors(), state, val_loss, rotates=False)
+        return self.checkpoints.save(step, tensors, state, val_loss, rotates=False)
 
     def follow(self) -> Path:
         """The present path of the run folder, on the rank that holds it; elsewhere the last one known.

@@ -60,7 +60,7 @@ class Explained:
         if self.watch is None:
             return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0)
         step, index = self.watch.running
-        program = run.plan.schedule.programs[run.world.stage]
+        program = run.plan.schedule.program(run.world.stage, max(step, 1) - 1)
         inside = 0 <= index < len(program)
         at = f'in "{program[index]}"' if inside else WHERE.get(index, "at the end of its instructions")
         self.where, self.has_begun = (f"in step {step}, {at}", True) if step else (at, False)

@@ -18,7 +18,7 @@ COLUMN: dict[Verb, str] = {
     Verb.LOAD: "data_s",
     Verb.FORWARD: "forward_s",
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "backward_s"),
-    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE), WAIT_COLUMN),
+    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE, Verb.AVERAGE, Verb.MERGE), WAIT_COLUMN),
     Verb.STEP: "optimizer_s",
 }
 """Metrics column charged with the time of each verb, without waiting."""
@@ -34,6 +34,9 @@ class StepResult:
         stop: whether any rank has received a request to stop.
         seconds: of this rank, by metrics column: each part of the step, without the others.
         step_s: seconds of the whole step on this rank: see `Laps.step_s`.
+        skips: steps of the round that replicas skipped, summed over replicas that train apart.
+        consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
+            within a round, and where replicas do not train apart.
     """
 
     train_loss: float
@@ -41,6 +44,8 @@ class StepResult:
     stop: bool
     seconds: dict[str, float]
     step_s: float = 0.0
+    skips: int = 0
+    consensus: float | None = None
 
     def parts(self, step_s: float) -> dict[str, float]:
         """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
@@ -55,14 +60,15 @@ class StepResult:
     @property
     def skipped(self) -> bool:
         """Whether loss or gradients were not finite; then no rank has updated its weights."""
-        return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
+        return self.skips > 0 or not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
 
 
 class Pending:
     """The result of a step that is launched. On a CPU the step is also done.
 
     Args:
-        sums: loss, ranks that were asked to stop, and squared norm, of all ranks; [3], fp64.
+        sums: loss, ranks that were asked to stop, and squared norm, of all ranks; fp64. At the end of a round also
+            skipped steps, and the two numbers of `Exchange.distance`.
         losses: the number of losses in the sum.
         laps: of the step's parts.
     """
@@ -87,9 +93,15 @@ class Pending:
         if self.result is None:
             if self.arrived is not None:
                 self.arrived.synchronize()
-            loss, stops, square = self.numbers.tolist()
-            norm = math.sqrt(square)
+            loss, stops, square, *of_round = self.numbers.tolist()
+            skips, distance, size = of_round or (0, 0, 0)
             self.result = StepResult(
-                loss / self.losses, norm, stops > 0, seconds=self.laps.read(), step_s=self.laps.step_s()
+                loss / self.losses,
+                math.sqrt(square),
+                stops > 0,
+                seconds=self.laps.read(),
+                step_s=self.laps.step_s(),
+                skips=int(skips),
+                consensus=math.sqrt(distance / size) if size else None,
             )
         return self.result

@@ -1,0 +1,186 @@
+"""In: the weights of a replica that trains apart. Out: their mean over replicas, or an outer optimizer's step.
+Does not decide when (the plan does), and does not encode messages (wire.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.collectives import all_reduce
+from codescent.strategies.local_sgd import AXIS, fragments_of, has_momentum, needs_anchor
+from codescent.strategies.strategy import Copy, ThisRank
+from codescent.strategies.wire import Channel, WireSum
+
+
+class Averaging:
+    """AVERAGE and MERGE on one rank, for its part of the weights of a replica.
+
+    Replicas are weighted by the number of losses that they have computed since a fragment last left. Steps between
+    AVERAGE and MERGE stay: x + (mean - x at AVERAGE) (Shen et al. 2019, "CoCoD-SGD", algorithm 1).
+
+    Args:
+        copies: of each trained tensor of this rank's stage, in the plan's order, with initial values.
+        this_rank: with a process group for dp_replicate that nothing else uses within a round.
+    """
+
+    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+        plan, self.copies = this_rank.plan, list(copies)
+        layout, names = plan.layout, [tensor.parameter.name for tensor in this_rank.trained]
+        self.names, self.opening, self.wire_from = names, plan.schedule.opening_steps, layout.wire_from
+        self.overlaps, self.agrees = layout.overlap_steps > 0, layout.agrees_at_ends
+        places = {name: index for index, name in enumerate(names)}
+        fragments = fragments_of(plan, this_rank.coordinates["pp"])
+        self.fragments = [[places[tensor.parameter.name] for tensor in one] for one in fragments]
+        self.degree = plan.mesh.degree(AXIS)
+        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+        self.wire, self.dtype = Wire.parse(layout.wire), plan.trained[0].optimizer_dtype
+        device = self.copies[0].master.device if self.copies else torch.device("cpu")
+        self.channel = Channel(device)
+        self.sums = [self._sum(one, self.wire) for one in self.fragments]
+        self.whole = [self._sum(one, Wire()) for one in self.fragments] if self.wire_from and self.wire.lossy else []
+        self.own, self.all = [0] * len(fragments), [0] * len(fragments)
+        self.number = 0
+        self.flying: dict[int, tuple[list[torch.Tensor], list[torch.Tensor], Any]] = {}
+        self.anchors = [copy.master.detach().clone() for copy in self.copies] if needs_anchor(plan) else []
+        self.outer = _outer(self.anchors, plan.layout.outer_optimizer, layout) if self.anchors else None
+        self.momentum = has_momentum(plan)
+        self.squares = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def _sum(self, fragment: Sequence[int], wire: Wire) -> WireSum | None:
+        masters = [self.copies[index].master for index in fragment]
+        if self.degree == 1 or not masters:
+            return None
+        shapes = [tuple(master.shape) for master in masters]
+        return WireSum(wire, shapes, self.group, masters[0].device, self.dtype, self.channel)
+
+    def stepped(self, number: int, own_losses: int, losses: int) -> None:
+        """See Exchange. The opening steps are not averaged: the first round begins at their end."""
+        self.number = number
+        if number < self.opening:
+            if number + 1 == self.opening:
+                for anchor, copy in zip(self.anchors, self.copies):
+                    anchor.copy_(copy.master)
+            return
+        for fragment in range(len(self.fragments)):
+            self.own[fragment] += own_losses
+            self.all[fragment] += losses
+
+    @torch.no_grad()
+    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """See Exchange. One message."""
+        if self.degree == 1 or not gradients:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        all_reduce(flat, group=self.group)
+        for gradient, piece in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients])):
+            gradient.copy_(piece.view_as(gradient))
+
+    @torch.no_grad()
+    def average(self, fragment: int) -> None:
+        """See Exchange. What leaves is a copy: the weights may change until MERGE."""
+        indices = self.fragments[fragment]
+        masters = [self.copies[index].master for index in indices]
+        share = self.own[fragment] / self.all[fragment]
+        self.own[fragment] = self.all[fragment] = 0
+        then = [master.clone() for master in masters] if self.overlaps else masters
+        if self.anchors:
+            sent = [self.anchors[index] - master for index, master in zip(indices, masters)]
+        else:
+            sent = [master.clone() for master in masters]
+        if sent:
+            torch._foreach_mul_(sent, share)
+        channel = (self.whole if self.number < self.wire_from and self.whole else self.sums)[fragment]
+        self.flying[fragment] = then, sent, None if channel is None else channel.start(sent)
+
+    @torch.no_grad()
+    def merge(self, fragment: int) -> None:
+        """See Exchange."""
+        then, sums, handle = self.flying.pop(fragment)
+        if handle is not None:
+            handle.wait()
+        if not sums:
+            return
+        indices = self.fragments[fragment]
+        means = sums
+        if self.outer is not None:
+            means = [self.anchors[index] - change for index, change in zip(indices, sums)]
+        self._count(indices, then, means)
+        if self.outer is not None:
+            for index, change in zip(indices, sums):
+                self.anchors[index].grad = change
+            self.outer.step()
+            for index in indices:
+                self.anchors[index].grad = None
+            means = [self.anchors[index] for index in indices]
+        for index, before, mean in zip(indices, then, means):
+            copy = self.copies[index]
+            if self.overlaps:
+                copy.master.add_(mean - before)
+            else:
+                copy.master.copy_(mean)
+            if copy.weights is not copy.master:
+                copy.weights.copy_(copy.master)
+
+    def _count(self, indices: Sequence[int], then: Sequence[torch.Tensor], means: Sequence[torch.Tensor]) -> None:
+        """Add the squared distance of this replica from the mean, and the mean's squared norm."""
+        counted = [(own, mean) for index, own, mean in zip(indices, then, means) if self.copies[index].counted]
+        for number, tensors in enumerate(([own - mean for own, mean in counted], [mean for _, mean in counted])):
+            if tensors:
+                norms = torch._foreach_norm(tensors, 2)
+                self.squares[number] += torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64).square()
+
+    def distance(self) -> torch.Tensor:
+        """See Exchange. Begins to count the next round."""
+        found = self.squares.clone()
+        self.squares.zero_()
+        return found
+
+    @torch.no_grad()
+    def means(self) -> Sequence[torch.Tensor] | None:
+        """See Exchange. All replicas count alike."""
+        if self.agrees or self.degree == 1:
+            return None
+        found = [copy.master / self.degree for copy in self.copies]
+        for mean in found:
+            all_reduce(mean, group=self.group)
+        return found
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """See Exchange."""
+        found: dict[str, torch.Tensor] = {}
+        for name, anchor in zip(self.names, self.anchors):
+            found[f"outer.anchor.model.{name}"] = anchor.detach()
+            if self.momentum and self.outer is not None:
+                found[f"outer.momentum.model.{name}"] = self.outer.state[anchor]["momentum_buffer"]
+        for number, one in enumerate(self.sums):
+            found |= {kept_name(number, name): value for name, value in (one.state() if one else {}).items()}
+        return found
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """See Exchange."""
+        for then, sent, _ in self.flying.values():
+            yield from (*sent, *(then if self.overlaps else ()))
+        for one in (*self.sums, *self.whole):
+            if one is not None:
+                yield from one.buffers()
+
+    def close(self) -> None:
+        """See Exchange."""
+        self.channel.close()
+        for one in (*self.sums, *self.whole):
+            if one is not None:
+                one.close()
+        self.group = None
+
+
+def _outer(anchors: Sequence[torch.Tensor], kind: str, layout: Any) -> torch.optim.SGD:
+    """The outer optimizer, with momentum buffers of zeros. "none": plain means, which are SGD at rate 1."""
+    rate, momentum = (1.0, 0.0) if kind == "none" else (layout.outer_learning_rate, layout.outer_momentum)
+    optimizer = torch.optim.SGD(list(anchors), lr=rate, momentum=momentum, nesterov=kind == "nesterov")
+    if momentum:
+        for anchor in anchors:
+            optimizer.state[anchor]["momentum_buffer"] = torch.zeros_like(anchor)
+    return optimizer

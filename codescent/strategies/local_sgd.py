@@ -1,0 +1,215 @@
+"""In: the keys average_every and outer_* of a plan. Out: local SGD: replicas that train apart for a round of steps.
+Does not sum gradients over replicas and does not send anything: averaging.py averages the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from codescent.base.nearest import nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
+from codescent.plan import (
+    DTYPE_BYTES,
+    Collective,
+    Instruction,
+    KeptTensor,
+    Plan,
+    Schedule,
+    TensorPlan,
+    Traffic,
+    Verb,
+)
+from codescent.plan.schedule import with_round
+from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
+
+AXIS = "dp_replicate"
+
+
+class LocalSGD(Strategy):
+    """Replicas take `average_every` steps alone, then average their weights (McMahan et al. 2017, "FedAvg", algorithm
+    1; Stich 2019, "Local SGD converges fast").
+
+    With an outer optimizer the mean change of a round is a gradient for it (Douillard et al. 2023, "DiLoCo", algorithm
+    1). With `fragments` parts of the weights leave one after the other, and come back `overlap_steps` later (Douillard
+    et al. 2025, "Streaming DiLoCo").
+    """
+
+    def serves(self, run: Candidate | Plan) -> bool:
+        """True if parallel.average_every is given."""
+        return run.layout.apart
+
+    def refuse(self, candidate: Candidate) -> Iterator[str]:
+        """Refuse keys that act within a round, rounds without room for their exchanges, and layouts that know one copy
+        of the weights only."""
+        if self.serves(candidate):
+            yield from _wrong_rounds(candidate)
+            yield from _wrong_fragments(candidate)
+        elif candidate.layout.outer_optimizer != "none":
+            yield Refusal(
+                f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
+                [Change({"parallel.outer_optimizer": "none"})],
+            )
+        if candidate.layout.apart and candidate.layout.offload != "none":
+            yield Refusal(
+                f'parallel.average_every = {candidate.layout.average_every}: parallel.offload = "'
+                f'{candidate.layout.offload}" has the weights in host memory, which are not averaged there',
+                [Change({"parallel.offload": "none"})],
+            )
+
+    def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
+        """Weights and optimizer state differ between replicas."""
+        return replace(tensor, apart=(AXIS,))
+
+    def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
+        """Each fragment leaves after its step, and is merged `overlap_steps` later: see `departures`."""
+        layout = candidate.layout
+        added: list[tuple[int, Instruction]] = []
+        leaving = departures(layout.average_every, layout.fragments, layout.overlap_steps)
+        for fragment, step in enumerate(leaving):
+            back, last = step + layout.overlap_steps, fragment == layout.fragments - 1
+            added.append((2 * step, Instruction(Verb.AVERAGE, fragment=fragment, step=step)))
+            added.append((2 * back + 1, Instruction(Verb.MERGE, fragment=fragment, step=back, last=last)))
+        ordered = [instruction for _, instruction in sorted(added, key=lambda one: one[0])]
+        return with_round(schedule, layout.average_every, ordered, layout.synchronous_steps)
+
+    def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
+        """The sums of each fragment, in the format of `wire`; in the opening steps the sum of the gradients."""
+        layout, opening = plan.layout, plan.schedule.opening_steps
+        if plan.mesh.degree(AXIS) == 1:
+            return
+        if opening:
+            tensors = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
+            dtype = tensors[0].bucket_dtype or tensors[0].gradient_dtype
+            numel = sum(tensor.gradients.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
+            size, what = numel * DTYPE_BYTES[dtype], "gradients of an opening step"
+            yield Traffic(Collective.ALL_REDUCE, AXIS, size, dtype, Verb.REDUCE, None, what, until=opening)
+        leaving = departures(layout.average_every, layout.fragments, layout.overlap_steps)
+        during = Verb.BACKWARD if layout.overlap_steps else None
+        for fragment, (step, tensors) in enumerate(zip(leaving, fragments_of(plan, stage), strict=True)):
+            shapes = [tensor.optimizer.sizes(tensor.parameter.shape, plan.mesh) for tensor in tensors]
+            what = "weights" if layout.fragments == 1 else f"weights of fragment {fragment}"
+            for record in sums_of(plan, shapes):
+                yield replace(
+                    record,
+                    verb=Verb.AVERAGE,
+                    during=during,
+                    what=f"{what}{record.what}",
+                    every=layout.average_every,
+                    at=step,
+                    since=max(opening, record.since),
+                )
+
+    def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
+        """The anchors (weights after the last average), the outer momentum, and what `wire` keeps."""
+        if needs_anchor(plan):
+            for tensor in plan.held_by(stage):
+                if not tensor.parameter.trained:
+                    continue
+                name, shape, dtype = tensor.parameter.name, tensor.parameter.shape, tensor.optimizer_dtype
+                yield KeptTensor(f"outer.anchor.model.{name}", shape, dtype, tensor.optimizer)
+                if has_momentum(plan):
+                    yield KeptTensor(f"outer.momentum.model.{name}", shape, dtype, tensor.optimizer)
+        if plan.mesh.degree(AXIS) == 1:
+            return
+        for fragment, tensors in enumerate(fragments_of(plan, stage)):
+            shapes = [tensor.optimizer.sizes(tensor.parameter.shape, plan.mesh) for tensor in tensors]
+            dtype = tensors[0].optimizer_dtype if tensors else "fp32"
+            for state in Wire.parse(plan.layout.wire).state(shapes, dtype, plan.mesh.degree(AXIS)):
+                yield KeptTensor(kept_name(fragment, state.name), state.shape, state.dtype)
+
+    def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
+        """`Averaging`, which does AVERAGE and MERGE."""
+        from codescent.strategies.averaging import Averaging  # noqa: PLC0415 - keeps torch out of planning
+
+        return Averaging(copies, this_rank)
+
+
+def needs_anchor(plan: Plan) -> bool:
+    """Whether changes since the last average are sent, not weights: for an outer optimizer, or to be compressed."""
+    return plan.layout.outer_optimizer != "none" or Wire.parse(plan.layout.wire).lossy
+
+
+def has_momentum(plan: Plan) -> bool:
+    """Whether the outer optimizer has a momentum."""
+    return plan.layout.outer_optimizer != "none" and plan.layout.outer_momentum > 0
+
+
+def departures(period: int, fragments: int, overlap: int) -> list[int]:
+    """The step of the round (from 0) after which each fragment leaves: evenly spaced, and the last one comes back at
+    the end of the round."""
+    return [(number + 1) * (period - overlap) // fragments - 1 for number in range(fragments)]
+
+
+def fragments_of(plan: Plan, stage: int) -> list[list[TensorPlan]]:
+    """The trained tensors of a stage by fragment. Blocks are dealt out in turn (Douillard et al. 2025, 2.2, strided);
+    what is outside of blocks goes with the first block that reads beside it.
+
+    A fragment of a stage may be empty.
+    """
+    fragments, layers = plan.layout.fragments, plan.model.num_layers
+    found: list[list[TensorPlan]] = [[] for _ in range(fragments)]
+    for tensor in plan.held_by(stage):
+        if tensor.parameter.trained:
+            block = min(max(tensor.parameter.depths[0], 1), layers) - 1
+            found[block % fragments].append(tensor)
+    return found
+
+
+def sums_of(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Iterator[Traffic]:
+    """The collectives of one sum over replicas of tensors of these shapes, in the format of `wire`."""
+    layout, degree = plan.layout, plan.mesh.degree(AXIS)
+    dtype = plan.trained[0].optimizer_dtype
+    wire, whole = Wire.parse(layout.wire), Wire()
+    since = layout.wire_from if wire.lossy else 0
+    if not shapes:
+        return
+    for form, first, until in ((whole, 0, since), (wire, since, None)):
+        if until == 0:
+            continue
+        for record in form.collectives(shapes, dtype, degree):
+            what = f", {record.what}" if record.what else ""
+            yield Traffic(
+                record.collective,
+                AXIS,
+                record.payload_bytes,
+                record.dtype,
+                Verb.AVERAGE,
+                None,
+                what,
+                record.times,
+                since=first,
+                until=until,
+            )
+
+
+def _wrong_rounds(candidate: Candidate) -> Iterator[str]:
+    """Problems: keys whose steps are not at the end of a round."""
+    layout, period = candidate.layout, candidate.layout.average_every
+    for key, steps in (*candidate.due.items(), ("parallel.synchronous_steps", layout.synchronous_steps)):
+        if steps % period:
+            yield Refusal(
+                f"{key} = {steps}: not a multiple of parallel.average_every = {period}; replicas agree at the end of a "
+                "round only",
+                each(key, nearest_multiples(steps, period)),
+            )
+
+
+def _wrong_fragments(candidate: Candidate) -> Iterator[str]:
+    """Problems: more fragments than blocks or than steps of a round, an overlap as long as the round."""
+    layout, layers = candidate.layout, candidate.model.num_layers
+    most = min(layers, layout.average_every)
+    if layout.fragments > most:
+        yield Refusal(
+            f"parallel.fragments = {layout.fragments}: the model has {layers} blocks, and a round "
+            f"{layout.average_every} steps (parallel.average_every)",
+            each("parallel.fragments", [most]),
+        )
+        return
+    room = layout.average_every - layout.fragments
+    if layout.overlap_steps > room:
+        yield Refusal(
+            f"parallel.overlap_steps = {layout.overlap_steps}: a round has {layout.average_every} steps "
+            f"(parallel.average_every), and {layout.fragments} of them send a fragment",
+            each("parallel.overlap_steps", [room]),
+        )
