@@ -114,7 +114,8 @@ def instructions_of(record: Traffic, plan: Plan, program: tuple[Instruction, ...
     With fewer collectives than micro-batches they are the first forward passes (weights are gathered), or the last
     instructions of their kind (gradients are reduced, or waited for).
     """
-    verb = record.verb if record.during is None else record.during
+    averages = record.verb is Verb.AVERAGE  # whatever it overlaps with begins after it
+    verb = record.verb if record.during is None or averages else record.during
     if verb is Verb.BACKWARD:  # a split backward pass: gradients of activations begin it
         verb = plan.schedule.weight_verb if record.verb is Verb.REDUCE else plan.schedule.input_verb
     alike = [at for at in program if at.verb is verb]

@@ -5,9 +5,9 @@ Does not estimate the memory of other activations and does not measure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from codescent.plan import DTYPE_BYTES, WIDE, Plan, Role, Traffic
+from codescent.cost.amounts import busiest
+from codescent.plan import DTYPE_BYTES, WIDE, Plan, Role
 from codescent.plan.state import StateBytes as StateBytes
 from codescent.plan.state import state_bytes as state_bytes
 from codescent.plan.state import state_of_rank as state_of_rank
@@ -15,12 +15,15 @@ from codescent.plan.state import state_of_rank as state_of_rank
 
 def inside_bytes(plan: Plan) -> float:
     """Bytes per step that a rank copies between its own devices, or between device and host: the largest rank."""
-    return _busiest(plan, lambda traffic: traffic.inside_bytes)
+    return busiest(plan, lambda traffic: traffic.inside_bytes).mean
 
 
 def wire_bytes(plan: Plan) -> float:
-    """Bytes per step that a rank sends to other ranks, by the ring algorithms: the largest rank."""
-    return _busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis)))
+    """Bytes per step that a rank sends to other ranks, by the ring algorithms: the largest rank.
+
+    The mean over a round, after the opening steps and those before `wire_from` (amounts.py has the other steps).
+    """
+    return busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis))).mean
 
 
 ALIGNED_ROWS = 64
@@ -49,8 +52,3 @@ def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
         total += matrices * (DTYPE_BYTES[wide] + (size if on_cpu else 0))
     return total + (matrices * size if aligned > rows else 0)
 
-
-def _busiest(plan: Plan, bytes_of: Callable[[Traffic], float]) -> float:
-    return max(
-        sum(t.times * bytes_of(t) for t in plan.traffic if t.stage in (None, stage)) for stage in range(plan.mesh.pp)
-    )

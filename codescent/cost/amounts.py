@@ -1,0 +1,82 @@
+"""In: a plan. Out: its phases (opening steps, the steps before `wire_from`, the rest), and the bytes of their steps.
+Does not print them (verbs/plan.py does) and knows no link (network.py does)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from codescent.plan import Plan, Traffic
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps in which the same collectives run, round after round.
+
+    Attributes:
+        first: its first step (from 0).
+        until: the step before which it ends; None: it is the last phase.
+        period: steps of a round of its collectives.
+    """
+
+    first: int
+    until: int | None
+    period: int
+
+    @property
+    def round_begins(self) -> int:
+        """The first step of its first whole round."""
+        return -(-self.first // self.period) * self.period
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes of one rank in a step: the mean of a round, and in the round's worst step."""
+
+    mean: float
+    worst: float
+
+
+def phases(plan: Plan) -> tuple[Phase, ...]:
+    """The phases of a run; the last one is the steady state. Most plans have one."""
+    firsts = {0, plan.schedule.opening_steps}
+    firsts |= {step for record in plan.traffic for step in (record.since, record.until) if step is not None}
+    found = []
+    for first, until in zip(sorted(firsts), [*sorted(firsts)[1:], None]):
+        every = (record.every for record in plan.traffic if _runs(record, first))
+        period = 1 if first < plan.schedule.opening_steps else plan.schedule.period
+        found.append(Phase(first, until, math.lcm(period, *every)))
+    return tuple(found)
+
+
+def busiest(plan: Plan, bytes_of: Callable[[Traffic], float], phase: Phase | None = None) -> StepBytes:
+    """The bytes of the rank with the largest mean, and the most that a rank has in a step.
+
+    `bytes_of`: bytes of a rank each time that a collective runs. `phase`: None: the last one.
+    """
+    phase = phase or phases(plan)[-1]
+    stages = [list(_of_stage(plan, stage, phase)) for stage in range(plan.mesh.pp)]
+    means = [sum(t.times * bytes_of(t) / t.every for t in records) for records in stages]
+    steps = [
+        sum(t.times * bytes_of(t) for t in records if number % t.every == t.at)
+        for records in stages
+        for number in _different_steps(records, phase.period)
+    ]
+    return StepBytes(max(means), max(steps))
+
+
+def _of_stage(plan: Plan, stage: int, phase: Phase) -> Iterator[Traffic]:
+    """The collectives of a stage in a phase."""
+    yield from (t for t in plan.traffic if t.stage in (None, stage) and _runs(t, phase.first))
+
+
+def _runs(record: Traffic, first: int) -> bool:
+    """Whether a collective is one of the phase that begins with step `first`."""
+    return record.since <= first and (record.until is None or first < record.until)
+
+
+def _different_steps(records: list[Traffic], period: int) -> list[int]:
+    """Steps of a round; of those in which only the collectives of every step run, the first one."""
+    own = {number for t in records if t.every > 1 for number in range(t.at, period, t.every)}
+    return sorted(own | {number for number in range(period) if number not in own and number <= len(own)})
