@@ -56,19 +56,20 @@ def busiest(plan: Plan, bytes_of: Callable[[Traffic], float], phase: Phase | Non
     `bytes_of`: bytes of a rank each time that a collective runs. `phase`: None: the last one.
     """
     phase = phase or phases(plan)[-1]
-    stages = [list(_of_stage(plan, stage, phase)) for stage in range(plan.mesh.pp)]
-    means = [sum(t.times * bytes_of(t) / t.every for t in records) for records in stages]
+    records = list(runs_in(plan, phase))
+    stages = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+    means = [sum(t.times * bytes_of(t) / t.every for t in mine) for mine in stages]
     steps = [
-        sum(t.times * bytes_of(t) for t in records if number % t.every == t.at)
-        for records in stages
-        for number in _different_steps(records, phase.period)
+        sum(t.times * bytes_of(t) for t in mine if number % t.every == t.at)
+        for mine in stages
+        for number in _different_steps(mine, phase.period)
     ]
     return StepBytes(max(means), max(steps))
 
 
-def _of_stage(plan: Plan, stage: int, phase: Phase) -> Iterator[Traffic]:
-    """The collectives of a stage in a phase."""
-    yield from (t for t in plan.traffic if t.stage in (None, stage) and _runs(t, phase.first))
+def runs_in(plan: Plan, phase: Phase) -> Iterator[Traffic]:
+    """The collectives of a phase."""
+    yield from (record for record in plan.traffic if _runs(record, phase.first))
 
 
 def _runs(record: Traffic, first: int) -> bool:

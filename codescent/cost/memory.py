@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from codescent.cost.amounts import busiest
-from codescent.plan import DTYPE_BYTES, WIDE, Plan, Role
+from codescent.plan import AXES, DTYPE_BYTES, WIDE, Plan, Role
 from codescent.plan.state import StateBytes as StateBytes
 from codescent.plan.state import state_bytes as state_bytes
 from codescent.plan.state import state_of_rank as state_of_rank
@@ -24,6 +24,21 @@ def wire_bytes(plan: Plan) -> float:
     The mean over a round, after the opening steps and those before `wire_from` (amounts.py has the other steps).
     """
     return busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis))).mean
+
+
+def kept_kinds(plan: Plan) -> dict[str, int]:
+    """Bytes of `Plan.kept` by kind (anchor, momentum, residual, ...), on the rank that keeps most."""
+    kinds: list[dict[str, int]] = []
+    for stage in range(plan.mesh.pp):
+        found: dict[str, int] = {}
+        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+        for kept in plan.kept:
+            if kept.stage in (None, stage):
+                _, kind, *rest = kept.name.split(".")  # outer.anchor.model.NAME, or wire.NUMBER.residual
+                kind = rest[-1].replace("_", " ") if kind.isdecimal() else kind
+                found[kind] = found.get(kind, 0) + kept.bytes(plan.mesh, rank)
+        kinds.append(found)
+    return max(kinds, key=lambda found: sum(found.values()))
 
 
 ALIGNED_ROWS = 64
@@ -51,4 +66,3 @@ def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
     if chunk < tokens:
         total += matrices * (DTYPE_BYTES[wide] + (size if on_cpu else 0))
     return total + (matrices * size if aligned > rows else 0)
-

@@ -1,5 +1,5 @@
 """In: a plan whose replicas train apart, seconds of arithmetic, a link. Out: the least period that keeps the computing.
-Does not say whether such a run learns as well (benchmarks measure it) and does not build plans (build does)."""
+Does not say whether such a run learns as well (benchmarks do), and does not simulate (cost/ranks_walk.py does)."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def with_period(plan: Plan, period: int) -> Plan:
         behind = layout.overlap_steps if at.verb is Verb.MERGE else 0
         return replace(at, step=leaves[at.step - behind] + behind)
 
-    programs = tuple(
-        tuple(sorted(map(moved, program), key=lambda at: -1 if at.step is None else 2 * at.step + (at.verb is Verb.MERGE)))
-        for program in plan.schedule.programs
-    )
+    def order(at: Instruction) -> int:
+        return -1 if at.step is None else 2 * at.step + (at.verb is Verb.MERGE)
+
+    programs = tuple(tuple(sorted(map(moved, program), key=order)) for program in plan.schedule.programs)
     schedule = replace(plan.schedule, programs=programs, period=period, opening=(), opening_steps=0)
     traffic = []
-    for record in plan.traffic:
-        if record.until is None:
-            at = leaves[record.at] if record.verb is Verb.AVERAGE else period - 1
-            changed = {"every": period, "at": at} if record.verb in (Verb.AVERAGE, Verb.MERGE) else {}
-            traffic.append(replace(record, since=0, **changed))
-    return replace(
-        plan, schedule=schedule, traffic=tuple(traffic), layout=replace(layout, average_every=period)
-    )
+    for record in (record for record in plan.traffic if record.until is None):
+        again = replace(record, since=0)
+        if record.verb is Verb.AVERAGE:
+            again = replace(again, every=period, at=leaves[record.at])
+        elif record.verb is Verb.MERGE:
+            again = replace(again, every=period, at=period - 1)
+        traffic.append(again)
+    return replace(plan, schedule=schedule, traffic=tuple(traffic), layout=replace(layout, average_every=period))
