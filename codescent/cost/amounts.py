@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codescent.plan import Plan, Traffic
 
@@ -70,6 +70,18 @@ def busiest(plan: Plan, bytes_of: Callable[[Traffic], float], phase: Phase | Non
 def runs_in(plan: Plan, phase: Phase) -> Iterator[Traffic]:
     """The collectives of a phase."""
     yield from (record for record in plan.traffic if _runs(record, phase.first))
+
+
+def one_step(plan: Plan, number: int) -> Plan:
+    """The plan of step `number` (from 0) alone: its instructions and its collectives, as if every step had them."""
+    programs = tuple(
+        tuple(replace(at, step=None) for at in plan.schedule.program(stage, number))
+        for stage in range(len(plan.schedule.programs))
+    )
+    schedule = replace(plan.schedule, programs=programs, period=1, opening=(), opening_steps=0)
+    records = (record for record in plan.traffic if record.runs_in(number))
+    traffic = tuple(replace(record, every=1, at=0, since=0, until=None) for record in records)
+    return replace(plan, schedule=schedule, traffic=traffic)
 
 
 def _runs(record: Traffic, first: int) -> bool:

@@ -13,7 +13,7 @@ from codescent.base.amounts import of_number, of_seconds
 from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.cost.amounts import phases
+from codescent.cost.amounts import one_step, phases
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
 from codescent.cost.ranks_walk import Walk
 from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
@@ -42,12 +42,18 @@ def refusals(path: Path) -> Iterator[str]:
 
 
 def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) -> str:
-    """Draw one step of a plan: see `write_timeline`. Returns a sentence that says what was written."""
+    """Draw one step of a plan: see `write_timeline`. Returns a sentence that says what was written.
+
+    Of a round it is the last step; `draw_ranks` draws whole rounds.
+    """
+    steady = phases(plan)[-1]
+    plan = one_step(plan, steady.round_begins + steady.period - 1)
     given = lengths(plan, flops_per_byte)
     given = dataclasses.replace(given, unit=f"{given.unit}; sending a byte takes as long as {flops_per_byte:,g} FLOPs")
     title = _title(plan)
     simulation = write_timeline(plan.schedule, title, path, given)
-    return f"{path}: one step of {title}: {measured(simulation)}"
+    which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
+    return f"{path}: {which} of {title}: {measured(simulation)}"
 
 
 def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
