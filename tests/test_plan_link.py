@@ -89,7 +89,7 @@ def test_replicas_that_cannot_train_apart_have_no_period() -> None:
 
 
 def test_the_speed_of_ranks_may_be_given_in_flops() -> None:
-    code, out, _ = asked(*PLAN, "--ranks", "4", "--link", "1gbit", "--flops-per-s", "1e12", "--ranks-per-host", "4")
+    code, out, _ = asked(*PLAN, "--ranks", "4", "--link", "1gbit", "--flops-per-s", "1e12", "--per-host", "4")
     found = rows(out)
     assert code == 0
     assert found["simulated"] == ["125 MB/s and 0 s between 1 host of 4 ranks; nothing is measured"]
@@ -133,7 +133,7 @@ def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path
     [
         (("--slow", "3: 4x"), "--slow: needs --link, such as --link 49mbit,0.2ms"),
         (("--compute-s", "1"), "--compute-s: needs --link"),
-        (("--ranks-per-host", "2"), "--ranks-per-host: needs --link"),
+        (("--per-host", "2"), "--per-host: needs --link"),
         (("--link", "49mbit"), "--flops-per-s (speed of a rank): it needs one of them"),
         ((*LINK, "--flops-per-s", "1e9"), "give only one of them"),
         (("--link", "fast", "--compute-s", "1"), "--link: 'fast' is no link: it is a rate above 0 in kbit"),

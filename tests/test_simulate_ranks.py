@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from codescent.config.load import load
 from codescent.cost.amounts import phases
+from codescent.cost.events import Clock
 from codescent.cost.lengths import lengths
 from codescent.cost.memory import kept_kinds, wire_bytes
-from codescent.cost.network import Link
+from codescent.cost.network import Link, Network
 from codescent.cost.ranks_walk import Walk, arithmetic, arithmetic_s, walk
 from codescent.cost.simulate import Costs, Deadlock, simulate
-from codescent.plan import SENDS, Plan, Verb
+from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.state import kept_bytes
 from codescent.preflight import plan_of
 from codescent.verbs.plan_period import KEEP, least_period, with_period
@@ -297,3 +298,27 @@ def test_a_link_is_read(text: str, rate: float, latency_s: float) -> None:
 def test_what_is_no_link_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no link: .* such as 49mbit,0.2ms or 6.12MB/s"):
         Link.parse(text)
+
+
+def test_a_card_receives_one_message_at_a_time() -> None:
+    """Three ranks send to a fourth at once: its card is the bound, and what it sends back does not wait for them."""
+    clock = Clock()
+    network = Network(clock, Link(100.0, 1.0), hosts=range(4))
+    arrivals = [network.send(rank, 3, 200.0) for rank in range(3)]
+    answer = network.send(3, 0, 100.0)
+    inside = Network(clock, Link(100.0, 1.0), hosts=[0, 0]).send(0, 1, 1e9)
+    clock.run()
+    assert [arrived.at_s for arrived in arrivals] == [3.0, 5.0, 7.0]
+    assert (answer.at_s, inside.at_s) == (2.0, 0.0)
+    card = network.cards[3]
+    assert (card.receiving_s, card.sending_s) == (6.0, 1.0)
+
+
+def test_a_group_does_one_collective_at_a_time() -> None:
+    clock, group = Clock(), (0, 1)
+    network = Network(clock, Link(100.0), hosts=range(2))
+    record = Traffic(Collective.ALL_REDUCE, "dp_replicate", 100, "fp32", Verb.AVERAGE, None, "weights")
+    done = [[network.join(rank, group, record) for _ in range(2)] for rank in group]
+    clock.run()
+    assert done[0] == done[1]
+    assert [one.at_s for one in done[0]] == [1.0, 2.0]

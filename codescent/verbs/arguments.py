@@ -109,7 +109,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--compute-s", type=_amount, metavar="SECONDS", help="arithmetic of a step, as a run without network has it")
     add("--flops-per-s", type=_amount, metavar="N", help="instead of --compute-s: speed of a rank, such as 50e12")
     add("--slow", type=_text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
-    add("--ranks-per-host", type=_positive, metavar="N", help="ranks that share a host and its card (default 1)")
+    add("--per-host", type=_positive, metavar="N", help="ranks that share a host and its card (default 1)")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:

@@ -13,6 +13,8 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.refusal import Change
+from codescent.build.accept import changed
 from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_device
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
@@ -81,9 +83,8 @@ def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
     """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
     if plan.layout.apart:
         return plan
-    parallel = config.parallel.model_copy(update={"average_every": 1})
-    changed = config.model_copy(update={"parallel": parallel})
-    return plan_of(changed, changed.parallel.ranks, without_data=without_data)
+    every_step = changed(config, Change({"parallel.average_every": 1}))
+    return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
 def _of_head(plan: Plan, config: Config) -> list[str]:

@@ -18,7 +18,7 @@ from codescent.cost.ranks_walk import Seconds, Walk, arithmetic, arithmetic_s, w
 from codescent.plan import Plan
 from codescent.verbs.plan_period import KEEP, least_period
 
-NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "ranks_per_host")
+NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host")
 """Options that have an effect with --link only."""
 _SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
 
@@ -81,7 +81,7 @@ def links_of(arguments: Namespace) -> Links | None:
         problems.append(f"--slow: {error}")
     if problems:
         raise UserError(*problems)
-    return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.ranks_per_host or 1)
+    return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1)
 
 
 def slow_of(text: str) -> dict[int, float]:
