@@ -63,17 +63,18 @@ class Ledger:
     Args:
         staleness: most versions between a worker's weights and those to which its push is applied. None: no bound.
         together: pushes that make one version.
+        life: of the server. A push names the life of its pull, because each life has versions of its own.
 
     Raises:
         ValueError: `staleness` is below 0, or `together` below 1.
     """
 
-    def __init__(self, staleness: int | None, together: int = 1) -> None:
+    def __init__(self, staleness: int | None, together: int = 1, life: int = 0) -> None:
         if together < 1 or (staleness is not None and staleness < 0):
             raise ValueError(f"staleness {staleness}, together {together}: at least 0 and 1")
         self._staleness, self._together = staleness, together
         self._pushes = 0  # applied since the beginning
-        self._life = 0
+        self._life = life
         self._last: dict[int, int] = {}  # number of the last push applied, by worker
         self._grants: dict[int, int] = {}  # version that a worker computes with; in the order of the grants
         self._refused: dict[int, int] = {}
@@ -90,7 +91,7 @@ class Ledger:
 
     @property
     def life(self) -> int:
-        """How often this ledger was restored. A push names the life of its pull: other lives had other versions."""
+        """Which start of the server this is. Goes to the workers with the weights."""
         return self._life
 
     @property
@@ -153,19 +154,22 @@ class Ledger:
             "staleness": self._staleness,
             "together": self._together,
             "pushes": self._pushes,
-            "life": self._life,
             "last": {str(worker): number for worker, number in self._last.items()},
             "refused": {str(worker): count for worker, count in self._refused.items()},
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Ledger:
+    def restored(cls, state: Mapping[str, Any], life: int) -> Ledger:
         """A ledger that goes on from a saved state. All grants are void: workers pull anew.
 
         Pushes that were applied after the state was saved are unknown, and their numbers are free again.
+
+        Args:
+            state: of `state`.
+            life: a number that no earlier start of the server had, such as a random one.
         """
-        ledger = cls(state["staleness"], state["together"])
-        ledger._pushes, ledger._life = state["pushes"], state["life"] + 1
+        ledger = cls(state["staleness"], state["together"], life)
+        ledger._pushes = state["pushes"]
         ledger._last = {int(worker): number for worker, number in state["last"].items()}
         ledger._refused = {int(worker): count for worker, count in state["refused"].items()}
         return ledger

@@ -26,6 +26,8 @@ MOST_BYTES = 1 << 36
 PIECE = 1 << 20
 """Bytes that are checked while they are in the cache. The kernel sends one piece while the next is checked."""
 
+# header, payload lengths, JSON, CRC-32 of the lengths and the JSON; where there are payloads: payloads, their CRC-32.
+# The last CRC comes last, so that it is computed while the network is busy, and not before.
 _HEADER = struct.Struct("!4sHHiQqIIQI")  # magic, protocol, kind, sender, request, version, JSON, payloads, bytes, check
 _LENGTH = struct.Struct("!Q")
 _CHECK = struct.Struct("!I")
@@ -124,14 +126,16 @@ def receive(peer: socket.socket, end_s: float = math.inf, most_bytes: int = MOST
         raise FrameError(f"protocol {protocol}, not {PROTOCOL}: the other side is another release of codescent")
     if size > MOST_METADATA or count > MOST_PAYLOADS or total > most_bytes:
         raise FrameError(f"too large: {size} bytes of metadata, {count} payloads, {total} bytes")
-    rest = bytearray(count * _LENGTH.size + size)
-    _receive_all(peer, memoryview(rest), end_s)
-    if zlib.crc32(rest, zlib.crc32(header[: -_CHECK.size])) != check:
+    if zlib.crc32(header[: -_CHECK.size]) != check:
         raise FrameError("the checksum of a header is wrong")
+    rest = bytearray(count * _LENGTH.size + size + _CHECK.size)
+    _receive_all(peer, memoryview(rest), end_s)
+    if zlib.crc32(rest[: -_CHECK.size]) != _CHECK.unpack(rest[-_CHECK.size :])[0]:
+        raise FrameError("the checksum of metadata is wrong")
     lengths = tuple(length for (length,) in _LENGTH.iter_unpack(rest[: count * _LENGTH.size]))
     if sum(lengths) != total:
         raise FrameError(f"payloads of {sum(lengths)} bytes, announced as {total}")
-    return Frame(_kind(kind), sender, request, version, _metadata(rest[count * _LENGTH.size :]), lengths)
+    return Frame(_kind(kind), sender, request, version, _metadata(rest[count * _LENGTH.size : -_CHECK.size]), lengths)
 
 
 def receive_payloads(peer: socket.socket, frame: Frame, into: Sequence[memoryview], end_s: float = math.inf) -> None:
@@ -186,7 +190,7 @@ def _head(frame: Frame, lengths: Sequence[int]) -> bytes:
     fields = (MAGIC, PROTOCOL, frame.kind, frame.sender, frame.request, frame.version, *sizes)
     header = _HEADER.pack(*fields, 0)[: -_CHECK.size]
     rest = b"".join((*map(_LENGTH.pack, lengths), text))
-    return b"".join((header, _CHECK.pack(zlib.crc32(rest, zlib.crc32(header))), rest))
+    return b"".join((header, _CHECK.pack(zlib.crc32(header)), rest, _CHECK.pack(zlib.crc32(rest))))
 
 
 def _kind(value: int) -> Kind:

@@ -63,7 +63,11 @@ class Service(Protocol):
         """
 
     def answer(self, request: Frame) -> Answer | None:
-        """The answer to a request. None: not now; asked again after `Server.changed`. Raises Refused."""
+        """The answer to a request. Raises Refused.
+
+        None: not now. The service is asked again after another request is answered, a process has left, or
+        `Server.changed` was called.
+        """
 
     def left(self, sender: int, why: str) -> None:
         """A process has disconnected, has died, or its machine is silent. It may connect again."""
@@ -247,6 +251,7 @@ class Server:
             if has_gone(peer.connection):
                 raise ConnectionResetError("disconnected while a request waited")
             if (answer := self._service.answer(request)) is not None:
+                self.changed()
                 return answer
             with self._change:
                 self._change.wait_for(lambda seen=seen: self._changes != seen, LOOK_S)  # type: ignore[misc]
