@@ -23,7 +23,7 @@ class Computing:
     """A worker between pull and acknowledgement."""
 
     base: int
-    life: int
+    ticket: int
     number: int
     portion: Portion
 
@@ -38,11 +38,11 @@ class ParameterServer(RuleBasedStateMachine):
     )
     def begin(self, staleness: int | None, together: int, steps: int) -> None:
         self.staleness, self.together, self.steps = staleness, together, steps
-        self.ledger = Ledger(staleness, together)
+        self.ledger, self.lives = Ledger(staleness, together), 0
         self.portions = Portions(together, 0, steps)
         self.computing: dict[int, Computing] = {}
         self.stalled: dict[int, list[Computing]] = {worker: [] for worker in WORKERS}
-        self.applied: list[tuple[int, Decision, Portion]] = []
+        self.applied: list[tuple[Decision, Portion]] = []
         self.saved: tuple[str, str, int] = self._state()
 
     def _state(self) -> tuple[str, str, int]:
@@ -50,7 +50,7 @@ class ParameterServer(RuleBasedStateMachine):
 
     @rule(worker=WORKER)
     def pull_and_take(self, worker: int) -> None:
-        if worker in self.computing or not self.ledger.pull(worker):
+        if worker in self.computing or (grant := self.ledger.pull(worker)) is None:
             return
         self.portions.weights_given(worker)
         portion = self.portions.take(worker)
@@ -59,7 +59,7 @@ class ParameterServer(RuleBasedStateMachine):
             return
         assert self.portions.take(worker) == portion  # the answer was lost: asked again
         number = self.ledger.join(worker) + 1
-        self.computing[worker] = Computing(self.ledger.granted[worker], self.ledger.life, number, portion)
+        self.computing[worker] = Computing(grant.version, grant.ticket, number, portion)
 
     @precondition(lambda self: self.computing)
     @rule(data=st.data(), lost=st.booleans())
@@ -71,11 +71,12 @@ class ParameterServer(RuleBasedStateMachine):
                 assert self._push(worker, one) is Verdict.KNOWN
 
     def _push(self, worker: int, one: Computing) -> Verdict:
-        decision = self.ledger.push(worker, one.number, one.base, one.life)
+        decision = self.ledger.push(worker, one.number, one.ticket)
         if decision.verdict is Verdict.APPLY:
             assert self.portions.holds(worker, one.portion)
             self.portions.done(worker, one.portion)
-            self.applied.append((self.ledger.life, decision, one.portion))
+            assert decision.base == one.base
+            self.applied.append((decision, one.portion))
         return decision.verdict
 
     @rule(worker=WORKER)
@@ -103,7 +104,8 @@ class ParameterServer(RuleBasedStateMachine):
     @rule()
     def the_server_is_killed(self) -> None:
         ledger, portions, count = self.saved
-        self.ledger = Ledger.restored(json.loads(ledger), self.ledger.life + 1)
+        self.lives += 1
+        self.ledger = Ledger.restored(json.loads(ledger), self.lives)
         self.portions = Portions.restored(json.loads(portions))
         del self.applied[count:]
         for worker, one in self.computing.items():
@@ -114,9 +116,9 @@ class ParameterServer(RuleBasedStateMachine):
     def each_portion_is_applied_once_and_within_the_bound(self) -> None:
         if not hasattr(self, "applied"):
             return
-        portions = [portion for _, _, portion in self.applied]
+        portions = [portion for _, portion in self.applied]
         assert len(set(portions)) == len(portions)
-        decisions = [decision for _, decision, _ in self.applied]
+        decisions = [decision for decision, _ in self.applied]
         assert len({(decision.worker, decision.number) for decision in decisions}) == len(decisions)
         assert [decision.version for decision in decisions] == [i // self.together for i in range(len(decisions))]
         assert [decision.completes for decision in decisions] == [
@@ -125,7 +127,7 @@ class ParameterServer(RuleBasedStateMachine):
         if self.staleness is not None:
             assert all(0 <= decision.version - decision.base <= self.staleness for decision in decisions)
         if self.staleness == 0:  # synchronous: version v + 1 is the sum of the portions of step v, whoever died
-            assert all(portion.step == decision.version for _, decision, portion in self.applied)
+            assert all(portion.step == decision.version for decision, portion in self.applied)
         assert self.ledger.version == len(decisions) // self.together
 
     @invariant()
@@ -137,7 +139,7 @@ class ParameterServer(RuleBasedStateMachine):
             assert self.ledger._leaves_time(oldest)
         elif not self.portions.finished:
             probe = Ledger.restored(self.ledger.state(), 0)
-            assert probe.pull(0)
+            assert probe.pull(0) is not None
 
     def teardown(self) -> None:
         """Whatever has happened, the workers finish: each portion of each step is applied exactly once."""
@@ -151,7 +153,7 @@ class ParameterServer(RuleBasedStateMachine):
                     del self.computing[worker]
         assert self.portions.finished
         every = {Portion(step, part) for step in range(self.steps) for part in range(self.together)}
-        assert {portion for _, _, portion in self.applied} == every
+        assert {portion for _, portion in self.applied} == every
         assert len(self.applied) == len(every)
 
 
@@ -159,46 +161,52 @@ ParameterServer.TestCase.settings = settings(max_examples=150, stateful_step_cou
 TestParameterServer = ParameterServer.TestCase
 
 
+def tickets(ledger: Ledger, *workers: int) -> list[int]:
+    return [grant.ticket for worker in workers if (grant := ledger.pull(worker)) is not None]
+
+
 def test_one_push_a_version_and_a_bound_of_two() -> None:
     ledger = Ledger(2)
-    assert [ledger.pull(worker) for worker in range(4)] == [True, True, True, False]  # a fourth could be 3 versions old
-    assert ledger.push(2, 1, 0, 0) == Decision(Verdict.APPLY, 2, 1, 0, 0, completes=True)
-    assert ledger.pull(2)
-    assert ledger.push(2, 2, 1, 0).verdict is Verdict.WAIT  # 0 and 1 computed with version 0: one would come at 3
-    assert ledger.push(1, 1, 0, 0).version == 1
-    assert ledger.push(0, 1, 0, 0).version == 2
-    assert ledger.push(2, 2, 1, 0) == Decision(Verdict.APPLY, 2, 2, 1, 3, completes=True)
+    first, second, third = tickets(ledger, 0, 1, 2, 3)  # a fourth could be 3 versions old
+    assert ledger.push(2, 1, third) == Decision(Verdict.APPLY, 2, 1, 0, 0, completes=True)
+    (again,) = tickets(ledger, 2)
+    assert ledger.push(2, 2, again).verdict is Verdict.WAIT  # 0 and 1 computed with version 0: one would come at 3
+    assert ledger.push(1, 1, second).version == 1
+    assert ledger.push(0, 1, first).version == 2
+    assert ledger.push(2, 2, again) == Decision(Verdict.APPLY, 2, 2, 1, 3, completes=True)
     assert (ledger.version, ledger.granted, ledger.refused) == (4, {}, {})
 
 
 def test_a_dead_worker_holds_nobody_up() -> None:
     ledger = Ledger(0, together=2)
-    assert ledger.pull(0)
-    assert ledger.pull(1)
-    assert ledger.push(0, 1, 0, 0).completes is False
-    assert not ledger.pull(0)  # version 1 needs what worker 1 computes
+    first, dead = tickets(ledger, 0, 1)
+    assert ledger.push(0, 1, first).completes is False
+    assert not tickets(ledger, 0)  # version 1 needs what worker 1 computes
     ledger.release(1)
-    assert ledger.pull(0)  # the portion of the dead one, with the same version
-    assert ledger.push(0, 2, 0, 0).completes
-    assert ledger.push(1, 1, 0, 0).verdict is Verdict.REFUSED
+    (instead,) = tickets(ledger, 0)  # the portion of the dead one, with the same version
+    assert ledger.push(0, 2, instead).completes
+    assert ledger.push(1, 1, dead).verdict is Verdict.REFUSED
     assert ledger.refused == {1: 1}
 
 
 def test_after_a_restart_nothing_is_applied_twice_and_old_grants_are_void() -> None:
     ledger = Ledger(None)
+    used = []
     for number in (1, 2):
-        assert ledger.pull(7)
-        assert ledger.push(7, number, number - 1, 0).verdict is Verdict.APPLY
+        used += tickets(ledger, 7)
+        assert ledger.push(7, number, used[-1]).verdict is Verdict.APPLY
     saved = json.loads(json.dumps(ledger.state()))
-    assert ledger.pull(7)
-    assert ledger.push(7, 3, 2, 0).verdict is Verdict.APPLY
+    used += tickets(ledger, 7)
+    assert ledger.push(7, 3, used[-1]).verdict is Verdict.APPLY
     again = Ledger.restored(saved, 1)
-    assert (again.version, again.life, again.join(7)) == (2, 1, 2)
-    assert again.push(7, 2, 1, 0).verdict is Verdict.KNOWN
-    assert again.push(7, 3, 2, 0).verdict is Verdict.REFUSED  # it was applied after the save: unknown
-    assert again.pull(7)
-    assert again.push(7, 3, 2, 0).verdict is Verdict.REFUSED  # of the life before: version 2 may have been another
-    assert again.push(7, 3, 2, 1).verdict is Verdict.APPLY
+    assert (again.version, again.join(7)) == (2, 2)
+    assert again.push(7, 2, used[1]).verdict is Verdict.KNOWN
+    assert again.push(7, 3, used[2]).verdict is Verdict.REFUSED  # it was applied after the save: unknown
+    (new,) = tickets(again, 7)
+    assert again.push(7, 3, used[2]).verdict is Verdict.REFUSED  # of the life before: version 2 may have been another
+    assert new not in used
+    assert again.push(7, 3, new).verdict is Verdict.APPLY
+    assert json.loads(json.dumps(again.state()))["refused"] == {"7": 2}
 
 
 def test_portions_of_the_dead_are_given_first() -> None:

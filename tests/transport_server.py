@@ -62,18 +62,18 @@ class Weights:
             return Answer(
                 metadata={"finished": True, "order": self.order}, payloads=[memoryview(array("d", self.values))]
             )
-        if not self.ledger.pull(request.sender):
+        if (grant := self.ledger.pull(request.sender)) is None:
             return None
         self.portions.weights_given(request.sender)
         if (portion := self.portions.take(request.sender)) is None:
             self.ledger.release(request.sender)
             return None
-        facts = {"life": self.ledger.life, "step": portion.step, "part": portion.part}
-        return Answer(self.ledger.version, facts, [memoryview(array("d", self.values))])
+        facts = {"ticket": grant.ticket, "step": portion.step, "part": portion.part}
+        return Answer(grant.version, facts, [memoryview(array("d", self.values))])
 
     def _push(self, request: Frame) -> Answer | None:
         facts = request.metadata
-        decision = self.ledger.push(request.sender, facts["number"], request.version, facts["life"])
+        decision = self.ledger.push(request.sender, facts["number"], facts["ticket"])
         if decision.verdict is Verdict.WAIT:
             return None
         if decision.verdict is Verdict.APPLY:

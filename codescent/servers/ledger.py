@@ -19,12 +19,14 @@ class Verdict(Enum):
     WAIT = "wait"
     """Ask again after another push or a death: now it would make an older computation too old."""
     REFUSED = "refused"
-    """The worker has no grant for these weights: it was released, or the server was restarted. It pulls anew."""
+    """Too late: its grant is void, because the worker was released or the server restarted. The worker pulls anew."""
 
 
 @dataclass(frozen=True)
 class Decision:
     """A verdict. For `APPLY` the other fields are what a replay needs, in the order of the decisions.
+
+    Without a valid grant `base` is not known; it is then equal to `version`.
 
     Attributes:
         verdict: what the server does.
@@ -41,6 +43,19 @@ class Decision:
     base: int
     version: int
     completes: bool = False
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A worker may compute with these weights.
+
+    Attributes:
+        version: of the weights.
+        ticket: names the grant in the push. No other grant has it, also not of another life of the server.
+    """
+
+    version: int
+    ticket: int
 
 
 class Ledger:
@@ -63,7 +78,7 @@ class Ledger:
     Args:
         staleness: most versions between a worker's weights and those to which its push is applied. None: no bound.
         together: pushes that make one version.
-        life: of the server. A push names the life of its pull, because each life has versions of its own.
+        life: which start of the server this is: 0, or a number that no earlier start had, such as a random one.
 
     Raises:
         ValueError: `staleness` is below 0, or `together` below 1.
@@ -74,9 +89,9 @@ class Ledger:
             raise ValueError(f"staleness {staleness}, together {together}: at least 0 and 1")
         self._staleness, self._together = staleness, together
         self._pushes = 0  # applied since the beginning
-        self._life = life
+        self._ticket = life << 32
         self._last: dict[int, int] = {}  # number of the last push applied, by worker
-        self._grants: dict[int, int] = {}  # version that a worker computes with; in the order of the grants
+        self._grants: dict[int, Grant] = {}  # by worker
         self._refused: dict[int, int] = {}
 
     @property
@@ -90,13 +105,8 @@ class Ledger:
         return self._pushes % self._together
 
     @property
-    def life(self) -> int:
-        """Which start of the server this is. Goes to the workers with the weights."""
-        return self._life
-
-    @property
-    def granted(self) -> Mapping[int, int]:
-        """The versions with which workers compute now, by worker."""
+    def granted(self) -> Mapping[int, Grant]:
+        """The open grants, by worker."""
         return dict(self._grants)
 
     @property
@@ -108,41 +118,40 @@ class Ledger:
         """Number of the last push applied of this worker. Its next push has a higher number, also after a restart."""
         return self._last.get(worker, 0)
 
-    def pull(self, worker: int) -> bool:
+    def pull(self, worker: int) -> Grant | None:
         """Grant the present version to a worker. A second pull replaces the first.
 
         Returns:
-            Whether it is granted. False: ask again after another push or a death.
+            None: the worker waits. Ask again after another push or a death.
         """
         others = len(self._grants) - (worker in self._grants)
         ahead = (self.pending + others) // self._together
         if self._staleness is not None and ahead > self._staleness:
-            return False
-        self.release(worker)
-        self._grants[worker] = self.version
-        return True
+            return None
+        self._ticket += 1
+        self._grants[worker] = Grant(self.version, self._ticket)
+        return self._grants[worker]
 
-    def push(self, worker: int, number: int, base: int, life: int) -> Decision:
+    def push(self, worker: int, number: int, ticket: int) -> Decision:
         """Decide about a push. With `APPLY` it counts as applied: the caller applies it before anything else.
 
         Args:
             worker: who pushes.
             number: of the push, higher than that of the worker's pushes before.
-            base: version that the worker has pulled.
-            life: of the ledger when the worker pulled.
+            ticket: of the grant.
         """
-        version = self.version
+        version, grant = self.version, self._grants.get(worker)
         if number <= self.join(worker):
-            return Decision(Verdict.KNOWN, worker, number, base, version)
-        if life != self._life or self._grants.get(worker) != base:
+            return Decision(Verdict.KNOWN, worker, number, version, version)
+        if grant is None or grant.ticket != ticket:
             self._refused[worker] = self._refused.get(worker, 0) + 1
-            return Decision(Verdict.REFUSED, worker, number, base, version)
+            return Decision(Verdict.REFUSED, worker, number, version, version)
         if not self._leaves_time(worker):
-            return Decision(Verdict.WAIT, worker, number, base, version)
+            return Decision(Verdict.WAIT, worker, number, grant.version, version)
         self._pushes += 1
         self._last[worker] = number
         del self._grants[worker]
-        return Decision(Verdict.APPLY, worker, number, base, version, completes=self.pending == 0)
+        return Decision(Verdict.APPLY, worker, number, grant.version, version, completes=self.pending == 0)
 
     def release(self, worker: int) -> None:
         """Take back a worker's grant: it has died, stands still too long, or has no work for these weights."""
@@ -166,7 +175,7 @@ class Ledger:
 
         Args:
             state: of `state`.
-            life: a number that no earlier start of the server had, such as a random one.
+            life: a number that no earlier start of the server had, such as a random one below 2**31.
         """
         ledger = cls(state["staleness"], state["together"], life)
         ledger._pushes = state["pushes"]
@@ -178,6 +187,6 @@ class Ledger:
         """Whether all other grants stay within the bound, if this worker's push is applied now."""
         if self._staleness is None:
             return True
-        bases = sorted(base for other, base in self._grants.items() if other != worker)
+        bases = sorted(grant.version for other, grant in self._grants.items() if other != worker)
         after = self._pushes + 1
         return all((after + i) // self._together - base <= self._staleness for i, base in enumerate(bases))
