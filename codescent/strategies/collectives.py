@@ -6,6 +6,7 @@ Does not decide what is sent. Names that are private in torch, or differ between
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,6 +80,19 @@ def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[...,
     return start
 
 
+def _aside(kind: Collective, collective: Callable[..., Any]) -> Callable[..., None]:
+    """A collective that a second thread waits for. The computation goes on, so its time does not count as waiting."""
+
+    def run(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> None:
+        flight = Flight(kind, group)
+        work = collective(*arguments, group=group, async_op=True, **options)
+        flight.ends_with(work)
+        work.wait()
+        flight.waited()
+
+    return run
+
+
 all_gather_into = _blocking(Collective.ALL_GATHER, torch_all_gather)
 reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, torch_reduce_scatter)
 all_reduce = _blocking(Collective.ALL_REDUCE, dist.all_reduce)
@@ -87,6 +101,24 @@ broadcast = _blocking(Collective.BROADCAST, dist.broadcast)
 start_all_gather = _starting(Collective.ALL_GATHER, torch_all_gather)
 start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, torch_reduce_scatter)
 start_all_reduce = _starting(Collective.ALL_REDUCE, dist.all_reduce)
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The collectives of sums that travel in another form (strategies/wire.py)."""
+
+    all_reduce: Callable[..., None]
+    all_gather: Callable[..., None]
+    all_to_all: Callable[..., None]
+
+
+BLOCKING = Exchanges(all_reduce, all_gather_into, all_to_all)
+ASIDE = Exchanges(
+    _aside(Collective.ALL_REDUCE, dist.all_reduce),
+    _aside(Collective.ALL_GATHER, torch_all_gather),
+    _aside(Collective.ALL_TO_ALL, dist.all_to_all_single),
+)
+"""For a thread beside the one that computes."""
 
 
 FULLY_SHARD_WAITS = ("wait_for_unshard", "post_backward", "finalize_backward")
