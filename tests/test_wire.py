@@ -20,6 +20,7 @@ from torch import Tensor
 from wire_ranks import flat
 from wire_ranks import given as given_by
 
+from codescent.base.range_names import collective_name
 from codescent.plan import Collective, Verb
 from codescent.plan.wire import BLOCK, Wire
 from codescent.strategies.wire_codecs import codec, largest
@@ -102,6 +103,7 @@ def test_one_rank_and_no_elements_send_nothing() -> None:
         for shapes, ranks in ((SHAPES, 1), ((), 4), (((0, 3), (0,)), 4)):
             assert wire.collectives(shapes, "fp32", ranks) == ()
             assert wire.state(shapes, "fp32", ranks) == ()
+            assert wire.held_bytes(shapes, "fp32", ranks) == 0
 
 
 def test_a_record_of_the_plan() -> None:
@@ -251,6 +253,7 @@ def test_state_is_what_the_wire_declares(sums: Sums, ranks: int, dtype: str) -> 
         wanted = {state.name: [list(state.shape), f"torch.{TORCH[state.dtype]}"] for state in declared}
         assert one[text]["shapes"] == wanted, text
         assert bool(wanted) == (Wire.parse(text).lossy and text != "powersgd:99"), text
+        assert one[text]["held"] == Wire.parse(text).held_bytes(SHAPES, dtype, ranks), text
 
 
 @RANKS
@@ -360,6 +363,19 @@ def test_sums_beside_other_work(forker: Forker, tmp_path: Path, ranks: int) -> N
             assert started == blocking, text
             assert len(set(started)) == 6
             assert states, text
+
+
+@pytest.mark.parametrize("text", ["int8", "powersgd:2"])
+def test_a_profile_names_collectives_of_the_thread(forker: Forker, tmp_path: Path, text: str) -> None:
+    for names in forker.call("wire_ranks:profiled", tmp_path, 3, text=text, shapes=SHAPES):
+        kinds = [sent.collective for sent in Wire.parse(text).collectives(SHAPES, "fp32", 3)]
+        assert names == [collective_name(kind, "dp_replicate") for kind in kinds]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_nothing_waits_for_the_device(forker: Forker, tmp_path: Path, ranks: int) -> None:
+    options = {"wires": WIRES, "shapes": SHAPES, "world_size": ranks}
+    assert forker.call("wire_ranks:waits_for_no_device", tmp_path, **options) == [list(WIRES)]
 
 
 def test_an_error_of_the_thread_is_raised_where_it_is_awaited(forker: Forker, tmp_path: Path) -> None:

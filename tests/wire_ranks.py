@@ -14,6 +14,7 @@ from rank_server import Place
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from codescent.base.ranges import Recording
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Verb
 from codescent.plan.wire import Wire
@@ -80,6 +81,7 @@ def sums(place: Place, wires: Sequence[str], shapes: Shapes, dtype: str, steps: 
             "delivered": delivered.tolist(),
             "kept": kept,
             "shapes": {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in one.state().items()},
+            "held": sum(tensor.nbytes for tensor in one.buffers()),
             "issued": watch.issued,
             "poisoned": [not bool(poisoned[index].isfinite().all()) for index in (0, -1)],
             "state is as before": of_state(one) == before,
@@ -101,7 +103,7 @@ def plain(group: dist.ProcessGroup, shapes: Shapes, dtype: str, steps: int) -> l
 
 
 def constant(place: Place, wires: Sequence[str], numel: int, steps: int) -> dict[str, float]:
-    """By wire, of the same vectors again and again: the largest |sum delivered - sum given|, over the largest |given|."""
+    """By wire, of the same vectors again and again: largest |sum delivered - sum given| over largest |given|."""
     group = place.join()
     found = {}
     of_all = [given([[numel]], rank, 0, "fp32")[0] for rank in range(place.ranks)]
@@ -160,6 +162,34 @@ def beside(place: Place, wires: Sequence[str], shapes: Shapes, steps: int) -> di
             one.close()
         channel.close()
     return found
+
+
+def profiled(place: Place, text: str, shapes: Shapes) -> list[str]:
+    """The collectives that a profile knows of a sum beside the computation."""
+    group = place.join()
+    Recording.on = Recording.sees_flights = True
+    Recording.axes = {group.group_name: "dp_replicate"}
+    one = WireSum(Wire.parse(text), shapes, group, CPU, "fp32")
+    one.start(given(shapes, place.rank, 0, "fp32")).wait()
+    one.close()
+    Recording.on = Recording.sees_flights = False
+    return [name for name, begin, end in Recording.flights if begin < end]
+
+
+def waits_for_no_device(place: Place, wires: Sequence[str], shapes: Shapes, world_size: int) -> list[str]:
+    """Wires that sum tensors without values, on the device "meta". Whoever asks for a value of one gets an error."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=world_size)
+    group = dist.group.WORLD
+    assert group is not None
+    done, meta = [], torch.device("meta")
+    for text in wires:
+        one = WireSum(Wire.parse(text), shapes, group, meta, "fp32")
+        with Watch(fake=True):
+            one.sum_([torch.empty(tuple(shape), device=meta) for shape in shapes])
+        done.append(text)
+        one.close()
+    dist.destroy_process_group()
+    return done
 
 
 def fails(place: Place) -> list[str]:

@@ -23,7 +23,8 @@ class Pending:
     """A sum that a channel's thread computes."""
 
     def __init__(self, job: Callable[[], None], device: torch.device) -> None:
-        self.job, self.device = job, device
+        self.job: Callable[[], None] | None = job
+        self.device = device
         self.error: BaseException | None = None
         self.ended = threading.Event()
         self.ready: Any = None  # CUDA: the caller's stream has written the tensors
@@ -37,23 +38,34 @@ class Pending:
             self.ended.wait()
         if self.error is not None:
             raise self.error
+        self.follow()
+
+    def follow(self) -> None:
+        """CUDA: what the caller computes from now on comes after the sum."""
         if self.done is not None:
             torch.cuda.current_stream(self.device).wait_event(self.done)
 
     def run(self, stream: Any) -> None:
-        """Do the job, in the channel's thread."""
+        """Do the job, in the channel's thread. Afterwards nothing here holds its tensors."""
+        job, self.job = self.job, None
+        assert job is not None
         try:
             if stream is None:
-                self.job()
-                return
-            with torch.cuda.stream(stream):
-                stream.wait_event(self.ready)
-                self.job()
-                self.done = stream.record_event()
+                job()
+            else:
+                with torch.cuda.stream(stream):
+                    stream.wait_event(self.ready)
+                    job()
+                    self.done = stream.record_event()
         except BaseException as error:  # `wait` raises it in the caller's thread
             self.error = error
         finally:
             self.ended.set()
+
+    def give_up(self, error: BaseException) -> None:
+        """End without doing the job."""
+        self.job, self.error = None, error
+        self.ended.set()
 
 
 class Channel:
@@ -80,9 +92,11 @@ class Channel:
 
     def drain(self) -> None:
         """Wait until nothing is under way. Raises nothing: `wait` of each sum does."""
-        if self.last is not None and not self.last.ended.is_set():
+        if self.last is not None:
             with waiting():
                 self.last.ended.wait()
+            self.last.follow()
+            self.last = None
 
     def close(self) -> None:
         """End the thread, after what is under way."""
@@ -102,8 +116,7 @@ class Channel:
                 pending.run(stream)
                 error = pending.error
             else:
-                pending.error = error
-                pending.ended.set()
+                pending.give_up(error)
 
 
 class WireSum:
