@@ -55,7 +55,7 @@ class Worker:
         self.portion: Portion | None = None
         self.number = 0  # of the last push
         self.have: list[list[int]] = [[-1, -1]] * len(clients)  # life and number of pushes of what is in `fetched`
-        self.bases = [(0, 0)] * len(clients)  # version and life of the weights, by server
+        self.tickets = [0] * len(clients)  # of the grants, by server
         wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
         narrow = weights[0].dtype
         numels = [sum(piece.numel for piece in pieces) for pieces in plan.pieces]
@@ -94,11 +94,9 @@ class Worker:
         self.portion = None
 
     def _push(self, server: int, facts: Mapping[str, Any]) -> None:
-        version, life = self.bases[server]
+        told, gradients = {**facts, "ticket": self.tickets[server]}, [bytes_of(self.sent[server])]
         try:
-            self.clients[server].request(
-                Kind.PUSH, version, {**facts, "life": life}, [bytes_of(self.sent[server])], number=self.number
-            )
+            self.clients[server].request(Kind.PUSH, metadata=told, payloads=gradients, number=self.number)
         except Refused:
             self.refused += 1  # the server has counted it, too; the portion is given again
 
@@ -133,8 +131,8 @@ class Worker:
         def fetch(server: int) -> None:
             into, facts = [bytes_of(self.fetched[server])], {**metadata, "have": self.have[server]}
             answer = self.clients[server].request(Kind.PULL, metadata=facts, into=into)
-            life = answer.metadata["life"]
-            self.bases[server], self.have[server] = (answer.version, life), [life, answer.metadata["pushes"]]
+            self.have[server] = [answer.metadata["life"], answer.metadata["pushes"]]
+            self.tickets[server] = answer.metadata.get("ticket", 0)
 
         list(self.pool.map(fetch, range(len(self.clients))))
 

@@ -30,8 +30,7 @@ class Push:
 
     worker: int
     number: int
-    base: int
-    life: int
+    ticket: int
     portion: Portion
     gradients: torch.Tensor
     loss: float
@@ -83,9 +82,9 @@ class Serving:
         self.wide, self.narrow = TORCH_DTYPE[plan.trained[0].optimizer_dtype], TORCH_DTYPE[plan.work.precision]
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
-        state = {"staleness": bound, "together": together, "pushes": first_step * self.workers, "last": {}}
-        self.ledger = Ledger.restored({**state, "refused": {}}, secrets.randbits(31))
-        self.pushes = first_step * self.workers
+        self.life, self.pushes = secrets.randbits(31), first_step * self.workers
+        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
+        self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
         self.change = threading.Condition()
         self.staged: dict[tuple[int, int], Push] = {}
         self.refusals: set[tuple[int, int]] = set()
@@ -153,8 +152,7 @@ class Serving:
             told = request.metadata
             self.staged[key] = Push(
                 *key,
-                request.version,
-                told["life"],
+                told["ticket"],
                 Portion(*told["portion"]),
                 self.incoming.pop(request.sender),
                 told["loss"],
@@ -166,7 +164,7 @@ class Serving:
         return None
 
     def _answer_pull(self, request: Frame) -> Answer | None:
-        told = request.metadata
+        told, facts = request.metadata, {"life": self.life, "pushes": self.pushes}
         if told["final"]:
             self.ledger.release(request.sender)
             if self.pushes != told["pushes"]:
@@ -174,12 +172,14 @@ class Serving:
             if told["stopped"]:
                 self.ended = True
                 self.change.notify_all()
-        elif not self.ledger.pull(request.sender):
-            return None
+        else:
+            grant = self.ledger.pull(request.sender)
+            if grant is None:
+                return None
+            facts["ticket"] = grant.ticket
         if self.portions is not None:
             self.portions.weights_given(request.sender)
-        facts = {"life": self.ledger.life, "pushes": self.pushes}
-        if told["have"] == [self.ledger.life, self.pushes]:
+        if told["have"] == [self.life, self.pushes]:
             return Answer(self.ledger.version, facts)
         if self.published is None or self.published[0] != self.pushes:
             flat = torch.empty(self.numel, dtype=self.narrow)
@@ -240,14 +240,14 @@ class Serving:
             if self.portions is not None and not self.portions.holds(push.worker, push.portion):
                 self._refuse(key)
                 return True
-            decision = self.ledger.push(push.worker, push.number, push.base, push.life)
+            decision = self.ledger.push(push.worker, push.number, push.ticket)
             if decision.verdict is Verdict.WAIT:
                 continue
             if decision.verdict is Verdict.REFUSED:
                 self._refuse(key)
                 return True
             del self.staged[key]
-            self._add(push, decision.version - push.base)
+            self._add(push, decision.version - decision.base)
             self.summed.append(push)
             if decision.completes:
                 self._update(rate)
