@@ -245,6 +245,9 @@ def test_a_slow_replica_does_not_move_the_deadline_and_an_even_load_waits_for_al
     assert 1.04 < arrivals.deadline_s() < 1.3
     assert arrivals.wait_s(1.03) == pytest.approx(arrivals.deadline_s() - 1.03)
     assert arrivals.wait_s(3.0) == 0.01
+    for _ in range(16):
+        arrivals.record([1.0, None, None])
+    assert math.isinf(arrivals.wait_s(1.0))  # most did not arrive: nothing is known
 
 
 @given(st.lists(st.lists(st.floats(0.9, 1.1), min_size=4, max_size=4), min_size=2, max_size=20), st.floats(0, 100))

@@ -184,13 +184,13 @@ def test_signs_of_any_length_return_unchanged(numel: int, seed: int) -> None:
 @pytest.mark.parametrize(("text", "dtype"), list(product(NARROW, (torch.float32, torch.float64))))
 def test_zeros_and_the_smallest_numbers(text: str, dtype: torch.dtype) -> None:
     values = torch.zeros(3 * BLOCK, dtype=dtype)
-    values[BLOCK + 3] = 1e-44  # subnormal: its inverse is infinite
+    values[BLOCK + 3] = 1e-40  # the inverse of such a scale is infinite in fp32
     values[2 * BLOCK] = 3.0
     found, _, finite = coded(text, values)
     assert finite
     assert bool(found.isfinite().all())
     assert found[0, :BLOCK].abs().max() == 0
-    assert found[0, BLOCK : 2 * BLOCK].abs().max() <= 1e-43
+    assert found[0, BLOCK : 2 * BLOCK].abs().max() <= (1.1e-40 if text == "bf16" else 0)
     assert found[0, 2 * BLOCK] > 0
     if text != "sign":
         assert found[0, 2 * BLOCK] == pytest.approx(3.0)
@@ -235,6 +235,7 @@ def test_all_ranks_get_the_same_bits(sums: Sums, ranks: int, dtype: str) -> None
     found = sums(ranks, dtype)
     for text in WIRES:
         assert all(one[text]["bits"] == found[0][text]["bits"] for one in found), text
+        assert all(one[text]["begins"] == found[0][text]["begins"] for one in found), text
         assert len(set(found[0][text]["bits"])) == STEPS, text
     assert found[0]["none"]["bits"] == found[0]["plain"]
     assert found[0]["int8"]["bits"] != found[0]["plain"]
@@ -381,7 +382,8 @@ def test_nothing_waits_for_the_device(forker: Forker, tmp_path: Path, ranks: int
 def test_an_error_of_the_thread_is_raised_where_it_is_awaited(forker: Forker, tmp_path: Path) -> None:
     said, _ = forker.call("wire_ranks:fails", tmp_path, 2)
     assert len(said) == 5
-    assert said[0] == said[1]
+    assert said[0] == "one error"  # the thread does not try the second sum on a broken group
+    assert said[1]
     assert "(999,)" in said[2]
     assert "float64" in said[3]
     assert "shapes []" in said[4]

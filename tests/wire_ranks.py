@@ -49,6 +49,7 @@ def sums(place: Place, wires: Sequence[str], shapes: Shapes, dtype: str, steps: 
     found: dict[str, Any] = {}
     for text in wires:
         one = WireSum(Wire.parse(text), shapes, group, CPU, dtype)
+        begins = of_state(one)
         bits, delivered, saved = [], torch.zeros(sum(map(torch.Size.numel, map(torch.Size, shapes)))).double(), {}
         with Watch(fake=False) as watch:
             for step in range(steps):
@@ -81,6 +82,7 @@ def sums(place: Place, wires: Sequence[str], shapes: Shapes, dtype: str, steps: 
             "delivered": delivered.tolist(),
             "kept": kept,
             "shapes": {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in one.state().items()},
+            "begins": begins,
             "held": sum(tensor.nbytes for tensor in one.buffers()),
             "issued": watch.issued,
             "poisoned": [not bool(poisoned[index].isfinite().all()) for index in (0, -1)],
@@ -202,11 +204,13 @@ def fails(place: Place) -> list[str]:
         dist.destroy_process_group()
         return []
     first, second = one.start([torch.ones(1000)]), one.start([torch.ones(1000)])
+    errors = []
     for pending in (second, first):
         try:
             pending.wait()
         except RuntimeError as error:
-            said.append(str(error))
+            errors.append(error)
+    said += ["one error" if errors[0] is errors[1] else "two errors", str(errors[0])]
     for wrong in ([torch.ones(999)], [torch.ones(1000, dtype=torch.float64)], []):
         try:
             one.start(wrong)
