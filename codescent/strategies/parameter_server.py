@@ -8,7 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codescent.base.refusal import Change, Refusal
-from codescent.plan import AXES, DTYPE_BYTES, Collective, Instruction, Plan, Schedule, TensorPlan, Traffic, Verb
+from codescent.plan import (
+    AXES,
+    DTYPE_BYTES,
+    Collective,
+    Instruction,
+    KeptTensor,
+    Plan,
+    Schedule,
+    TensorPlan,
+    Traffic,
+    Verb,
+)
+from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.strategy import Candidate, Strategy
 
 AXIS = "dp_replicate"
@@ -55,6 +67,16 @@ class ParameterServer(Strategy):
                 f'{said}: optimizer.kind = "muon" updates whole matrices, which are cut over the servers',
                 [Change({"optimizer.kind": "adamw"}), off],
             )
+        if layout.wire.startswith("powersgd"):
+            yield Refusal(
+                f'{said}: parallel.wire = "{layout.wire}" is of use in a sum over ranks only',
+                [Change({"parallel.wire": "int4"}), Change({"parallel.wire": "none"})],
+            )
+        if layout.wire_from:
+            yield Refusal(
+                f"{said}: parallel.wire_from = {layout.wire_from}: pushes have one format in all steps",
+                [Change({"parallel.wire_from": 0})],
+            )
         if layout.staleness is not None and layout.updates == "synchronous":
             yield Refusal(
                 f'parallel.staleness = {layout.staleness}: parallel.updates = "synchronous" has none',
@@ -76,15 +98,15 @@ class ParameterServer(Strategy):
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """A worker pushes each server's part once a step. A server sends its part to each worker."""
-        workers = plan.mesh.world_size
+        workers, wire = plan.mesh.world_size, Wire.parse(plan.layout.wire)
         for server, pieces in enumerate(plan.pieces):
             numel = sum(piece.numel for piece in pieces)
             wide, narrow = plan.trained[0].optimizer_dtype, plan.work.precision
             yield Traffic(
                 Collective.PUSH,
                 AXIS,
-                numel * DTYPE_BYTES[wide],
-                wide,
+                wire.message_bytes(numel, wide),
+                wide if wire.method == "none" else wire.message_dtype,
                 Verb.PUSH,
                 None,
                 f"gradients, to server {server}",
@@ -101,3 +123,11 @@ class ParameterServer(Strategy):
                 workers,
                 stage=SERVERS if plan.layout.server_ranks else WORKERS,
             )
+
+    def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
+        """What a worker has not sent yet of its gradients, for each server."""
+        wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
+        if wire.lossy:
+            for server, pieces in enumerate(plan.pieces):
+                numel = sum(piece.numel for piece in pieces)
+                yield KeptTensor(kept_name(server, "residual"), (numel,), dtype, stage=WORKERS)

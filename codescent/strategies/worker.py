@@ -14,7 +14,9 @@ from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 from codescent.plan.served import Piece
+from codescent.plan.wire import Wire, kept_name
 from codescent.servers import Portion
+from codescent.strategies.wire_messages import Messages
 from codescent.transport import Client, Kind, Refused
 from codescent.transport.tensors import bytes_of
 
@@ -59,6 +61,8 @@ class Worker:
         wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
         narrow = weights[0].dtype
         numels = [sum(piece.numel for piece in pieces) for pieces in plan.pieces]
+        wire = Wire.parse(plan.layout.wire)
+        self.messages = [Messages(wire, numel, plan.trained[0].optimizer_dtype) for numel in numels]
         self.sent = [torch.zeros(numel, dtype=wide) for numel in numels]
         self.fetched = [torch.empty(numel, dtype=narrow) for numel in numels]
         self.pool = ThreadPoolExecutor(len(clients), thread_name_prefix="codescent worker")
@@ -94,9 +98,9 @@ class Worker:
         self.portion = None
 
     def _push(self, server: int, facts: Mapping[str, Any]) -> None:
-        told, gradients = {**facts, "ticket": self.tickets[server]}, [bytes_of(self.sent[server])]
+        told, message = {**facts, "ticket": self.tickets[server]}, self.messages[server].encode(self.sent[server])
         try:
-            self.clients[server].request(Kind.PUSH, metadata=told, payloads=gradients, number=self.number)
+            self.clients[server].request(Kind.PUSH, metadata=told, payloads=[bytes_of(message)], number=self.number)
         except Refused:
             self.refused += 1  # the server has counted it, too; the portion is given again
 
@@ -140,6 +144,11 @@ class Worker:
     def _scatter(self) -> None:
         for part, pieces in zip(self.fetched, self.plan.pieces, strict=True):
             scatter(part, self.weights, pieces)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What it keeps between steps, by the names of `Plan.kept`."""
+        numbered = enumerate(self.messages)
+        return {kept_name(index, "residual"): one.residual for index, one in numbered if one.wire.lossy}
 
     def close(self) -> None:
         """Disconnect."""

@@ -28,7 +28,8 @@ from codescent.strategies.partial_gradients import CopiedGradients, PartialGradi
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight, copy
+from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
+from codescent.train.serve import Serving
 from codescent.train.servers import connected, listening, served_weights
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
@@ -57,6 +58,7 @@ class Trainer:
             self.optimizer.tensors() if exchange is None else self._of_replica(exchange, executor.plan.replica(rank))
         )
         kept = {**executor.gradients.state(), **(exchange.state() if exchange else {})}
+        kept |= executor.worker.state() if executor.worker else {}
         for name, value in kept.items():
             _, of_parameter, parameter = name.partition(".model.")
             if of_parameter:  # ranks that hold the same part of the parameter have the same values
@@ -138,14 +140,26 @@ def assemble(
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     loader = _loader(parts, plan, world, dataset, first_step)
     if plan.layout.served:
-        optimizer = Optimizer([], config.optimizer, (), world.device)
+        optimizer, serving = _served_beside(config, plan, world, first_step)
         worker = connected(plan, world, [weight.tensor for weight in weights], first_step)
-        executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, worker=worker)
+        executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, serving)
         return Trainer(executor, parts, optimizer, loader)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     exchange = _exchange(weights, this_rank)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, exchange)
     return Trainer(executor, parts, optimizer, loader)
+
+
+def _served_beside(config: Config, plan: Plan, world: World, first_step: int) -> tuple[Optimizer, Serving | None]:
+    """The optimizer of a worker: of the part that it serves, if workers are servers; else of nothing."""
+    if world.place.rank not in plan.servers:
+        return Optimizer([], config.optimizer, (), world.device), None
+    weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
+    optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
+    serving = listening(plan, world, optimizer, first_step)
+    steps, workers = config.train.num_steps, plan.mesh.dp
+    serving.serve_beside(lambda number: learning_rate(config.optimizer, steps, workers, number))
+    return optimizer, serving
 
 
 def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest) -> Trainer:

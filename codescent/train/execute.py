@@ -137,6 +137,8 @@ class Executor:
 
     def _launch(self, number: int) -> Pending:
         self.watch.start(COLUMN[Verb.LOAD])
+        if self.serving is not None:
+            self.serving.allow(number)
         for _ in (None,) if self.worker is None else self.worker.turns(number):
             self._walk(number)
         self.world.at(number + 1)

@@ -36,8 +36,8 @@ class StepResult:
         seconds: of this rank, by metrics column: each part of the step, without the others.
         step_s: seconds of the whole step on this rank: see `Laps.step_s`.
         skips: steps of the round that replicas skipped, summed over replicas that train apart.
-        staleness: mean and largest number of versions between the weights of a gradient and those that it changed; None:
-            there is no parameter server.
+        staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
+            None: there is no parameter server.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """

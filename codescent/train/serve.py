@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ import torch.distributed as dist
 from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
+from codescent.plan.wire import Wire
 from codescent.servers import Ledger, Portion, Portions, Verdict
+from codescent.strategies.wire_messages import Messages
 from codescent.train.optimize import Optimizer
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
@@ -79,6 +81,7 @@ class Serving:
         self.in_steps = plan.layout.in_steps
         self.pieces = plan.pieces[index]
         self.numel = sum(piece.numel for piece in self.pieces)
+        self.messages = Messages(Wire.parse(plan.layout.wire), self.numel, plan.trained[0].optimizer_dtype)
         self.wide, self.narrow = TORCH_DTYPE[plan.trained[0].optimizer_dtype], TORCH_DTYPE[plan.work.precision]
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
@@ -94,8 +97,11 @@ class Serving:
         self.step = Step()
         self.sums: list[float] = []
         self.published: tuple[int, torch.Tensor] | None = None
-        self.stopping = self.ended = False
+        self.stopping = self.ended = self.closed = False
         self.server: Server | None = None
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self.allowed = first_step  # a thread serves the steps before this one
 
     @property
     def done(self) -> int:
@@ -107,8 +113,40 @@ class Serving:
         """Whether a rank was asked to stop, and all work that was given out is done."""
         return self.ended or (self.stopping and self.portions is not None and self.done == self.portions.end)
 
+    def serve_beside(self, rate_of: Callable[[int], float]) -> None:
+        """SERVE in a thread, beside the computation of a worker in this process. `rate_of`: learning rate of a step."""
+        self.thread = threading.Thread(target=self._serve_all, args=(rate_of,), name="codescent serves", daemon=True)
+        self.thread.start()
+
+    def allow(self, number: int) -> None:
+        """The thread may serve until the end of the segment of step `number`. Raises what has ended the thread."""
+        if self.thread is None:
+            return
+        with self.change:
+            if self.failure is not None:
+                raise self.failure
+            self.allowed = self._segment_end(number)
+            self.change.notify_all()
+
+    def _serve_all(self, rate_of: Callable[[int], float]) -> None:
+        try:
+            while not (self.closed or self.has_ended):
+                with self.change:
+                    self.change.wait_for(lambda: self.done < self.allowed or self.closed, LOOK_S)
+                    number = self.done
+                    waits = number >= self.allowed
+                if not (waits or self.closed):
+                    self.serve(number, rate_of(number))
+        except BaseException as error:  # `allow` raises it in the main thread
+            self.failure = error
+
     def close(self) -> None:
         """Disconnect all workers, and drop the process group."""
+        with self.change:
+            self.closed = True
+            self.change.notify_all()
+        if self.thread is not None:
+            self.thread.join()
         if self.server is not None:
             self.server.close()
         self.group = None
@@ -121,7 +159,7 @@ class Serving:
         """See Service."""
         if request.kind is not Kind.PUSH:
             return None
-        self.incoming[request.sender] = torch.empty(self.numel, dtype=self.wide)
+        self.incoming[request.sender] = torch.empty(self.messages.length, dtype=torch.uint8)
         return [bytes_of(self.incoming[request.sender])]
 
     def answer(self, request: Frame) -> Answer | None:
@@ -154,7 +192,7 @@ class Serving:
                 *key,
                 told["ticket"],
                 Portion(*told["portion"]),
-                self.incoming.pop(request.sender),
+                self.messages.decode(self.incoming.pop(request.sender), torch.empty(self.numel, dtype=self.wide)),
                 told["loss"],
                 told["losses"],
                 told["square"],
@@ -214,8 +252,10 @@ class Serving:
         with self.change:
             if self.index == 0 and (self.portions is None or self.portions.finished):
                 self.portions = Portions(self.workers, number, self._segment_end(number))
+                for worker in self.ledger.granted:  # they have pulled before this step began
+                    self.portions.weights_given(worker)
             self._changed()
-            while self.done <= number and not self.has_ended:
+            while self.done <= number and not (self.has_ended or self.closed):
                 if self._apply_ready(rate):
                     self._changed()
                     continue
