@@ -1,4 +1,4 @@
-"""In: a number of hosts, a rate. Out: `Hosts`: network namespaces on one machine, joined by a switch, with shaped links.
+"""In: a number of hosts, a rate. Out: `Hosts`: network namespaces of one machine, joined by a switch, links shaped.
 Does not touch the machine's own network, and does not know what runs on a host. Needs root, iproute2 and util-linux."""
 
 from __future__ import annotations

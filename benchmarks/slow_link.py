@@ -114,7 +114,8 @@ class Pair:
 
     def _end(self) -> None:
         for process in self._ranks:
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.stdout.close()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,12 +44,14 @@ class Method:
     Attributes:
         name: of the row.
         overrides: key=value of `codescent train`; "{ranks}" is the number of ranks.
+        family: the methods that fulfil a goal together; "ddp": none but DDP.
         period: steps after which all ranks have exchanged what they have; times are means over whole periods.
         repeatable: whether the same seed gives the same losses, whatever the link. Asynchronous methods do not.
     """
 
     name: str
     overrides: tuple[str, ...]
+    family: str = "ddp"
     period: int = 1
     repeatable: bool = True
 
@@ -79,8 +81,8 @@ class Case:
 
     @property
     def key(self) -> str:
-        """A hash of all fields but the method's name."""
-        fields = asdict(replace(self, method=replace(self.method, name="")))
+        """A hash of all that decides the numbers: not the names of method and family."""
+        fields = asdict(replace(self, method=replace(self.method, name="", family="")))
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
@@ -229,7 +231,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _recorded(run: Path, sent_bytes: float, wall_s: float) -> Recorded:
     folder = RunFolder.open(run)
-    rows: list[Mapping[str, Any]] = folder.read_metrics()
+    rows = folder.read_metrics()
     values = [float(row["val_loss"]) for row in rows if row["val_loss"] is not None]
     return Recorded(
         seconds=[float(row["step_s"]) for row in rows],
