@@ -26,6 +26,10 @@ BURST_MS, LEAST_BURST_BYTES = 2.0, 131_072
 QUEUE_MS = 50
 """Longest time that a packet waits in the shaper. Longer waits only delay TCP's control."""
 
+CONGESTION = "reno"
+"""TCP's congestion control on every host; every kernel has it, every namespace may use it. It fills the shaper's queue
+without a loss. bbr probes for the rate: an all_reduce carried 0.93 to 0.97 of the link, less with several in flight."""
+
 
 class HostsFailed(Exception):
     """A namespace could not be made or shaped. The message has the command and what it printed."""
@@ -94,6 +98,7 @@ class Hosts:
             _do("ip", "-n", name, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", switch)
             _do("ip", "-n", name, "addr", "add", f"{address(host)}/24", "dev", DEVICE)
             _do("ip", "-n", name, "link", "set", DEVICE, "up")
+            _do(*self.command(host, ["sh", "-c", f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"]))
             _do("ip", "-n", switch, "link", "set", port, "master", "bridge0")
             _do("ip", "-n", switch, "link", "set", port, "up")
 

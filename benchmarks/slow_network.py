@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hosts import Hosts, HostsFailed, missing
+from hosts import CONGESTION, Hosts, HostsFailed, missing
 from measure import (
     SystemFailed,
     finish,
@@ -46,7 +46,7 @@ Each host is a network namespace with a link of its own, shaped in both directio
 all_reduce of two ranks carries, measured before each sitting. Times: medians of {rounds} rounds of whole periods, after one
 period of warm-up, methods in turns. MB: of a rank and step, by the plan, and counted at the busiest interface (with headers
 and the start of the run). exposed: ranks wait for communication. val loss: {loss}.
-without network: as many ranks at the same time, each by itself."""  # noqa: E501
+The hosts' TCP controls congestion by {congestion}. without network: as many ranks at the same time, each by itself."""  # noqa: E501
 
 
 def arguments_of() -> argparse.Namespace:
@@ -257,7 +257,7 @@ def notes_of(arguments: argparse.Namespace, cores: int) -> str:
     whole_split = f"over the whole validation split after {arguments.steps:,} steps, mean of seeds {arguments.seeds}"
     return NOTES.format(
         model={CHAR: f"the model of {CHAR}", GPT2: "GPT-2 124M on random tokens"}[arguments.work],
-        seq_len=SEQ_LEN, cores=cores, rounds=arguments.rounds,
+        seq_len=SEQ_LEN, cores=cores, congestion=CONGESTION, rounds=arguments.rounds,
         loss=whole_split if arguments.work == CHAR and not arguments.no_losses else "not measured",
     )  # fmt: skip
 
