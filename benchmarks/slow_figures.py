@@ -34,19 +34,19 @@ def draw(path: Path, hosts: int, tokens: int, curves: dict[str, list[float]], ro
         rows: of `slow_table.rows_of`, for these hosts, of all links.
     """
     rates = sorted({row["mbit"] for row in rows})
-    figure = Figure(figsize=(5 * (1 + len(rates)), 4), layout="constrained")
+    figure = Figure(figsize=(4 * (1 + len(rates)) + 2, 4), layout="constrained")
     panels = figure.subplots(1, 1 + len(rates), sharey=True, squeeze=False)[0]
     for name, losses in curves.items():
         steps, means = smoothed(losses)
-        panels[0].plot([tokens * step for step in steps], means, label=name)
+        panels[0].plot([tokens * step / 1e3 for step in steps], means, label=name)
         for panel, mbit in zip(panels[1:], rates, strict=True):
             step_s = next((row["step_s"] for row in rows if row["method"] == name and row["mbit"] == mbit), None)
             if step_s is not None:
                 panel.plot([step_s * step for step in steps], means, label=name)
-    panels[0].set(xlabel="tokens", ylabel=f"training loss, mean of {SMOOTH_STEPS} steps", title=f"{hosts} hosts")
+    panels[0].set(xlabel="thousand tokens", ylabel=f"training loss, {SMOOTH_STEPS} steps' mean", title=f"{hosts} hosts")
     for panel, mbit in zip(panels[1:], rates, strict=True):
         panel.set(xlabel="seconds", xscale="log", title=f"{hosts} hosts, {mbit:g} Mbit/s")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     for panel in panels:
         panel.grid(visible=True, alpha=0.3)
     figure.savefig(path, dpi=110)
