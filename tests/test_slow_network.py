@@ -188,6 +188,12 @@ def test_the_lab_is_reproduced_within_a_twentieth(step_s: float, held: bool) -> 
     assert entry["held"] is held
 
 
+def test_gpt2_reaches_a_share_of_the_speed_without_network() -> None:
+    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {})
+    _, share = slow_table.musts_of(GPT2, sitting(), rows)
+    assert (share["value"], share["bound"]) == (pytest.approx(1280 / 2000), 0.8)
+
+
 def test_other_first_losses_are_counted() -> None:
     whole = recorded(1, [4.0, 3.0, 2.5, 2.0])
     shaped = [recorded(1, losses) for losses in ([4.0, 3.0, 2.5], [4.0, 3.0, 2.5, 1.0], [4.0, 3.0, 2.5000000001])]
