@@ -34,6 +34,9 @@ SEQ_LEN = 64
 CHAR, GPT2 = "shakespeare_char_gpu", "gpt2-124m"
 WORKS = (CHAR, GPT2)
 
+WARMUP_SHARE = 20
+"""Steps over those in which the learning rate rises: 100 of 2,000, as in the config."""
+
 POLL_S = 0.2
 
 
@@ -207,7 +210,8 @@ class Runner:
             overrides.append("checkpoint.keep_best=false")
         if self._tokens is not None:
             return training(replace(GPT2_124M, batch_size=ranks, seq_len=SEQ_LEN), self._tokens, run, *overrides)
-        return codescent("train", CHAR, *overrides)
+        warmup = case.schedule_steps // WARMUP_SHARE
+        return codescent("train", CHAR, f"optimizer.warmup_steps={warmup}", *overrides)
 
 
 def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, words: str) -> None:
