@@ -140,9 +140,9 @@ def assemble(
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     loader = _loader(parts, plan, world, dataset, first_step)
     if plan.layout.served:
-        optimizer, serving = _served_beside(config, plan, world, first_step)
+        optimizer, server = _served_beside(config, plan, world, first_step)
         worker = connected(plan, world, [weight.tensor for weight in weights], first_step)
-        executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, serving)
+        executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, server)
         return Trainer(executor, parts, optimizer, loader)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     exchange = _exchange(weights, this_rank)
