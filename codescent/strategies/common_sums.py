@@ -58,7 +58,7 @@ def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
     )
     replicas = mesh.degree(mesh.joint(*(axis for axis in DATA if axis not in plan.apart)))
     rounds = Wire.parse(plan.layout.wire).lossy and not plan.apart
-    if mesh.tp == 1 or not (replicas > 2 and unequal or replicas > 1 and rounds):
+    if mesh.tp == 1 or not ((replicas > 2 and unequal) or (replicas > 1 and rounds)):
         return []
     return [
         tensor

@@ -3,16 +3,18 @@ Does not sum gradients over replicas and does not send anything: averaging.py av
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from codescent.base.nearest import nearest_multiples
+from codescent.base.nearest import divisors, nearest, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import (
     DTYPE_BYTES,
     Collective,
     Instruction,
     KeptTensor,
+    Layout,
     Plan,
     Schedule,
     TensorPlan,
@@ -233,13 +235,20 @@ def _wrong_outer(candidate: Candidate) -> Iterator[str]:
 def _wrong_rounds(candidate: Candidate) -> Iterator[str]:
     """Problems: keys whose steps are not at the end of a round."""
     layout, period = candidate.layout, candidate.layout.average_every
-    for key, steps in (*candidate.due.items(), ("parallel.synchronous_steps", layout.synchronous_steps)):
+    due = {**candidate.due, "parallel.synchronous_steps": layout.synchronous_steps}
+    periods = [number for number in divisors(math.gcd(*due.values())) if _has_room(layout, number)]
+    for key, steps in due.items():
         if steps % period:
             yield Refusal(
                 f"{key} = {steps}: not a multiple of parallel.average_every = {period}; replicas agree at the end of a "
                 "round only",
-                each(key, nearest_multiples(steps, period)),
+                [*each(key, nearest_multiples(steps, period)), *each("parallel.average_every", nearest(periods, period))],
             )
+
+
+def _has_room(layout: Layout, period: int) -> bool:
+    """Whether a round of so many steps has room for the fragments and their way."""
+    return period >= layout.fragments + layout.overlap_steps
 
 
 def _wrong_fragments(candidate: Candidate) -> Iterator[str]:
