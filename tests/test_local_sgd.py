@@ -3,7 +3,6 @@ collective of all ranks within a round. Does not count bytes (test_declared) or 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 import torch
 from declared_cases import case
 from forker import Forker
-from local_sgd_ranks import started
-from runs import assert_same, called, losses, make_project
+from runs import assert_same, called, losses
 from trajectories import ODD, write_corpora
 
 from codescent.checkpoint.checkpoints import read_tensors
@@ -221,7 +219,119 @@ def simulated(
     return rows
 
 
-assert json
-assert called
-assert make_project
-assert started
+# Runs that end and go on.
+
+LOSSY = ("parallel.outer_optimizer=nesterov", "parallel.average_every=5")
+RESUMED: dict[str, tuple[str, ...]] = {
+    "mean": ("parallel.average_every=5",),
+    "nesterov": LOSSY,
+    "fragments": (*LOSSY, "parallel.fragments=2", "parallel.overlap_steps=2"),
+    "fragments, int4": (*LOSSY, "parallel.fragments=2", "parallel.overlap_steps=2", "parallel.wire=int4"),
+    "powersgd": (*LOSSY, "parallel.wire=powersgd:2"),
+    "topk from step 10": ("parallel.average_every=5", "parallel.wire=topk:0.1", "parallel.wire_from=10"),
+    "opening": (*LOSSY, "parallel.synchronous_steps=15"),
+    "ddp int4": ("parallel.wire=int4",),
+    "ddp powersgd": ("parallel.wire=powersgd:2", "parallel.bucket_bytes=20000"),
+    "ddp topk": ("parallel.wire=topk:0.05", "parallel.wire_from=12"),
+    "three replicas, sign": (*LOSSY, "parallel.wire=sign", "parallel.fragments=2"),
+    "ddp, three replicas, int8": ("parallel.wire=int8",),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_is_bitwise(project: Path, forker: Forker, name: str) -> None:
+    ranks = 3 if "three" in name else 2
+    words = (*RESUMED[name], "train.global_batch_size=12", "optimizer.decay_steps=20")
+    expected = forker.train(project, f"whole {name}", ranks, *words)
+    forker.train(project, f"half {name}", ranks, *words, "train.num_steps=10")
+    found = forker.train(project, f"half {name}", ranks, *words, resume=True)
+    assert losses(found) == losses(expected)
+    assert same_files(found, expected)
+
+
+def test_a_resumed_run_weights_by_all_tokens_since_a_departure(tmp_path: Path, forker: Forker) -> None:
+    """Losses counted between the departure of a fragment and the end of a round are in the checkpoint."""
+    write_corpora(tmp_path)
+    words = (*SFT, *RESUMED["fragments"], "train.eval_every=0", "optimizer.decay_steps=20")
+    expected = forker.train(tmp_path, "whole", 2, *words)
+    forker.train(tmp_path, "half", 2, *words, "train.num_steps=10")
+    found = forker.train(tmp_path, "half", 2, *words, resume=True)
+    assert losses(found) == losses(expected)
+    assert same_files(found, expected)
+
+
+def same_files(found: RunFolder, expected: RunFolder) -> bool:
+    """Whether the last checkpoints of two runs are equal to the bit."""
+    one, other = (read_tensors(max((run.path / "checkpoints").iterdir())) for run in (found, expected))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_request_to_stop_ends_the_round(project: Path, forker: Forker) -> None:
+    words = ("parallel.average_every=5", "optimizer.decay_steps=20")
+    done = forker.run(project, 2, ["run.name=stopped", *words], fault="asked_to_stop 7")
+    assert done.codes == [128 + 15] * 2, done.said
+    run = RunFolder.open(project / "runs" / "stopped")
+    assert len(run.read_metrics()) == 10
+    (stop,) = [event for event in run.read_events() if event["kind"] == "stop"]
+    assert stop["step"] == 10
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000010"]
+    found = forker.train(project, "stopped", 2, *words, resume=True)
+    assert losses(found) == losses(forker.train(project, "undisturbed", 2, *words))
+
+
+def test_a_skipped_step_of_one_replica_is_known_to_all(project: Path, forker: Forker) -> None:
+    """The last rank skips step 3. At the end of the round nothing is saved; the next round is a good one."""
+    words = ("run.name=skipped", "parallel.average_every=5", "checkpoint.every=5")
+    done = forker.run(project, 2, list(words), fault="infinite_gradient")
+    assert done.codes == [0, 0], done.said
+    run = RunFolder.open(project / "runs" / "skipped")
+    skips = [event for event in run.read_events() if "skip" in event["kind"]]
+    assert [event["step"] for event in skips] == [5]
+    assert "step_00000005" not in {path.name for path in run.checkpoints.iterdir()}
+    assert all(bool(value.isfinite().all()) for value in read_tensors(max(run.checkpoints.iterdir())).values())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallel.average_every=5",),
+        RESUMED["fragments, int4"],
+        pytest.param(("parallel.wire=int4",), id="ddp"),
+    ],
+)
+def test_a_plain_tensor_is_the_same_on_all_ranks(project: Path, forker: Forker, words: Sequence[str]) -> None:
+    """What differs between ranks has the name of its rank or replica."""
+    name = f"named {len(words)}{words[0][:17]}"
+    found = forker.call(
+        "local_sgd_ranks:saved_names", project, 2, words=[f"run.name={name}", *words, "checkpoint.every=10"]
+    )
+    for mine, others in zip(*found, strict=True):
+        assert {name for name in mine if not name.startswith(("rank0.", "replica0."))} == {
+            name for name in others if not name.startswith(("rank1.", "replica1."))
+        }
+        for tensor in mine.keys() & others.keys():
+            assert mine[tensor] == others[tensor], tensor
+    kept = read_tensors(max((project / "runs" / name / "checkpoints").iterdir()))
+    for tensor, value in kept.items():
+        if tensor.startswith("replica0.model."):
+            mean = (value + kept[tensor.replace("replica0", "replica1")]) / 2
+            assert torch.allclose(mean, kept[tensor.removeprefix("replica0.")], rtol=0, atol=1e-7)
+    if "parallel.fragments=2" in words:
+        assert any(tensor.startswith("replica0.model.") for tensor in kept)
+
+
+def test_commands_read_the_mean(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "read", 2, *RESUMED["fragments"])
+    last = run.read_metrics()[-1]["val_loss"]
+    done = called(project, "evaluate", "runs/read")
+    assert done.returncode == 0, done.stderr
+    assert f"loss {last:.4f}" in done.stdout
+    assert called(project, "sample", "runs/read", "--tokens", "4").returncode == 0
+    assert called(project, "export", "runs/read", "exported").returncode == 0
+
+
+def test_all_ranks_meet_at_the_end_of_a_round_alone(project: Path, forker: Forker) -> None:
+    words = ["run.name=met", "parallel.average_every=5", "parallel.tp=2", "parallel.synchronous_steps=5"]
+    for met in forker.call("local_sgd_ranks:meetings", project, 4, words=[*words, "parallel.dp_replicate=2"]):
+        assert set(met) == {0, 1, 2, 3, 4, 9, 14, 19}
+        assert met.count(14) == 1  # nothing is due there: the sum of scalars alone
