@@ -154,6 +154,14 @@ class Wire:
         """Bytes that topk sends: values in the wide dtype, int32 indices, filled up to a multiple of 8."""
         return ceil(self.top(numel) * (DTYPE_BYTES[dtype] + 4) / 8) * 8
 
+    def message_bytes(self, numel: int, dtype: str) -> int:
+        """Bytes of one vector of `numel` elements on its way to one other process. Not for PowerSGD."""
+        if self.method == "none":
+            return numel * DTYPE_BYTES[dtype]
+        if self.method == "topk":
+            return self.top_message(numel, dtype)
+        return self.message(self.part(numel, 2)) * DTYPE_BYTES[self.message_dtype]
+
     def factored(self, shapes: Sequence[Shape]) -> list[Factored]:
         """The tensors that PowerSGD sends as factors: matrices that are larger than their two factors.
 
@@ -220,6 +228,22 @@ class Wire:
             if self.coded and ranks > 2:
                 named["owner_residual"] = self.part(numel, ranks)
         return tuple(WireState(name, (size,), dtype) for name, size in named.items())
+
+    def held_bytes(self, shapes: Sequence[Shape], dtype: str, ranks: int) -> int:
+        """Bytes that each rank holds from sum to sum: state, the vector that is summed, and messages."""
+        if not self.collectives(shapes, dtype, ranks):
+            return 0
+        numel, wide = sum(map(prod, shapes)), DTYPE_BYTES[dtype]
+        state = sum(one.nbytes for one in self.state(shapes, dtype, ranks))
+        if self.coded:
+            part, parts = self.part(numel, ranks), self.parts(ranks)
+            length = self.message(part) * DTYPE_BYTES[self.message_dtype]
+            owned = part * wide + length if parts > 1 else 0
+            return state + 2 * parts * part * wide + (parts + ranks) * length + owned
+        if self.method == "topk":
+            return state + 2 * numel * wide + (1 + ranks) * self.top_message(numel, dtype)
+        factors = sum((one.rows + one.columns) * one.rank for one in self.factored(shapes))
+        return state + (numel + factors) * wide
 
     def sent_bytes(self, shapes: Sequence[Shape], dtype: str, ranks: int) -> float:
         """Bytes that one rank sends in one sum, with ring algorithms (Traffic.wire_bytes)."""

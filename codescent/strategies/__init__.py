@@ -11,6 +11,7 @@ from codescent.strategies.ddp import DDP
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
 from codescent.strategies.offload import Offload
+from codescent.strategies.parameter_server import ParameterServer
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Gradients, Strategy, ThisRank
@@ -29,6 +30,7 @@ ORDER = (
     Offload(),
     Muon(),
     LocalSGD(),
+    ParameterServer(),
 )
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 
