@@ -51,16 +51,18 @@ def _wanted(field: FieldInfo) -> str:
     kind, optional = field.annotation, False
     if kind == int | str:
         return "whole number or string"
+    words: list[str] = []
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        optional = True
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+        optional = type(None) in typing.get_args(kind)
+        kind, *others = (part for part in typing.get_args(kind) if part is not type(None))
+        words = [toml_value(choice) for part in others for choice in typing.get_args(part)]
     while typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
         choices = [toml_value(choice) for choice in typing.get_args(kind)]
     else:
         names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
-        choices = [names[typing.cast(type, kind)] + _bounds(field)]
+        choices = [names[typing.cast(type, kind)] + _bounds(field), *words]
     if optional:
         choices.append(f'"{AUTO}"')
     return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
