@@ -93,6 +93,7 @@ def _check_period(value: int | str) -> int | str:
 
 
 Period = Annotated[int | str, AfterValidator(_check_period)]
+Servers = Annotated[int, Field(ge=0, le=1024)]
 Text = Annotated[str, AfterValidator(_check_text)]
 TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]

@@ -18,6 +18,7 @@ from codescent.config.keys import (
     PathFromAnywhere,
     Period,
     Section,
+    Servers,
     Text,
     TextOrPath,
     Tokenizer,
@@ -340,12 +341,10 @@ class Parallel(Section):
         1, "parts of the weights, by blocks, that are averaged one after the other in a round", ge=1, only=AVERAGES
     )
     overlap_steps: int = key(0, "steps that the replicas take while an average is under way", ge=0, only=AVERAGES)
-    servers: int | Literal["workers"] = key(
+    servers: Servers | Literal["workers"] = key(
         0,
         "ranks that are parameter servers, behind those that train; each holds a part of the weights and of the "
         "optimizer; workers: each rank that trains is also the server of a part; 0: none",
-        ge=0,
-        le=1024,
     )
     updates: Literal["synchronous", "asynchronous"] = key(
         "synchronous",

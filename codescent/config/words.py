@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic.fields import FieldInfo
@@ -56,23 +56,25 @@ def _wanted(field: FieldInfo) -> str:
         optional = type(None) in typing.get_args(kind)
         kind, *others = (part for part in typing.get_args(kind) if part is not type(None))
         words = [toml_value(choice) for part in others for choice in typing.get_args(part)]
+    bounds = list(field.metadata)
     while typing.get_origin(kind) is Annotated:
-        kind = typing.get_args(kind)[0]
+        kind, *metadata = typing.get_args(kind)
+        bounds += [item for found in metadata for item in getattr(found, "metadata", ())]
     if typing.get_origin(kind) is Literal:
         choices = [toml_value(choice) for choice in typing.get_args(kind)]
     else:
         names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
-        choices = [names[typing.cast(type, kind)] + _bounds(field), *words]
+        choices = [names[typing.cast(type, kind)] + _bounds(bounds), *words]
     if optional:
         choices.append(f'"{AUTO}"')
     return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
 
 
-def _bounds(field: FieldInfo) -> str:
+def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     found = [
         f"{sign} {getattr(item, name)}"
-        for item in field.metadata
+        for item in metadata
         for name, sign in signs.items()
         if hasattr(item, name)
     ]
