@@ -65,7 +65,7 @@ def test_one_asynchronous_worker_is_one_process(runs: Runs, servers: int) -> Non
 
 def test_one_server_and_a_power_of_two_of_workers_are_ddp_bitwise(runs: Runs) -> None:
     """Two summands: addition commutes. Norms are added in another order."""
-    expected = runs.run(2, "optimizer.max_grad_norm=0", "parallel.reduce_dtype=auto")
+    expected = runs.run(2, "optimizer.max_grad_norm=0")
     found = runs.run(3, "optimizer.max_grad_norm=0", *served(1))
     assert losses(found) == pytest.approx(losses(expected), rel=1e-13)
 
@@ -80,3 +80,49 @@ def test_asynchronous_workers_that_serve_train(runs: Runs) -> None:
     found = runs.run(3, *of_kind("adamw"), *served("workers", ASYNCHRONOUS))
     rows = found.read_metrics()
     assert sum(row["train_loss"] for row in rows[-5:]) < sum(row["train_loss"] for row in rows[:5])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bf16_weights_travel_and_masters_stay(runs: Runs, mode: str) -> None:
+    """As DDP in bf16; sums are fp32 here, and DDP's are bf16."""
+    words = ("train.precision=bf16", *of_kind("adamw"))
+    expected, found = runs.run(2, *words), runs.run(4, *words, *served(2, *MODES[mode]))
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-2)
+    masters = final_weights(found)
+    assert {name for name in masters if name.startswith("model.")} == {
+        name for name in final_weights(expected) if name.startswith("model.")
+    }
+    assert all(value.dtype == torch.float32 for name, value in masters.items() if name.startswith("model."))
+
+
+WIRES = ("bf16", "int8", "int4", "sign", "topk:0.1")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_narrow_pushes_train_and_continue_bitwise(runs: Runs, wire: str) -> None:
+    """With one server and two workers the sums do not depend on the order. Residuals are in the checkpoint."""
+    words = (*of_kind("adamw"), "train.precision=fp32", *served(1), f"parallel.wire={wire}", "checkpoint.every=10")
+    whole = runs.run(3, *words)
+    assert losses(whole)[-1] < losses(whole)[0]
+    expected = final_weights(whole)
+    assert [name for name in expected if name.endswith("residual")]
+    runs.run(3, *words, "train.num_steps=10", "optimizer.decay_steps=20")
+    found = runs.run(3, *words, "optimizer.decay_steps=20", resume=True)
+    assert losses(found) == losses(whole)
+    assert final_weights(found).keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in final_weights(found).items())
+
+
+CHANGES = (served(1), served(3), (), served("workers"), served(1, ASYNCHRONOUS, "parallel.staleness=0"), ())
+
+
+def test_a_run_continues_on_other_servers_and_without(runs: Runs) -> None:
+    words = (*of_kind("adamw"), "optimizer.decay_steps=20", "train.eval_every=0")
+    found = None
+    for number, layout in enumerate(CHANGES, 1):
+        steps = 20 * number // len(CHANGES)
+        servers = [int(word[-1]) for word in layout if word[-1].isdecimal() and "servers" in word]
+        ranks = 2 + sum(servers)
+        found = runs.run(ranks, *words, *layout, f"train.num_steps={steps}", "parallel.ranks=auto", resume=number > 1)
+    assert found is not None
+    assert_same(found, runs.of_one(*words), 1e-9)

@@ -73,10 +73,7 @@ def _wanted(field: FieldInfo) -> str:
 def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     found = [
-        f"{sign} {getattr(item, name)}"
-        for item in metadata
-        for name, sign in signs.items()
-        if hasattr(item, name)
+        f"{sign} {getattr(item, name)}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
     ]
     return f" {' and '.join(found)}" if found else ""
 

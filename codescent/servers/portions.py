@@ -3,7 +3,7 @@ Does not know the samples of a portion: (seed, step, part) decide them, whoever 
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,18 +24,22 @@ class Portions:
     only live worker could hold a portion of the next step while it waits for a version that needs a dead worker's
     portion. Portions of the dead are given first. A step lies in one epoch, so each sample is used once an epoch.
 
+    With `own` worker w gets part w of each step, and another part only if the worker of this part has left. Then who
+    computes what does not depend on who is first, and so neither do the residuals of lossy pushes.
+
     Raises:
         ValueError: there is no part, or `end` is below `first`.
     """
 
-    def __init__(self, parts: int, first: int, end: int) -> None:
+    def __init__(self, parts: int, first: int, end: int, *, own: bool = False) -> None:
         if parts < 1 or not 0 <= first <= end:
             raise ValueError(f"{parts} parts of steps {first} to {end}")
-        self._parts, self._end = parts, end * parts
+        self._parts, self._end, self._own = parts, end * parts, own
         self._next = first * parts  # portions have one running number: step * parts + part
-        self._back: list[int] = []  # a heap: given out, and given back
+        self._back: list[int] = []  # sorted: given out, and given back; with `own` also those of the present step
         self._held: dict[int, int] = {}  # by worker
         self._ready: set[int] = set()  # workers that have weights
+        self._left: set[int] = set()
 
     @property
     def parts(self) -> int:
@@ -70,6 +74,11 @@ class Portions:
     def weights_given(self, worker: int) -> None:
         """The worker has pulled weights: from now on it may take portions."""
         self._ready.add(worker)
+        self._left.discard(worker)
+
+    def offers(self, worker: int) -> bool:
+        """Whether `take` has a portion for this worker, as soon as it has weights."""
+        return worker in self._held or self._choice(worker) is not None
 
     def take(self, worker: int) -> Portion | None:
         """A portion for a worker; the same one again until it is done.
@@ -83,14 +92,25 @@ class Portions:
         if worker not in self._ready:
             raise LookupError(f"worker {worker} asks for work before it has pulled weights")
         if worker not in self._held:
-            if self._back:
-                self._held[worker] = heapq.heappop(self._back)
-            elif self._next < self._end:
-                self._held[worker] = self._next
+            if (number := self._choice(worker)) is None:
+                return None
+            if number == self._next:
                 self._next += 1
             else:
-                return None
+                self._back.remove(number)
+            self._held[worker] = number
         return self._portion(self._held[worker])
+
+    def _choice(self, worker: int) -> int | None:
+        """The number of the portion that a worker without one would take. With `own` the step begins for all at once:
+        its portions are in `_back`."""
+        if not self._own:
+            return self._back[0] if self._back else self._next if self._next < self._end else None
+        if not self._back and not self._held and self._next < self._end:
+            self._back = list(range(self._next, self._next + self._parts))
+            self._next += self._parts
+        owners = {worker, *self._left}
+        return next((number for number in self._back if number % self._parts in owners), None)
 
     def holds(self, worker: int, portion: Portion) -> bool:
         """Whether this portion is this worker's. Ask it before a push is applied: a late one's may be another's now."""
@@ -109,18 +129,19 @@ class Portions:
     def leave(self, worker: int) -> None:
         """The worker has died or stands still too long. What it holds is given again; it needs weights before work."""
         if worker in self._held:
-            heapq.heappush(self._back, self._held.pop(worker))
+            bisect.insort(self._back, self._held.pop(worker))
         self._ready.discard(worker)
+        self._left.add(worker)
 
     def state(self) -> dict[str, Any]:
         """The portions that are not done, as JSON. Save it together with the weights and the ledger."""
         undone = sorted([*self._back, *self._held.values()])
-        return {"parts": self._parts, "next": self._next, "end": self._end, "undone": undone}
+        return {"parts": self._parts, "next": self._next, "end": self._end, "undone": undone, "own": self._own}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Portions:
         """Goes on from a saved state. No worker holds a portion, and each needs weights before work."""
-        portions = cls(state["parts"], 0, 0)
+        portions = cls(state["parts"], 0, 0, own=state["own"])
         portions._next, portions._end, portions._back = state["next"], state["end"], sorted(state["undone"])
         return portions
 

@@ -72,6 +72,12 @@ class ParameterServer(Strategy):
                 f'{said}: parallel.wire = "{layout.wire}" is of use in a sum over ranks only',
                 [Change({"parallel.wire": "int4"}), Change({"parallel.wire": "none"})],
             )
+        if layout.reduce_dtype != "auto":
+            yield Refusal(
+                f'{said}: parallel.reduce_dtype = "{layout.reduce_dtype}": servers add in fp32, or in fp64, and '
+                "parallel.wire is the format of pushes",
+                [Change({"parallel.reduce_dtype": "auto"})],
+            )
         if layout.wire_from:
             yield Refusal(
                 f"{said}: parallel.wire_from = {layout.wire_from}: pushes have one format in all steps",

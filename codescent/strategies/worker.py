@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,13 +29,11 @@ class Known:
         done: number of complete steps.
         ends: the segment is over: all ranks act now.
         stops: a rank was asked to stop, and the segment is over.
-        sums: of the last complete step: see `train/serve.py`.
     """
 
     done: int = 0
     ends: bool = True
     stops: bool = False
-    sums: list[float] = field(default_factory=list)
 
 
 class Worker:
@@ -67,6 +65,9 @@ class Worker:
         self.fetched = [torch.empty(numel, dtype=narrow) for numel in numels]
         self.pool = ThreadPoolExecutor(len(clients), thread_name_prefix="codescent worker")
         self.refused = 0
+        self.reserves = plan.layout.in_steps and len(clients) > 1
+        self.sums: list[list[float]] = []
+        """Of the steps that have become complete since the last `news`: see `Step.sums` of train/serve.py."""
 
     def turns(self, number: int) -> Iterator[None]:
         """A turn for each portion that this rank computes until step `number` (from 0) is complete."""
@@ -122,15 +123,27 @@ class Worker:
                 pushes = told["done"] * self.plan.mesh.world_size
                 self._fetch({"final": True, "pushes": pushes, "stopped": told["stopped"]})
         self._scatter()
-        self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"], told["sums"])
+        self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"])
+        self.sums += told["sums"]
         self.portion = None if told.get("portion") is None else Portion(*told["portion"])
+
+    def news(self) -> list[list[float]]:
+        """The sums of each step that has become complete since the last call; ranks but 0 know some of them."""
+        found, self.sums = self.sums, []
+        return found
 
     def _ask(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """What the first server says: a portion, or that there is none."""
         return self.clients[0].request(Kind.ASK, metadata={"known": self.known.done, **metadata}).metadata
 
     def _fetch(self, metadata: dict[str, Any]) -> None:
-        """Put the weights of all servers into `fetched`, at once. Weights that are there already do not travel."""
+        """Put the weights of all servers into `fetched`, at once. Weights that are there already do not travel.
+
+        Where pulls may wait, the first server gives its grant before the others are asked. Otherwise two workers could
+        each have the grant of one server and wait for that of another.
+        """
+        if self.reserves and not metadata["final"]:
+            self.clients[0].request(Kind.PULL, metadata={**metadata, "have": [-1, -1], "reserves": True})
 
         def fetch(server: int) -> None:
             into, facts = [bytes_of(self.fetched[server])], {**metadata, "have": self.have[server]}

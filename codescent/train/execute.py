@@ -187,13 +187,16 @@ class Executor:
     def _of_servers(self, number: int) -> Pending:
         """The result of the last complete step, as the first server knows it."""
         if self.worker is not None:
-            done, stops, sums = self.worker.known.done, self.worker.known.stops, self.worker.known.sums
+            done, stops, steps = self.worker.known.done, self.worker.known.stops, self.worker.news()
         else:
             assert self.serving is not None
-            done, stops, sums = min(self.serving.done, number + 1), self.serving.has_ended, self.serving.sums
-        loss, _, square, skips, stale, most_stale, losses = sums or [0.0] * 7
+            done, stops = min(self.serving.done, number + 1), self.serving.has_ended
+            steps = [self.serving.sums] if self.serving.sums else []
+        *earlier, last = steps or [[0.0] * 7]
+        loss, _, square, skips, stale, most_stale, losses = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
-        return Pending(values, int(losses) or 1, self.watch.stop(), done, (stale, int(most_stale)))
+        laps = self.watch.stop()
+        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier)
 
     @property
     def apart(self) -> bool:

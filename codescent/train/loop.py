@@ -163,12 +163,12 @@ class _Steps:
         before: _Launched | None = None  # a step whose result is not read yet
         while step < self.last:
             stops, launched = False, self._launch(step + 1)
-            advanced, step = launched.step - step, launched.step
+            step = launched.step
             if before is not None:
                 stops = self._finish(before, newest=False)
             before = launched
             if stops or launched.pending.result is not None:
-                stops, before = self._finish(launched, newest=True, advanced=advanced), None
+                stops, before = self._finish(launched, newest=True), None
             self.profiler.stepped(step)
             if stops and step < self.last:
                 received = together(UserError, self.stop.received)
@@ -181,12 +181,16 @@ class _Steps:
 
     def _launch(self, step: int) -> _Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
-        rate = learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.mesh.dp, step - 1)
+        rate = self._rate(step)
         with self.profiler.step(step):
             pending = self.trainer.executor.launch(step - 1, rate)
             if not pending.is_late or self._reads_at_once(step):
                 pending.read()
         return _Launched(pending.completed, rate, pending)
+
+    def _rate(self, step: int) -> float:
+        """Learning rate of step `step` (from 1)."""
+        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.mesh.dp, step - 1)
 
     def _reads_at_once(self, step: int) -> bool:
         """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""
@@ -203,31 +207,46 @@ class _Steps:
             or self.profiler.has_steps_left
         )
 
-    def _finish(self, launched: _Launched, *, newest: bool, advanced: int = 1) -> bool:
+    def _finish(self, launched: _Launched, *, newest: bool) -> bool:
         """Read the result of a step; validate, report and save if due. Returns whether the ranks have to stop.
 
-        `newest`: no other step is launched yet. Otherwise a request to stop counts for that one. `advanced`: complete
-        steps since the result before. Of several steps a row has the mean times; of none there is no row.
+        `newest`: no other step is launched yet. Otherwise a request to stop counts for that one.
         """
-        step, result = launched.step, launched.pending.read()
-        if advanced > 1:
-            seconds = {name: spent / advanced for name, spent in result.seconds.items()}
-            result = replace(result, step_s=result.step_s / advanced, seconds=seconds)
+        step, earlier = launched.step, launched.pending.read_earlier()
+        for number, result in enumerate(earlier, step - len(earlier)):
+            self._within_round(number, self._rate(number), result)
+        result = launched.pending.read()
         served = self.plan.layout.served
         if not (self.plan.schedule.agrees_after(step) or (served and result.stop)):
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
         if served:
-            result = replace(result, stop=not self.run.world.all_agree(not result.stop))
+            result = self._shared(result)
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         return stops
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
+        if self.plan.layout.served:
+            self.skipped = self.skipped + 1 if result.skipped else 0
+            if self.skipped:
+                self.report.skipped(step, result)
         parts = result.parts(result.step_s)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
         self.times.add(result.step_s, parts)
+
+    def _shared(self, result: StepResult) -> StepResult:
+        """What rank 0 knows of the last step of a segment; on each rank the same. Servers may count pushes in another
+        order, and only rank 0 is told of every step."""
+        assert result.staleness is not None
+        mean, most = result.staleness
+        numbers: list[float] = [result.train_loss, result.grad_norm, mean]
+        counts = [result.skips, most, self.skipped]
+        numbers, counts = self.run.world.from_first(lambda: [numbers, counts])
+        (loss, norm, mean), (skips, most, self.skipped) = numbers, counts
+        stop = not self.run.world.all_agree(not result.stop)
+        return replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
 
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
@@ -248,9 +267,10 @@ class _Steps:
         if result.stop or self._is_due(step, self.config.log.every, self.last):
             memory = self.trainer.executor.memory.numbers()
             self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
-        if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
+        if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
-            period = self.plan.schedule.period if step > self.plan.schedule.opening_steps else 1
+            is_round = self.plan.layout.apart and step > self.plan.schedule.opening_steps
+            period = self.plan.schedule.period if is_round else 1
             raise self.report.failed(step, why, ruined_step=step - self.skipped * period)
         if not result.stop:
             saved = self._save_if_due(step, val_loss)

@@ -4,7 +4,8 @@ Does not sum over ranks (execute.py does). Off the CPU the host can launch the n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,13 +78,20 @@ class Pending:
         laps: of the step's parts.
         completed: number of steps that are complete after it.
         staleness: see `StepResult`.
+        earlier: the sums of steps that became complete with this one, before it: see `Step.sums` of serve.py.
     """
 
     def __init__(
-        self, sums: torch.Tensor, losses: int, laps: Laps, completed: int, staleness: tuple[float, int] | None = None
+        self,
+        sums: torch.Tensor,
+        losses: int,
+        laps: Laps,
+        completed: int,
+        staleness: tuple[float, int] | None = None,
+        earlier: Sequence[Sequence[float]] = (),
     ) -> None:
         self.device, self.losses, self.laps, self.numbers = sums.device, losses, laps, sums
-        self.completed, self.staleness = completed, staleness
+        self.completed, self.staleness, self.earlier = completed, staleness, earlier
         self.arrived: torch.cuda.Event | None = None
         self.result: StepResult | None = None
         if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
@@ -91,6 +99,19 @@ class Pending:
             self.numbers.copy_(sums, non_blocking=True)
             self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.arrived.record()
+
+    def read_earlier(self) -> list[StepResult]:
+        """The results of `earlier`. Each has its share of the seconds of all steps, as `read` then has."""
+        last, number = self.read(), 1 + len(self.earlier)
+        seconds = {name: spent / number for name, spent in last.seconds.items()}
+        self.result = last = replace(last, seconds=seconds, step_s=last.step_s / number)
+        found = []
+        for loss, _, square, skips, stale, most_stale, losses in self.earlier:
+            norm, staleness = math.sqrt(square), (stale, int(most_stale))
+            one = replace(last, train_loss=loss / losses, grad_norm=norm, skips=int(skips), staleness=staleness)
+            found.append(replace(one, stop=False))
+        self.earlier = ()
+        return found
 
     @property
     def is_late(self) -> bool:

@@ -96,6 +96,7 @@ class Serving:
         self.portions: Portions | None = None  # of the first server
         self.step = Step()
         self.sums: list[float] = []
+        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
         self.published: tuple[int, torch.Tensor] | None = None
         self.stopping = self.ended = self.closed = False
         self.server: Server | None = None
@@ -211,10 +212,13 @@ class Serving:
                 self.ended = True
                 self.change.notify_all()
         else:
-            grant = self.ledger.pull(request.sender)
+            idle = self.portions is not None and not (self.portions.finished or self.portions.offers(request.sender))
+            grant = None if idle else self.ledger.pull(request.sender)
             if grant is None:
                 return None
             facts["ticket"] = grant.ticket
+            if told.get("reserves"):
+                return Answer(self.ledger.version, facts)
         if self.portions is not None:
             self.portions.weights_given(request.sender)
         if told["have"] == [self.life, self.pushes]:
@@ -238,7 +242,11 @@ class Serving:
             self.ledger.release(request.sender)
             if request.metadata.get("waits"):
                 return None
-        facts: dict[str, Any] = {"done": self.done, "ends": ends, "sums": self.sums, "stopped": self.stopping}
+        facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
+        unknown = self.done - request.metadata["known"]
+        if request.sender == 0:  # it writes the metrics, so it is told of each step
+            del self.unread[: max(0, len(self.unread) - unknown)]
+        facts["sums"] = (self.unread[:] if request.sender == 0 else [self.sums]) if unknown else []
         if portion is not None:
             facts["portion"] = [portion.step, portion.part]
         return Answer(self.ledger.version, facts)
@@ -251,7 +259,8 @@ class Serving:
         """
         with self.change:
             if self.index == 0 and (self.portions is None or self.portions.finished):
-                self.portions = Portions(self.workers, number, self._segment_end(number))
+                own = self.plan.layout.updates == "synchronous"
+                self.portions = Portions(self.workers, number, self._segment_end(number), own=own)
                 for worker in self.ledger.granted:  # they have pulled before this step began
                     self.portions.weights_given(worker)
             self._changed()
@@ -293,6 +302,7 @@ class Serving:
                 self._update(rate)
             if self.pushes % self.workers == 0:
                 self.sums, self.step = self.step.sums, Step()
+                self.unread.append(self.sums)
             return True
         return False
 
