@@ -3,7 +3,9 @@ such runs stop, continue and skip. Does not test the service (test_servers) or i
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from forker import Forker, Runs
 from runs import assert_same, called, losses
 
 from codescent.checkpoint.checkpoints import read_tensors
+from codescent.plan import Collective, Plan
+from codescent.plan.state import state_of_rank
 from codescent.record import RunFolder
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "optimizer.max_grad_norm=0.5")
@@ -126,3 +130,116 @@ def test_a_run_continues_on_other_servers_and_without(runs: Runs) -> None:
         found = runs.run(ranks, *words, *layout, f"train.num_steps={steps}", "parallel.ranks=auto", resume=number > 1)
     assert found is not None
     assert_same(found, runs.of_one(*words), 1e-9)
+
+
+def with_fault(runs: Runs, name: str, ranks: int, fault: str, rank: int, *words: str) -> tuple[list[int | None], str]:
+    options = {"words": [*FP64, *words, f"run.name={name}"], "fault": fault, "rank": rank}
+    codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, ranks, options)
+    return codes, said
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("servers", ["2", "workers"])
+def test_a_request_to_stop_ends_all_ranks_at_one_step(runs: Runs, servers: str, mode: str) -> None:
+    """One worker is asked, in the middle of a segment of 20 steps."""
+    words = (*of_kind("adamw"), *served(servers, f"parallel.updates={mode}"), "train.eval_every=0")
+    ranks, name = (4 if servers == "2" else 2), f"stops-{servers}-{mode}"
+    codes, said = with_fault(runs, name, ranks, "asked_to_stop 7", 1, *words)
+    assert codes == [143] * ranks, said
+    run = RunFolder.open(runs.project / "runs" / name)
+    (checkpoint,) = (run.path / "checkpoints").iterdir()
+    stopped = run.read_metrics()[-1]["step"]
+    assert checkpoint.name.endswith(str(stopped))
+    assert 7 <= stopped < 20
+    whole = runs.forker.train(runs.project, name, ranks, *FP64, *words, resume=True)
+    assert [row["step"] for row in whole.read_metrics()] == list(range(1, 21))
+    if mode == "synchronous":
+        assert losses(whole) == pytest.approx(losses(runs.of_one(*of_kind("adamw"), "train.eval_every=0")), rel=1e-9)
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_no_gradient_is_older_than_the_bound(runs: Runs, bound: int) -> None:
+    found = runs.run(5, *of_kind("sgd"), *served(2, ASYNCHRONOUS, f"parallel.staleness={bound}"))
+    rows = found.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, 21))
+    assert all(0 <= row["staleness_mean"] <= row["staleness_max"] <= bound for row in rows)
+
+
+def test_a_step_that_is_not_finite_is_skipped_as_ddp_skips_it(runs: Runs) -> None:
+    words = ("train.eval_every=0", "optimizer.max_grad_norm=0")
+    assert runs.start(2, *words, fault="infinite_gradient").codes == [0, 0]
+    expected = runs.last()
+    for servers, ranks in (("1", 3), ("workers", 2)):
+        codes, said = with_fault(runs, f"skips-{servers}", ranks, "infinite_gradient", 1, *words, *served(servers))
+        assert codes == [0] * ranks, said
+        found = RunFolder.open(runs.project / "runs" / f"skips-{servers}")
+        assert losses(found) == pytest.approx(losses(expected), rel=1e-9)
+        assert [row["grad_norm"] for row in found.read_metrics()][2] == math.inf
+        assert [event["step"] for event in found.read_events() if event["event"] == "skipped_step"] == [3]
+
+
+def test_an_asynchronous_push_that_is_not_finite_is_skipped(runs: Runs) -> None:
+    words = ("train.eval_every=0", *served(2, ASYNCHRONOUS))
+    codes, said = with_fault(runs, "skips", 4, "infinite_gradient", 1, *words)
+    assert codes == [0] * 4, said
+    found = RunFolder.open(runs.project / "runs" / "skips")
+    rows = found.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, 21))
+    assert sum(not math.isfinite(row["grad_norm"]) for row in rows) == 1
+    assert math.isfinite(rows[-1]["train_loss"])
+
+
+@pytest.mark.parametrize("wire", ["none", "int8"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_each_worker_sends_and_receives_what_is_declared(runs: Runs, servers: int, wire: str, tmp_path: Path) -> None:
+    """In 20 steps, without the weights with which the run begins."""
+    name = f"frames-{servers}-{wire}"
+    words = [*FP64, *served(servers), f"parallel.wire={wire}", "train.eval_every=5", f"run.name={name}"]
+    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, 2 + servers, words=words)
+    plan = Plan.from_json(RunFolder.open(runs.project / "runs" / name).plan)
+    pushes = sorted([record.payload_bytes] for record in plan.traffic if record.collective is Collective.PUSH)
+    (pull,) = (record for record in plan.traffic if record.collective is Collective.PULL)
+    assert pull.times == 2
+    assert answers[2:] == [[]] * servers
+    for frames in answers[:2]:
+        names = sorted({name for _, name, _, _ in frames})
+        assert len(names) == servers
+        found = [[sent for kind, to, sent, _ in frames if kind == "PUSH" and to == name] for name in names]
+        assert sorted(found) == [20 * sent for sent in pushes]
+        received = [[got for kind, to, _, got in frames if kind == "PULL" and to == name] for name in names]
+        assert [len(one) for one in received] == [21] * servers
+        assert max(map(max, received)) == pull.payload_bytes
+        assert sum(one[0] for one in received) == 8 * plan.num_parameters
+
+
+@pytest.mark.parametrize(("servers", "ranks"), [("2", 4), ("workers", 3)])
+def test_the_memory_of_each_role_is_that_of_the_plan(runs: Runs, servers: str, ranks: int) -> None:
+    run = runs.run(ranks, *of_kind("adamw"), *served(servers))
+    plan = Plan.from_json(run.plan)
+    rows = [row for row in read_rows(run.path / "memory.csv") if row["step"] == "20"]
+    assert [int(row["rank"]) for row in rows] == list(range(ranks))
+    for row in rows:
+        declared = state_of_rank(plan, int(row["rank"]))
+        assert int(row["most_weights_bytes"]) + int(row["most_optimizer_bytes"]) == (
+            declared.weights_bytes + declared.optimizer_bytes
+        )
+    assert {row["rank"] for row in read_rows(run.path / "ranks.csv")} == {str(rank) for rank in range(ranks)}
+
+
+def test_other_commands_read_a_run_with_servers(runs: Runs) -> None:
+    run = runs.run(4, *of_kind("adamw"), "train.precision=fp32", *served(2))
+    said = called(runs.project, "evaluate", str(run.path))
+    assert said.returncode == 0, said.stderr
+    shown = float(re.search(r"loss ([0-9.]+)", said.stdout)[1])  # type: ignore[index]
+    assert shown == pytest.approx(run.read_metrics()[-1]["val_loss"], rel=1e-2)
+    assert called(runs.project, "sample", str(run.path), "--tokens", "4").returncode == 0
+    exported = called(runs.project, "export", str(run.path), str(runs.project / "exported"))
+    assert exported.returncode == 0, exported.stderr
+    shown_plan = called(runs.project, "plan", "run.toml", *served(2), "parallel.ranks=4").stdout
+    assert "ranks 2, 3; synchronous updates" in shown_plan
+    assert "server: serve" in shown_plan
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

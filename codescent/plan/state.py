@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codescent.base.dtypes import DTYPE_BYTES
 from codescent.plan.mesh import AXES
 from codescent.plan.plan import Plan
 from codescent.plan.served import served_bytes
@@ -38,7 +39,9 @@ def state_of_rank(plan: Plan, rank: int) -> StateBytes:
     """What the plan declares for one rank: its shards, which may be smaller than those of the first rank."""
     held = served_bytes(plan.trained, plan.pieces[plan.servers.index(rank)]) if rank in plan.servers else 0
     if plan.only_serves(rank):
-        return StateBytes(0, 0, held)
+        pieces = plan.pieces[plan.servers.index(rank)]
+        weights = sum(piece.numel * DTYPE_BYTES[plan.trained[piece.index].optimizer_dtype] for piece in pieces)
+        return StateBytes(weights, 0, held - weights)
     tensors = plan.held_by(plan.mesh.coordinates(rank)["pp"])
     return StateBytes(
         weights_bytes=sum(tensor.weights_bytes(plan.mesh, rank) for tensor in tensors),

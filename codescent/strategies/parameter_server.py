@@ -4,7 +4,7 @@ Does not send anything (worker.py does) and does not update weights (train/serve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from codescent.base.refusal import Change, Refusal
@@ -20,6 +20,7 @@ from codescent.plan import (
     Traffic,
     Verb,
 )
+from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.strategy import Candidate, Strategy
 
@@ -103,11 +104,13 @@ class ParameterServer(Strategy):
         return replace(schedule, programs=programs, period=math.gcd(*steps) or 1)
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """A worker pushes each server's part once a step. A server sends its part to each worker."""
-        workers, wire = plan.mesh.world_size, Wire.parse(plan.layout.wire)
+        """A worker pushes each server's part once a step. A server, here the largest, sends its part to each worker.
+
+        The weights with which a command begins are not counted: they are pulled once.
+        """
+        wire, wide = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         for server, pieces in enumerate(plan.pieces):
-            numel = sum(piece.numel for piece in pieces)
-            wide, narrow = plan.trained[0].optimizer_dtype, plan.work.precision
+            numel = _numel(pieces)
             yield Traffic(
                 Collective.PUSH,
                 AXIS,
@@ -118,22 +121,26 @@ class ParameterServer(Strategy):
                 f"gradients, to server {server}",
                 stage=WORKERS,
             )
-            yield Traffic(
-                Collective.PULL,
-                AXIS,
-                numel * DTYPE_BYTES[narrow],
-                narrow,
-                Verb.PULL if plan.layout.servers == "workers" else Verb.SERVE,
-                None,
-                f"weights of server {server}, to the workers",
-                workers,
-                stage=SERVERS if plan.layout.server_ranks else WORKERS,
-            )
+        yield Traffic(
+            Collective.PULL,
+            AXIS,
+            max(map(_numel, plan.pieces)) * DTYPE_BYTES[plan.work.precision],
+            plan.work.precision,
+            Verb.SERVE if plan.layout.server_ranks else Verb.PULL,
+            None,
+            "weights of a server, to each worker",
+            plan.mesh.world_size,
+            stage=SERVERS if plan.layout.server_ranks else WORKERS,
+        )
 
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
         """What a worker has not sent yet of its gradients, for each server."""
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         if wire.lossy:
             for server, pieces in enumerate(plan.pieces):
-                numel = sum(piece.numel for piece in pieces)
-                yield KeptTensor(kept_name(server, "residual"), (numel,), dtype, stage=WORKERS)
+                yield KeptTensor(kept_name(server, "residual"), (_numel(pieces),), dtype, stage=WORKERS)
+
+
+def _numel(pieces: Sequence[Piece]) -> int:
+    """Number of elements of a server."""
+    return sum(piece.numel for piece in pieces)

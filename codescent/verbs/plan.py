@@ -21,6 +21,7 @@ from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
 from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
+from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
@@ -126,6 +127,7 @@ def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[s
             "mesh",
             [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {counted(mesh.world_size, 'rank')}"],
         ),
+        *([("servers", list(_servers(plan)))] if plan.layout.served else []),
         (
             "batch",
             [
@@ -154,6 +156,16 @@ def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[s
             ],
         ),
     ]
+
+
+def _servers(plan: Plan) -> Iterator[str]:
+    """Who the parameter servers are, when they update, and the bytes of each."""
+    layout, ranks = plan.layout, plan.servers
+    who = f"rank{'s' if len(ranks) > 1 else ''} {_shown([str(rank) for rank in ranks])}"
+    bound = "" if layout.staleness is None else f", staleness at most {counted(layout.staleness, 'version')}"
+    yield f"{who}{'' if layout.server_ranks else ', which also train'}; {layout.updates} updates{bound}"
+    held = max(served_bytes(plan.trained, pieces) for pieces in plan.pieces)
+    yield f"weights and optimizer of a server: at most {of_bytes(held)}"
 
 
 def _trained(plan: Plan) -> str:
@@ -198,7 +210,8 @@ def _traffic(plan: Plan) -> Iterator[str]:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
         kinds.setdefault((record.collective, between, record.every), []).append(record)
     for (collective, between, every), records in kinds.items():
-        by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+        roles = range(len(plan.schedule.programs))
+        by_stage = [found for role in roles if (found := [t for t in records if t.stage in (None, role)])]
         # A collective has bytes between ranks or, without an axis, bytes between memories of a rank.
         sent = [
             sum(t.times * (t.wire_bytes(plan.mesh.degree(t.axis)) + t.inside_bytes) for t in mine) for mine in by_stage
@@ -208,7 +221,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
         most = "at most " if len({number for number in sent if number}) > 1 else ""
         steps = f", once in {every} steps" if every > 1 else ""
         yield f"{_counts(by_stage)} {collective} {between}{what}{steps}: {most}{of_bytes(max(sent))}{_hidden(records)}"
-    who = "each rank" if plan.mesh.pp == 1 else "the busiest rank"
+    who = "each rank" if len(plan.schedule.programs) == 1 else "the busiest rank"
     if any(record.axis for record in plan.traffic):
         yield f"{who} sends {_in_steps(_sent(plan, steady))}"
     for phase in earlier:
@@ -285,10 +298,13 @@ def _program(plan: Plan) -> Iterator[str]:
     """The schedule of a pipeline, the instructions of its first and last stage, and those of a round."""
     schedule, layout = plan.schedule, plan.layout
     programs = [[at for at in program if at.step is None] for program in schedule.programs]
-    if len(programs) > 1:
+    if plan.mesh.pp > 1:
         yield layout.schedule + (f", {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else "")
+    names = ["worker", "server"] if layout.served else [f"stage {stage}" for stage in range(len(programs))]
     for stage in sorted({0, len(programs) - 1}):
-        yield (f"stage {stage}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
+        yield (f"{names[stage]}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
+    if layout.served:
+        yield f"all ranks validate, save and stop together after each {counted(schedule.period, 'step')}"
     added = [at for at in schedule.programs[0] if at.step is not None]
     if added:
         fragments = len({at.fragment for at in added if at.fragment is not None})
