@@ -175,7 +175,7 @@ def test_a_step_that_is_not_finite_is_skipped_as_ddp_skips_it(runs: Runs) -> Non
         found = RunFolder.open(runs.project / "runs" / f"skips-{servers}")
         assert losses(found) == pytest.approx(losses(expected), rel=1e-9)
         assert [row["grad_norm"] for row in found.read_metrics()][2] == math.inf
-        assert [event["step"] for event in found.read_events() if event["event"] == "skipped_step"] == [3]
+        assert [event["step"] for event in found.read_events() if event["kind"] == "skipped_step"] == [3]
 
 
 def test_an_asynchronous_push_that_is_not_finite_is_skipped(runs: Runs) -> None:
