@@ -4,6 +4,7 @@ such runs stop, continue and skip. Does not test the service (test_servers) or i
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from runs import assert_same, called, losses
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.plan import Collective, Plan
 from codescent.plan.state import state_of_rank
-from codescent.record import RunFolder
+from codescent.record import RunFolder, order
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "optimizer.max_grad_norm=0.5")
 ASYNCHRONOUS = "parallel.updates=asynchronous"
@@ -243,3 +244,38 @@ def test_other_commands_read_a_run_with_servers(runs: Runs) -> None:
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+REPLAYED = {
+    "one": (3, served(1, ASYNCHRONOUS)),
+    "two": (5, served(2, ASYNCHRONOUS)),
+    "bound": (5, served(2, ASYNCHRONOUS, "parallel.staleness=1")),
+    "workers": (3, served("workers", ASYNCHRONOUS)),
+}
+
+
+@pytest.mark.parametrize("case", REPLAYED)
+def test_one_process_replays_asynchronous_pushes(runs: Runs, case: str) -> None:
+    """Also pushes of a run that was continued: what came after its checkpoint is not in the order twice."""
+    ranks, words = REPLAYED[case]
+    words = (*of_kind("adamw"), *words, "optimizer.decay_steps=20", "model.dropout=0.1", "train.eval_every=5")
+    run = runs.run(ranks, *words, "train.num_steps=10")
+    assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 0
+    run = runs.run(ranks, *words, "train.num_steps=20", resume=True)
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    distance = re.search(r"distance of a tensor: (\S+)", done.stdout)
+    assert distance is not None
+    assert float(distance[1]) < 1e-9
+    path = order.file_of(run.path, 0)
+    rows = path.read_text().splitlines()
+    assert len(rows) == 20 * (ranks - (0 if case == "workers" else int(words[2][-1])))
+    other = json.loads(rows[-1])
+    path.write_text("\n".join([*rows[:-1], json.dumps({**other, "base": other["base"] - 8})]) + "\n")
+    assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 1
+
+
+def test_a_run_without_an_order_is_not_replayed(runs: Runs) -> None:
+    done = called(runs.project, "prove", "--replay", str(runs.of_one(*of_kind("adamw")).path))
+    assert done.returncode == 2
+    assert "only a run with asynchronous parameter servers has an order" in done.stderr

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -166,6 +166,25 @@ class Executor:
                     self.arms[instruction.verb](instruction)
                     self.watch.lap(column)
             self.memory.after(done - 1)
+
+    def gradients_of(self, portion: Portion, number: int, first_sample: int) -> tuple[Sequence[torch.Tensor], float]:
+        """Gradients of a part of step `number`, and its loss. The weights stay as they are.
+
+        Args:
+            portion: micro-batches of the size that this rank has, and no more of them.
+            number: of the step, for dropout.
+            first_sample: index of the first sample in the step, relative to this rank's own.
+        """
+        self.number, self.portion, self.first_sample = number, portion, first_sample
+        self.loss_sum.zero_()
+        last = len(portion.batches) - 1
+        for at in self.plan.schedule.program(self.world.stage, number):
+            if at.microbatch is not None and at.microbatch <= last:
+                self.arms[at.verb](replace(at, last=at.microbatch == last and at.verb is Verb.BACKWARD))
+        self.gradients.reduce()
+        found = [gradient.clone() for gradient in self.gradients.collect()]
+        self.gradients.release()
+        return found, self.loss_sum.item()
 
     def _read_portion(self) -> None:
         """Read this rank's part of the step; a worker reads the part that the first server has given it."""

@@ -17,6 +17,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
+from codescent.record import order
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.continuing import nothing_to_do, with_new_places
@@ -154,6 +155,8 @@ class _Steps:
         """Load the checkpoint, if there is one, and take the remaining steps."""
         self.report.begin()
         self.run.load(self.trainer)
+        if (serving := self.trainer.executor.serving) is not None:
+            order.rewind(self.run.path, serving.index, serving.pushes)
         self.report.start()
         self._compare(self.run.first_step)
         self.validations.recall(self.run)
@@ -222,6 +225,8 @@ class _Steps:
             return False
         if served:
             result = self._shared(result)
+            if (serving := self.trainer.executor.serving) is not None:
+                order.append(self.run.path, serving.index, serving.take_order())
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         return stops

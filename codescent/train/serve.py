@@ -16,6 +16,7 @@ from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 from codescent.plan.wire import Wire
+from codescent.record.order import Applied
 from codescent.servers import Ledger, Portion, Portions, Verdict
 from codescent.strategies.wire_messages import Messages
 from codescent.train.optimize import Optimizer
@@ -96,6 +97,7 @@ class Serving:
         self.portions: Portions | None = None  # of the first server
         self.step = Step()
         self.sums: list[float] = []
+        self.order: list[Applied] | None = [] if plan.layout.updates == "asynchronous" else None
         self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
         self.published: tuple[int, torch.Tensor] | None = None
         self.stopping = self.ended = self.closed = False
@@ -140,6 +142,12 @@ class Serving:
                     self.serve(number, rate_of(number))
         except BaseException as error:  # `allow` raises it in the main thread
             self.failure = error
+
+    def take_order(self) -> list[Applied]:
+        """The pushes that were applied since the last call."""
+        with self.change:
+            found, self.order = self.order or [], None if self.order is None else []
+            return found
 
     def close(self) -> None:
         """Disconnect all workers, and drop the process group."""
@@ -298,6 +306,10 @@ class Serving:
             del self.staged[key]
             self._add(push, decision.version - decision.base)
             self.summed.append(push)
+            if self.order is not None:
+                portion = push.portion
+                versions = decision.base, decision.version
+                self.order.append(Applied(push.worker, push.number, *versions, portion.step, portion.part))
             if decision.completes:
                 self._update(rate)
             if self.pushes % self.workers == 0:

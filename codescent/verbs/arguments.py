@@ -113,13 +113,14 @@ def _plan(verb: argparse.ArgumentParser) -> None:
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:
-    _config_arguments(verb)
+    _config_arguments(verb, optional=True)
     add = verb.add_argument
     add("--ranks", type=_numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
     add("--layouts", metavar="KEY=VALUE,...;...", help="try only these layouts, such as dp_shard=2 (default: all)")
     add("--steps", type=_positive, default=20, help="steps of each run (default 20)")
     add("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
     add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
+    add("--replay", metavar="RUN", help="apply the pushes of a run with asynchronous servers again, in one process")
 
 
 def _collectives(verb: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
 from codescent.strategies import ORDER
+from codescent.verbs.replay import replay_run
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
@@ -279,6 +280,10 @@ def main(arguments: Namespace) -> int:
 
     Raises UserError: invalid arguments, or a config that does not run on one process.
     """
+    if arguments.replay is not None:
+        return replay_run(Path(arguments.replay))
+    if arguments.config is None:
+        raise UserError("prove: give a config, or --replay RUN")
     ranks, layouts = list(dict.fromkeys(arguments.ranks)), arguments.layouts
     if arguments.steps < 2:
         raise UserError("--steps: give at least 2")

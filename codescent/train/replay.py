@@ -1,0 +1,196 @@
+"""In: the folder of a run with asynchronous parameter servers. Out: its weights, computed again in one process.
+Does not compare them with the checkpoint (verbs/replay.py does) and does not start a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from codescent.base.errors import UserError
+from codescent.base.rank import Rank
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.config.sections import Config
+from codescent.data.loader import Portion
+from codescent.plan import Plan
+from codescent.record import order
+from codescent.record.order import Applied
+from codescent.strategies.worker import gather, scatter
+from codescent.train.assemble import Trainer, assemble
+from codescent.train.open import connect, open_data
+from codescent.train.optimize import Optimizer, learning_rate
+from codescent.train.servers import served_weights
+from codescent.train.stop import StopRequest
+
+
+class _Server:
+    """A server of the run: its part of the weights, its optimizer, and the pushes that it will apply.
+
+    `versions`: weights by version, in the dtype in which workers pull them; of those that are still needed.
+    """
+
+    def __init__(self, plan: Plan, index: int, config: Config, rows: Sequence[Applied]) -> None:
+        self.pieces, self.rows, self.applied = plan.pieces[index], rows, 0
+        self.narrow = TORCH_DTYPE[plan.work.precision]
+        self.optimizer = Optimizer(
+            served_weights(plan, index, replaced=False), config.optimizer, (), torch.device("cpu")
+        )
+        self.needed = Counter(row.base for row in rows)
+        self.bases = {(row.step, row.part): row.base for row in rows}
+        self.version = 0
+        self.versions = {0: self._flat()}
+
+    def _flat(self) -> torch.Tensor:
+        return torch.cat([weight.master.reshape(-1) for weight in self.optimizer.weights]).to(self.narrow)
+
+    def read(self, version: int) -> torch.Tensor:
+        """The weights of a version, for one of the pushes that need it."""
+        found = self.versions[version]
+        self.needed[version] -= 1
+        self._forget(version)
+        return found
+
+    def _forget(self, version: int) -> None:
+        if not self.needed[version] and version != self.version:
+            del self.versions[version]
+
+    def update(self, parts: Sequence[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """One step of the optimizer with the sum of the parts, as train/serve.py makes it."""
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        split = torch.split(total, [piece.numel for piece in self.pieces])
+        views = [view.view_as(weight.master) for view, weight in zip(split, self.optimizer.weights, strict=True)]
+        self.optimizer.step(views, rate, agree)
+        before, self.version = self.version, self.version + 1
+        self.applied += len(parts)
+        self.versions[self.version] = self._flat()
+        self._forget(before)
+
+
+class _Replay:
+    """The servers of a run, and one process that computes the gradients of all workers."""
+
+    def __init__(
+        self, plan: Plan, config: Config, trainer: Trainer, rows: Sequence[Sequence[Applied]], run_path: Path
+    ) -> None:
+        self.plan, self.config, self.trainer, self.run_path = plan, config, trainer, run_path
+        self.servers = [_Server(plan, index, config, mine) for index, mine in enumerate(rows)]
+        self.weights = [weight.tensor for weight in trainer.optimizer.weights]
+        self.together = plan.mesh.world_size if plan.layout.in_steps else 1
+        self.known: dict[tuple[int, int], tuple[list[torch.Tensor], float]] = {}
+        self.uses: Counter[tuple[int, int]] = Counter()
+
+    def run(self) -> None:
+        """Apply all pushes. A push can be computed as soon as each server has the version that it was computed with.
+
+        Raises:
+            UserError: the files do not fit together.
+        """
+        while left := [server for server in self.servers if server.applied < len(server.rows)]:
+            ready = [server for server in left if all(self._computed(row) for row in self._next(server))]
+            if self.together > 1 and len(ready) == len(self.servers):
+                self._update_together()
+            elif self.together == 1 and ready:
+                self._update_alone(ready[0])
+            else:
+                raise UserError(f"{self.run_path / order.FOLDER}: the orders of the servers do not fit together")
+
+    def _next(self, server: _Server) -> Sequence[Applied]:
+        """The pushes of the next update, in the order in which they are added."""
+        rows = server.rows[server.applied : server.applied + self.together]
+        return sorted(rows, key=lambda row: (row.step, row.part, row.worker))
+
+    def _computed(self, row: Applied) -> bool:
+        """Compute the gradients of a push, if that is possible yet."""
+        portion = (row.step, row.part)
+        if portion in self.known:
+            return True
+        if any(server.bases[portion] > server.version for server in self.servers):
+            return False
+        for server in self.servers:
+            with torch.no_grad():
+                scatter(server.read(server.bases[portion]), self.weights, server.pieces)
+        gradients, loss = self._gradients(*portion)
+        wide = TORCH_DTYPE[self.plan.trained[0].optimizer_dtype]
+        parts = [torch.empty(sum(piece.numel for piece in one.pieces), dtype=wide) for one in self.servers]
+        for part, server in zip(parts, self.servers, strict=True):
+            gather(part, gradients, server.pieces)
+        self.known[portion] = parts, loss
+        self.uses[portion] = len(self.servers)
+        return True
+
+    def _gradients(self, step: int, part: int) -> tuple[Sequence[torch.Tensor], float]:
+        loader, executor, workers = self.trainer.loader, self.trainer.executor, self.plan.mesh.world_size
+        assert loader is not None
+        found = loader.part(step, part, workers)
+        divisor = found.losses if self.plan.layout.in_steps else found.own_losses
+        portion = Portion(found.batches[: self.plan.work.num_microbatches], divisor, found.own_losses)
+        return executor.gradients_of(portion, step, part * (self.plan.work.global_batch_size // workers))
+
+    def _take(self, row: Applied, index: int) -> torch.Tensor:
+        """The part of a push for a server; the last server that takes it frees it."""
+        portion = (row.step, row.part)
+        part = self.known[portion][0][index]
+        self.uses[portion] -= 1
+        if not self.uses[portion]:
+            del self.known[portion]
+        return part
+
+    def _rate(self, server: _Server) -> float:
+        """The learning rate of the next push: that of the step which it makes complete or is a part of."""
+        last = server.applied + self.together - 1
+        workers = self.plan.mesh.world_size
+        return learning_rate(self.config.optimizer, self.config.train.num_steps, workers, last // workers)
+
+    @torch.no_grad()
+    def _update_alone(self, server: _Server) -> None:
+        (row,), index = self._next(server), self.servers.index(server)
+        parts, loss = self.known[row.step, row.part]
+        square = float(sum(part.double().square().sum() for part in parts))
+        scalars = torch.tensor([loss, square], dtype=torch.float64)
+        server.update([self._take(row, index)], self._rate(server), lambda _: scalars)
+
+    @torch.no_grad()
+    def _update_together(self) -> None:
+        """A version of every server: its gradients are clipped by the norm over all of them."""
+        rows = [self._next(server) for server in self.servers]
+        losses = [sum(self.known[row.step, row.part][1] for row in mine) for mine in rows]
+        parts = [[self._take(row, index) for row in mine] for index, mine in enumerate(rows)]
+        square = sum(torch.stack(mine).sum(0).double().square().sum() for mine in parts)
+        for server, mine, loss in zip(self.servers, parts, losses, strict=True):
+            scalars = torch.tensor([loss, float(square)], dtype=torch.float64)
+            server.update(mine, self._rate(server), lambda _, found=scalars: found)  # type: ignore[misc]
+
+
+def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> dict[str, torch.Tensor]:
+    """Apply the pushes of the first `steps` steps in their order, from the initial weights.
+
+    Args:
+        config: of the run.
+        alone: the same config for one process without servers.
+        plan: of the run.
+        run: its folder.
+        steps: of the checkpoint to which the weights belong.
+
+    Returns:
+        The weights of the servers, by name of the tensor, whole.
+
+    Raises:
+        UserError: a file of the order is missing or too short.
+    """
+    rows = [order.read(run, index, steps * plan.mesh.world_size) for index in range(len(plan.servers))]
+    with connect(alone, Rank()) as world:
+        alone, plan_alone, dataset = open_data(alone, world, None, resume=False)
+        with StopRequest(alone=True) as stop, closing(assemble(alone, plan_alone, world, dataset, 0, stop)) as trainer:
+            one = _Replay(plan, config, trainer, rows, run)
+            one.run()
+            wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
+            found = {t.parameter.name: torch.empty(t.parameter.shape, dtype=wide) for t in plan.trained}
+            for server in one.servers:
+                for piece, weight in zip(server.pieces, server.optimizer.weights, strict=True):
+                    found[plan.trained[piece.index].parameter.name][piece.first : piece.stop] = weight.master
+            return found

@@ -1,0 +1,76 @@
+"""In: the folder of a run with asynchronous parameter servers. Out: how far its weights are from those of one process
+that applies the same pushes in the same order. Does not compute them (train/replay.py does)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from codescent.base.errors import UserError
+from codescent.base.output import say
+from codescent.base.refusal import Change
+from codescent.build.accept import changed
+from codescent.config.load import load
+from codescent.plan import Plan
+from codescent.record import CHECKPOINTS, RunFolder
+
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 1e-2}
+"""Largest distance of the weights with the verdict "same", relative to their norm."""
+
+
+def replay_run(path: Path) -> int:
+    """Replay a run and print the largest distance of a tensor. Returns 0 if the weights are the same, else 1.
+
+    Raises:
+        UserError: the run has no order to replay, or no checkpoint.
+    """
+    import torch  # planning does not wait for it
+
+    from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+    from codescent.train.replay import replay
+
+    folder = RunFolder.open(path)
+    plan, config = Plan.from_json(folder.plan), load(str(folder.path / "config.toml"), []).config
+    _refuse(folder.path, plan)
+    saved = Checkpoints(folder.path / CHECKPOINTS, 1, keep_best=False).latest()
+    if saved is None:
+        raise UserError(f"{path}: has no checkpoint to compare with")
+    alone = changed(
+        config,
+        Change(
+            {
+                "parallel.ranks": 1,
+                "parallel.dp_replicate": None,
+                "parallel.servers": 0,
+                "parallel.updates": "synchronous",
+                "parallel.staleness": None,
+                "train.microbatch_size": plan.work.microbatch_size,
+            }
+        ),
+    )
+    found = replay(config, alone, plan, folder.path, saved.step)
+    expected = read_tensors(saved.path, [f"model.{name}" for name in found])
+    far = {
+        name: float(torch.linalg.vector_norm(value - expected[f"model.{name}"]) / torch.linalg.vector_norm(value))
+        for name, value in found.items()
+    }
+    worst = max(far, key=lambda name: far[name])
+    same = far[worst] <= TOLERANCE[plan.work.precision]
+    pushes = saved.step * plan.mesh.world_size
+    say(
+        [
+            f"{path}, step {saved.step}: {pushes:,} pushes to {len(plan.servers)} servers, applied in one process",
+            f"largest relative distance of a tensor: {far[worst]:.2e} ({worst}): {'same' if same else 'DIFFERS'}",
+        ]
+    )
+    return 0 if same else 1
+
+
+def _refuse(path: Path, plan: Plan) -> None:
+    """Raise UserError if a run has no order that could be replayed."""
+    if not plan.layout.served or plan.layout.updates == "synchronous":
+        raise UserError(f"{path}: --replay: only a run with asynchronous parameter servers has an order to replay")
+    if plan.layout.wire != "none":
+        raise UserError(
+            f'{path}: --replay: parallel.wire = "{plan.layout.wire}" rounds what the weights alone do not decide; '
+            'replay runs with parallel.wire = "none"'
+        )
