@@ -3,6 +3,7 @@ Does not send anything (worker.py does) and does not update weights (train/serve
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ class ParameterServer(Strategy):
         layout, mesh = candidate.layout, candidate.mesh
         if not self.serves(candidate):
             return
-        said, off = f"parallel.servers = {layout.servers}", Change({"parallel.servers": 0})
+        said, off = f"parallel.servers = {json.dumps(layout.servers)}", Change({"parallel.servers": 0})
         for axis in AXES:
             if axis != AXIS and mesh.degree(axis) > 1:
                 yield Refusal(
@@ -62,6 +63,11 @@ class ParameterServer(Strategy):
             yield Refusal(
                 f'{said}: parallel.offload = "{layout.offload}": the optimizer is on the servers',
                 [Change({"parallel.offload": "none"}), off],
+            )
+        if layout.data_parallel > 1:
+            yield Refusal(
+                f"{said}: parallel.data_parallel = {layout.data_parallel}: a worker is one rank with one device",
+                [Change({"parallel.data_parallel": 1})],
             )
         if candidate.update.get("kind") == "muon":
             yield Refusal(

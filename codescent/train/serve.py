@@ -232,9 +232,10 @@ class Serving:
         if told["have"] == [self.life, self.pushes]:
             return Answer(self.ledger.version, facts)
         if self.published is None or self.published[0] != self.pushes:
-            flat = torch.empty(self.numel, dtype=self.narrow)
-            rows = [weight.master for weight in self.optimizer.weights]
-            torch.cat([row.reshape(-1).to(self.narrow) for row in rows], out=flat)
+            flat, begin = torch.empty(self.numel, dtype=self.narrow), 0
+            for piece, weight in zip(self.pieces, self.optimizer.weights, strict=True):
+                flat[begin : begin + piece.numel].copy_(weight.master.reshape(-1))
+                begin += piece.numel
             self.published = self.pushes, flat
         return Answer(self.ledger.version, facts, [bytes_of(self.published[1])])
 
