@@ -57,7 +57,8 @@ def busiest(plan: Plan, bytes_of: Callable[[Traffic], float], phase: Phase | Non
     """
     phase = phase or phases(plan)[-1]
     records = list(runs_in(plan, phase))
-    stages = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+    roles = range(len(plan.schedule.programs))
+    stages = [[t for t in records if t.stage in (None, role)] for role in roles]
     means = [sum(t.times * bytes_of(t) / t.every for t in mine) for mine in stages]
     steps = [
         sum(t.times * bytes_of(t) for t in mine if number % t.every == t.at)

@@ -117,10 +117,15 @@ def walk(
 
     Raises:
         Deadlock: the lists wait for each other.
+        NotWalked: the lists have verbs that the walk does not know.
     """
     phase = phase or phases(plan)[-1]
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, link, ranks_per_host, numbers, warm_up, phase.period).run()
+
+
+class NotWalked(ValueError):
+    """The lists have verbs that the walk does not know."""
 
 
 @dataclass
@@ -167,8 +172,11 @@ class _Walk:
         self.clock = Clock()
         self.ranks = [_Rank(rank, plan.mesh.coordinates(rank)) for rank in range(plan.mesh.world_size)]
         self.network = Network(self.clock, link, [rank.number // ranks_per_host for rank in self.ranks])
+        verbs = {at.verb for program in plan.schedule.programs for at in program}
+        if missing := sorted(verb for verb in verbs if not hasattr(self, f"_{verb}")):
+            raise NotWalked(f"no simulation of {', '.join(missing)}")
         self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
-            verb: getattr(self, f"_{verb}") for verb in Verb
+            verb: getattr(self, f"_{verb}") for verb in verbs
         }
         self.stages = len(plan.schedule.programs)
         self.last_virtual = len(plan.schedule.depths) - 1

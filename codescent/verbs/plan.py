@@ -198,7 +198,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
         kinds.setdefault((record.collective, between, record.every), []).append(record)
     for (collective, between, every), records in kinds.items():
-        by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+        by_stage = [[t for t in records if t.stage in (None, role)] for role in range(len(plan.schedule.programs))]
         # A collective has bytes between ranks or, without an axis, bytes between memories of a rank.
         sent = [
             sum(t.times * (t.wire_bytes(plan.mesh.degree(t.axis)) + t.inside_bytes) for t in mine) for mine in by_stage
@@ -208,7 +208,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
         most = "at most " if len({number for number in sent if number}) > 1 else ""
         steps = f", once in {every} steps" if every > 1 else ""
         yield f"{_counts(by_stage)} {collective} {between}{what}{steps}: {most}{of_bytes(max(sent))}{_hidden(records)}"
-    who = "each rank" if plan.mesh.pp == 1 else "the busiest rank"
+    who = "each rank" if len(plan.schedule.programs) == 1 else "the busiest rank"
     if any(record.axis for record in plan.traffic):
         yield f"{who} sends {_in_steps(_sent(plan, steady))}"
     for phase in earlier:
@@ -285,10 +285,11 @@ def _program(plan: Plan) -> Iterator[str]:
     """The schedule of a pipeline, the instructions of its first and last stage, and those of a round."""
     schedule, layout = plan.schedule, plan.layout
     programs = [[at for at in program if at.step is None] for program in schedule.programs]
-    if len(programs) > 1:
+    if plan.mesh.pp > 1:
         yield layout.schedule + (f", {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else "")
     for stage in sorted({0, len(programs) - 1}):
-        yield (f"stage {stage}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
+        name = ("server" if stage else "worker") if layout.served else f"stage {stage}"
+        yield (f"{name}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
     added = [at for at in schedule.programs[0] if at.step is not None]
     if added:
         fragments = len({at.fragment for at in added if at.fragment is not None})
