@@ -19,7 +19,7 @@ from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes
+from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes, state_of_rank
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
@@ -124,7 +124,11 @@ def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[s
         ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
         (
             "mesh",
-            [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {counted(mesh.world_size, 'rank')}"],
+            [
+                " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES)
+                + f" = {counted(mesh.world_size, 'rank')}"
+                + (f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else "")
+            ],
         ),
         (
             "batch",
@@ -248,6 +252,9 @@ def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
     else:
         yield "  together", [of_bytes(state.total_bytes)]
+    if plan.layout.server_ranks:
+        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
+        yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
 
 
 def _where(memory: Memory) -> str:
