@@ -120,12 +120,17 @@ def walk(
 
     Raises:
         Deadlock: the lists wait for each other.
+        NotWalked: the lists have verbs that the walk does not know.
     """
     phase = phase or phases(plan)[-1]
     if plan.layout.served:  # there is no round: many steps, of which the first ones are not measured
         return _Walk(plan, seconds, link, ranks_per_host, range(SERVED_STEPS), SERVED_STEPS // 5, 1).run()
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, link, ranks_per_host, numbers, warm_up, phase.period).run()
+
+
+class NotWalked(ValueError):
+    """The lists have verbs that the walk does not know."""
 
 
 @dataclass
@@ -175,8 +180,11 @@ class _Walk:
         hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
         self.network = Network(self.clock, link, hosts)
         self.servers = Servers(plan, self.clock, self.network, len(numbers)) if plan.layout.served else None
+        verbs = {at.verb for program in plan.schedule.programs for at in program}
+        if missing := sorted(verb for verb in verbs if not hasattr(self, f"_{verb}")):
+            raise NotWalked(f"no simulation of {', '.join(missing)}")
         self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
-            verb: getattr(self, f"_{verb}") for verb in Verb
+            verb: getattr(self, f"_{verb}") for verb in verbs
         }
         self.stages = len(plan.schedule.programs)
         self.last_virtual = len(plan.schedule.depths) - 1
