@@ -66,17 +66,22 @@ class Servers:
         """Send a portion's gradients to all servers. Yields the events after which all have applied them."""
         self.numbers[worker] += 1
         applied = [Event() for _ in self.queues]
-        for queue, event in zip(self.queues, applied):
-            self.clock.start(self._send_push(queue, worker, self.numbers[worker], event))
+        for index in self._turned(worker):
+            self.clock.start(self._send_push(self.queues[index], worker, self.numbers[worker], applied[index]))
         yield from applied
 
     def pull(self, worker: int) -> Iterator[Event]:
         """Fetch the weights of all servers. Yields the events after which all are there."""
         arrived = [Event() for _ in self.queues]
-        for queue, event in zip(self.queues, arrived):
-            self.clock.start(self._send_weights(queue, worker, event))
+        for index in self._turned(worker):
+            self.clock.start(self._send_weights(self.queues[index], worker, arrived[index]))
         yield from arrived
         self.portions.weights_given(worker)
+
+    def _turned(self, worker: int) -> list[int]:
+        """The servers, beginning with another one for each worker: connections share a card, they do not queue up."""
+        count = len(self.queues)
+        return [(worker + index) % count for index in range(count)]
 
     def _send_push(self, queue: _Queue, worker: int, number: int, applied: Event) -> Process:
         yield self.network.send(worker, queue.rank, queue.push_bytes)
@@ -95,7 +100,8 @@ class Servers:
         """Apply and grant what the ledger allows now."""
         while self._apply_one(queue):
             pass
-        for waiting in list(queue.pulls):
+        first, workers = self.queues.index(queue), len(self.numbers)
+        for waiting in sorted(queue.pulls, key=lambda one: (one[0] + first) % workers):
             worker, granted = waiting
             if (grant := queue.ledger.pull(worker)) is not None:
                 queue.tickets[worker] = grant.ticket
