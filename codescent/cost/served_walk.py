@@ -84,7 +84,7 @@ class Servers:
         return [(worker + index) % count for index in range(count)]
 
     def _send_push(self, queue: _Queue, worker: int, number: int, applied: Event) -> Process:
-        yield self.network.send(worker, queue.rank, queue.push_bytes)
+        yield self.network.share(worker, queue.rank, queue.push_bytes)
         queue.pushes.append((worker, number, applied))
         self._settle(queue)
 
@@ -93,7 +93,7 @@ class Servers:
         queue.pulls.append((worker, granted))
         self._settle(queue)
         yield granted
-        yield self.network.send(queue.rank, worker, queue.pull_bytes)
+        yield self.network.share(queue.rank, worker, queue.pull_bytes)
         self.clock.happens(arrived)
 
     def _settle(self, queue: _Queue) -> None:
