@@ -25,6 +25,7 @@ from codescent.plan.wire import Wire
 from codescent.plan.work import Scalar, TaskFacts, Work
 
 OUTER = ("outer_learning_rate", "outer_momentum")
+GOSSIP = ("gossip", "gossip_every", "gossip_rate")
 REPLICAS = "parallel.dp_replicate"
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
@@ -172,8 +173,10 @@ class Plan:
         keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
         outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
         found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER)), None)
-        if apart:
+        if layout.average_every:
             found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
+        gossips = layout.gossip != "none"
+        found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}
         degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
         return {
             **found,

@@ -15,7 +15,30 @@ from codescent.strategies.strategy import Copy, ThisRank
 from codescent.strategies.wire import Channel, WireSum
 
 
-class Averaging:
+class Replicas:
+    """What a rank needs to exchange weights with its like in other replicas, which train apart.
+
+    Args:
+        copies: of each trained tensor of this rank's stage, in the plan's order.
+        this_rank: with a process group for dp_replicate.
+    """
+
+    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+        self.copies, self.degree = list(copies), this_rank.plan.mesh.degree(AXIS)
+        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+
+    @torch.no_grad()
+    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """See Exchange. One message."""
+        if self.degree == 1 or not gradients:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        all_reduce(flat, group=self.group)
+        for gradient, piece in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients])):
+            gradient.copy_(piece.view_as(gradient))
+
+
+class Averaging(Replicas):
     """AVERAGE and MERGE on one rank, for its part of the weights of a replica.
 
     Replicas are weighted by the number of losses that they have computed since a fragment last left. Steps between
@@ -27,15 +50,14 @@ class Averaging:
     """
 
     def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
-        plan, self.copies = this_rank.plan, list(copies)
-        layout, names = plan.layout, [tensor.parameter.name for tensor in this_rank.trained]
+        super().__init__(copies, this_rank)
+        plan, layout = this_rank.plan, this_rank.plan.layout
+        names = [tensor.parameter.name for tensor in this_rank.trained]
         self.names, self.opening, self.wire_from = names, plan.schedule.opening_steps, layout.wire_from
         self.overlaps, self.agrees = layout.overlap_steps > 0, layout.agrees_at_ends
         places = {name: index for index, name in enumerate(names)}
         fragments = fragments_of(plan, this_rank.coordinates["pp"])
         self.fragments = [[places[tensor.parameter.name] for tensor in one] for one in fragments]
-        self.degree = plan.mesh.degree(AXIS)
-        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
         self.wire, self.dtype = Wire.parse(layout.wire), plan.trained[0].optimizer_dtype
         device = self.copies[0].master.device if self.copies else torch.device("cpu")
         self.channel = Channel(device)
@@ -67,16 +89,6 @@ class Averaging:
         for fragment in range(len(self.fragments)):
             self.own[fragment] += own_losses
             self.all[fragment] += losses
-
-    @torch.no_grad()
-    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """See Exchange. One message."""
-        if self.degree == 1 or not gradients:
-            return
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        all_reduce(flat, group=self.group)
-        for gradient, piece in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients])):
-            gradient.copy_(piece.view_as(gradient))
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
