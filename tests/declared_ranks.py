@@ -81,7 +81,8 @@ class FixedLoader:
         batches = [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
         if self.plan.model.kind == "bert":
             batches = [self._of_bert(batch) for batch in batches]
-        return Portion(batches, self.work.tokens)
+        replicas = self.plan.mesh.dp_replicate if self.plan.apart else 1
+        return Portion(batches, self.work.tokens, self.work.tokens // replicas)
 
     def _of_bert(self, batch: Batch) -> Batch:
         length, share = self.work.seq_len, self.plan.task.head_share

@@ -38,9 +38,9 @@ class Graph:
         share = self._share
         rows: list[Row] = []
         for index, others in enumerate(sources):
-            of_others = dict.fromkeys(others, self.rate * share)
-            left = share * (1 if self.kind == "push-sum" else len(others))  # push-sum: each gives one share away
-            rows.append(dict(sorted({**of_others, index: 1.0 - self.rate * left}.items())))
+            kept = share if others or self.kind == "push-sum" else 1.0
+            own = (1.0 - self.rate) + self.rate * kept  # with rate 1 exactly the share of the others
+            rows.append(dict(sorted({**dict.fromkeys(others, self.rate * share), index: own}.items())))
         return rows
 
     def targets(self, round_number: int, replica: int) -> list[int]:
