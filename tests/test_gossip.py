@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from declared_cases import case
 from declared_ranks import plan_of
 from declared_traffic import DTYPE
@@ -20,6 +21,8 @@ from refused import planned, refusals
 from runs import losses, make_project
 
 from codescent.plan import Plan, Verb
+from codescent.plan.wire import Wire
+from codescent.strategies.differences import Differences
 from codescent.strategies.gossip_graphs import Graph
 
 GRAPHS = ("ring", "pairs", "complete", "exponential", "push-sum")
@@ -181,7 +184,30 @@ def test_differences_bring_the_mean(tmp_path: Path, forker: Forker, graph: str) 
         assert apart[-1] < (0.2 if name in ("sign", "topk:0.2") else 1e-2) * apart[0], name
     late, whole = (np.stack([one[name]["weights"] for one in found]) for name in ("late", "whole"))
     assert np.array_equal(late[:, :4], whole[:, :4])
-    assert not np.array_equal(late[:, 4], whole[:, 4])
+    assert not np.array_equal(late[:, 4], whole[:, 4]) or graph == "complete"  # there the differences are zero
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int4", "sign", "topk:0.1"])
+def test_two_copies_do_what_a_copy_of_each_neighbour_does(wire: str) -> None:
+    """The reference is algorithm 2 of Koloskova et al. (2019), with the public copies y of all replicas."""
+    graph = Graph("ring", 5, rate=0.4)
+    ring, start = matrix(Graph("ring", 5), 0), torch.randn(700, dtype=torch.float64)
+    ours = [Differences(Wire.parse(wire), start) for _ in range(5)]
+    x = torch.stack([flat(initial(rank))[:700] for rank in range(5)])
+    reference, y = x.clone(), start.repeat(5, 1)
+    for _ in range(6):
+        messages = {index: one.encode(x[index]) for index, one in enumerate(ours)}
+        rows = enumerate(graph.matrix(0))
+        x = torch.stack([ours[index].mix(x[index], index, row, messages) for index, row in rows])
+        for index in range(5):
+            one = Differences(Wire.parse(wire), y[index])
+            message = one.encode(reference[index])
+            one.mix(reference[index], 0, {}, {0: message})
+            y[index] = one.public
+        for index in range(5):
+            pull = sum(ring[index, other] * (y[other] - y[index]) for other in range(5))
+            reference[index] += 0.4 * pull
+        torch.testing.assert_close(x, reference, rtol=0, atol=1e-9 if wire != "sign" else 1e-6)
 
 
 # declared
@@ -214,6 +240,8 @@ def test_a_round_issues_and_keeps_what_is_declared(tmp_path: Path, forker: Forke
     for rank, of_cases in enumerate(found):
         for name, one in of_cases.items():
             plan = plan_of(cases[name])
+            if plan.mesh.coordinates(rank)["tp"]:  # a smaller part: the plan says how much for the largest
+                continue
             for number, records in enumerate(one["steps"]):
                 seen = Counter((kind, tuple(group), *others) for kind, group, *others in records)
                 assert seen == declared(plan, rank, number), (name, rank, number)
@@ -269,7 +297,7 @@ def test_ranks_agree_where_keys_need_it(every: int, due: tuple[int, int, int], e
             'parallel.gossip = "ring", or parallel.wire = "none"',
         ),
         ({"gossip_every": 3}, 2, "train.num_steps = 1000: not a multiple", "train.num_steps = 999 or 1002"),
-        ({"agree_every": 15, "gossip_every": 10}, 2, "ranks agree after", "parallel.agree_every = 10 or 20"),
+        ({"agree_every": 15, "gossip_every": 10}, 2, "ranks agree after", "parallel.agree_every = 10"),
         ({"agree_every": 20}, 2, "checkpoint.every = 250: not a multiple", "checkpoint.every = 240 or 260"),
         ({"offload": "optimizer"}, 2, "not exchanged there", 'parallel.offload = "none"'),
     ],
