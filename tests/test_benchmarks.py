@@ -51,6 +51,7 @@ SCRIPTS = (
     "measuring",
     "gpu_step",
     "gpu_generate",
+    "slow_network",
 )
 
 PEER = """
@@ -153,6 +154,12 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["startup", "--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1"),
         (["startup", "--json", "absent/a.json"], "argument --json: absent/a.json: there is no folder absent"),
         (["startup", "--json", "/"], "argument --json: / is a folder; give the name of a file"),
+        (["slow_network", "--methods", "ddp", "pigeons"], "--methods: no pigeons; the methods are ddp"),
+        (["slow_network", "--hosts", "2", "1"], "--hosts 2 1: give 2 to 64: one host has no network"),
+        (["slow_network", "--rates", "49", "0"], "--rates: 0 carries nothing; give more"),
+        (["slow_network", "--no-losses", "--no-times"], "leaves nothing to measure"),
+        (["slow_network", "--state", "/nowhere"], "--state /nowhere: there is no such folder"),
+        (["slow_network"], "no tinyshakespeare/input.txt in None: give --data or set CODESCENT_DATA_DIR"),
         (["bf16_parity"], "no tinyshakespeare/input.txt in None: give --data or set CODESCENT_DATA_DIR"),
     ],
 )

@@ -221,6 +221,22 @@ class Wire:
                 named["owner_residual"] = self.part(numel, ranks)
         return tuple(WireState(name, (size,), dtype) for name, size in named.items())
 
+    def held_bytes(self, shapes: Sequence[Shape], dtype: str, ranks: int) -> int:
+        """Bytes that each rank holds from sum to sum: state, the vector that is summed, and messages."""
+        if not self.collectives(shapes, dtype, ranks):
+            return 0
+        numel, wide = sum(map(prod, shapes)), DTYPE_BYTES[dtype]
+        state = sum(one.nbytes for one in self.state(shapes, dtype, ranks))
+        if self.coded:
+            part, parts = self.part(numel, ranks), self.parts(ranks)
+            length = self.message(part) * DTYPE_BYTES[self.message_dtype]
+            owned = part * wide + length if parts > 1 else 0
+            return state + 2 * parts * part * wide + (parts + ranks) * length + owned
+        if self.method == "topk":
+            return state + 2 * numel * wide + (1 + ranks) * self.top_message(numel, dtype)
+        factors = sum((one.rows + one.columns) * one.rank for one in self.factored(shapes))
+        return state + (numel + factors) * wide
+
     def sent_bytes(self, shapes: Sequence[Shape], dtype: str, ranks: int) -> float:
         """Bytes that one rank sends in one sum, with ring algorithms (Traffic.wire_bytes)."""
         sent = self.collectives(shapes, dtype, ranks)

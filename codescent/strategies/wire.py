@@ -23,7 +23,8 @@ class Pending:
     """A sum that a channel's thread computes."""
 
     def __init__(self, job: Callable[[], None], device: torch.device) -> None:
-        self.job, self.device = job, device
+        self.job: Callable[[], None] | None = job
+        self.device = device
         self.error: BaseException | None = None
         self.ended = threading.Event()
         self.ready: Any = None  # CUDA: the caller's stream has written the tensors
@@ -37,23 +38,34 @@ class Pending:
             self.ended.wait()
         if self.error is not None:
             raise self.error
+        self.follow()
+
+    def follow(self) -> None:
+        """CUDA: what the caller computes from now on comes after the sum."""
         if self.done is not None:
             torch.cuda.current_stream(self.device).wait_event(self.done)
 
     def run(self, stream: Any) -> None:
-        """Do the job, in the channel's thread."""
+        """Do the job, in the channel's thread. Afterwards nothing here holds its tensors."""
+        job, self.job = self.job, None
+        assert job is not None
         try:
             if stream is None:
-                self.job()
-                return
-            with torch.cuda.stream(stream):
-                stream.wait_event(self.ready)
-                self.job()
-                self.done = stream.record_event()
+                job()
+            else:
+                with torch.cuda.stream(stream):
+                    stream.wait_event(self.ready)
+                    job()
+                    self.done = stream.record_event()
         except BaseException as error:  # `wait` raises it in the caller's thread
             self.error = error
         finally:
             self.ended.set()
+
+    def give_up(self, error: BaseException) -> None:
+        """End without doing the job."""
+        self.job, self.error = None, error
+        self.ended.set()
 
 
 class Channel:
@@ -80,9 +92,11 @@ class Channel:
 
     def drain(self) -> None:
         """Wait until nothing is under way. Raises nothing: `wait` of each sum does."""
-        if self.last is not None and not self.last.ended.is_set():
+        if self.last is not None:
             with waiting():
                 self.last.ended.wait()
+            self.last.follow()
+            self.last = None
 
     def close(self) -> None:
         """End the thread, after what is under way."""
@@ -95,15 +109,14 @@ class Channel:
         stream: Any = None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            stream = torch.cuda.Stream(self.device)
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         error: BaseException | None = None
         while (pending := self.jobs.get()) is not None:
             if error is None:
                 pending.run(stream)
                 error = pending.error
             else:
-                pending.error = error
-                pending.ended.set()
+                pending.give_up(error)
 
 
 class WireSum:
@@ -135,9 +148,9 @@ class WireSum:
         self.channel = channel or Channel(device)
         like = torch.empty(0, dtype=self.dtype, device=device)
         self._state = {one.name: like.new_zeros(one.shape) for one in wire.state(shapes, dtype, group.size())}
-        sends = bool(wire.collectives(shapes, dtype, group.size()))  # one rank, or no element: nothing
+        self.sends = bool(wire.collectives(shapes, dtype, group.size()))  # False: one rank, or no element
         kind = KINDS.get(wire.method, Coded)
-        self.reduction = kind(wire, self.shapes, group, self._state, like) if sends else None
+        self.reduction = kind(wire, self.shapes, group, self._state, like) if self.sends else None
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace the tensors by their sums over the ranks. Sums that were started before end first.
@@ -180,6 +193,7 @@ class WireSum:
             raise ValueError(f"tensors of {other.pop()}, not {self.dtype}")
 
     def _sum(self, tensors: Sequence[Tensor], exchanges: Exchanges) -> None:
-        if self.reduction is not None:
+        if self.sends:
+            assert self.reduction is not None, "the sum is closed"
             with torch.no_grad():
                 self.reduction.sum_(tensors, exchanges)

@@ -1,4 +1,4 @@
-"""In: vectors in fp32 or fp64. Out: messages in narrow formats, and the vectors that messages stand for; largest elements.
+"""In: vectors in fp32 or fp64. Out: messages in narrow formats, what messages stand for; indices of largest elements.
 Does not send messages and keeps no residuals (strategies/wire_sums.py does)."""
 
 from __future__ import annotations
@@ -65,19 +65,16 @@ class _Scaled:
     def encode(self, values: Tensor, messages: Tensor, scratch: Tensor) -> None:
         """See Codec. |value - decoded| <= scale / 2, up to rounding, in a block whose scale is not zero."""
         torch.abs(values, out=scratch)
-        wide = self._scale(scratch.unflatten(1, (-1, BLOCK)))
         scales, codes = self._split(messages)
-        scales.copy_(wide)
+        scales.copy_(self._scale(_blocks(scratch)))
         scales.masked_fill_(scales < SMALLEST_SCALE, 0.0)  # NaN stays
-        inverse = scales.reciprocal().masked_fill_(scales == 0, 0.0).to(values.dtype)
-        torch.mul(values.unflatten(1, (-1, BLOCK)), inverse[..., None], out=scratch.unflatten(1, (-1, BLOCK)))
-        self._pack(scratch, codes)
+        self._pack(values, scales, codes, scratch)
 
     def decode(self, messages: Tensor, values: Tensor) -> None:
         """See Codec."""
         scales, codes = self._split(messages)
         self._unpack(codes, values)
-        values.unflatten(1, (-1, BLOCK)).mul_(scales.to(values.dtype)[..., None])
+        _blocks(values).mul_(scales.to(values.dtype)[..., None])
 
     def finite(self, messages: Tensor) -> Tensor:
         """See Codec."""
@@ -91,9 +88,14 @@ class _Scaled:
         of_scales = messages.shape[1] // (4 + BLOCK * self.bits // 8) * 4
         return messages[:, :of_scales].view(torch.float32), messages[:, of_scales:].view(torch.int8)
 
-    def _pack(self, quotients: Tensor, codes: Tensor) -> None:
-        """Write values over scales, which are in [-levels, levels], as codes. Overwrites them."""
-        codes.copy_(quotients.round_())
+    def _pack(self, values: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor) -> None:
+        """Write the codes of `values`. They are in [-levels, levels] where the scale is finite."""
+        inverse = scales.reciprocal().masked_fill_(scales == 0, 0.0).to(values.dtype)
+        torch.mul(_blocks(values), inverse[..., None], out=_blocks(scratch))
+        self._join(scratch.round_(), codes)
+
+    def _join(self, rounded: Tensor, codes: Tensor) -> None:
+        codes.copy_(rounded)
 
     def _unpack(self, codes: Tensor, values: Tensor) -> None:
         values.copy_(codes)
@@ -105,8 +107,8 @@ class _Int4(_Scaled):
     bits = CODE_BITS["int4"]
     levels = 7.0
 
-    def _pack(self, quotients: Tensor, codes: Tensor) -> None:
-        low, high = quotients.round_().chunk(2, 1)
+    def _join(self, rounded: Tensor, codes: Tensor) -> None:
+        low, high = rounded.chunk(2, 1)
         codes.copy_(low.add_(high, alpha=16))
 
     def _unpack(self, codes: Tensor, values: Tensor) -> None:
@@ -117,7 +119,8 @@ class _Int4(_Scaled):
 
 
 class _Sign(_Scaled):
-    """A bit per element; the scale is the mean magnitude of the block (Seide et al. 2014, Interspeech, section 3).
+    """A bit per element: it decodes to scale or -scale, 0 to scale. The scale is the block's mean magnitude
+    (Karimireddy et al. 2019, ICML, algorithm 1).
 
     Byte j has the elements j, j + part/8, ..., j + 7 part/8 of a part.
     """
@@ -127,23 +130,22 @@ class _Sign(_Scaled):
     def _scale(self, magnitudes: Tensor) -> Tensor:
         return magnitudes.mean(2)
 
-    def encode(self, values: Tensor, messages: Tensor, scratch: Tensor) -> None:
-        """See Codec. A block decodes to scale or -scale, with the sign of each value; +scale for 0."""
-        torch.abs(values, out=scratch)
-        scales, codes = self._split(messages)
-        scales.copy_(self._scale(scratch.unflatten(1, (-1, BLOCK))))
-        scales.masked_fill_(scales < SMALLEST_SCALE, 0.0)
+    def _pack(self, values: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor) -> None:
         positive = scratch.view(torch.int8)[:, : values.shape[1]]
         torch.ge(values, 0, out=positive.view(torch.bool))
-        strips = positive.unflatten(1, (8, -1))
+        strips = positive.view(len(values), 8, -1)
         codes.copy_(strips[:, 7])
         for bit in range(6, -1, -1):
             codes.add_(codes).add_(strips[:, bit])
 
     def _unpack(self, codes: Tensor, values: Tensor) -> None:
-        for bit, strip in enumerate(values.unflatten(1, (8, -1)).unbind(1)):
+        for bit, strip in enumerate(values.view(len(values), 8, -1).unbind(1)):
             strip.copy_((codes >> bit).bitwise_and_(1))
         values.mul_(2).sub_(1)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    return values.view(len(values), -1, BLOCK)
 
 
 _WITH_SCALES: dict[str, type[_Scaled]] = {"int8": _Scaled, "int4": _Int4, "sign": _Sign}

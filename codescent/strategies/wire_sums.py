@@ -100,6 +100,7 @@ class Coded(Reduction):
         self.cut = parts > 1
         if self.cut:
             self.owned = self.buffer(like, 1, self.part)
+            self.padding = self.owned[:, max(0, self.numel - self.rank * self.part) :]
             self.answer = self.buffer(like, 1, length, dtype=wire.message_dtype)
 
     def padded(self) -> int:
@@ -131,14 +132,16 @@ class Coded(Reduction):
         for number in range(2, self.ranks):
             self.owned.add_(self.scratch[number])
         self.owned.add_(self.state["owner_residual"])
-        self.owned[:, max(0, self.numel - self.rank * self.part) :].zero_()  # a bit of a padding zero is a sign, too
+        self.padding.zero_()  # `sign` decodes padding, too, to what is not zero
         self.codec.encode(self.owned, self.answer, self.scratch[:1])
 
     def _keep_unsent(self, finite: Tensor) -> None:
         """Keep what this rank's messages lack. Afterwards `scratch` has what its first messages stand for."""
         if self.cut:
             self.codec.decode(self.answer, self.scratch[:1])
-            self.keep("owner_residual", self.owned.sub_(self.scratch[:1])[0], finite)
+            self.owned.sub_(self.scratch[:1])
+            self.padding.zero_()
+            self.keep("owner_residual", self.owned[0], finite)
         self.codec.decode(self.sent, self.scratch)
         self.rows.sub_(self.scratch)
         self.keep("residual", self.values[: self.numel], finite)
@@ -182,8 +185,8 @@ class TopK(Reduction):
 class PowerSGD(Reduction):
     """A matrix M as P Q^T of a low rank: one power iteration, from the last Q (Vogels et al. 2019, algorithms 1 and 2).
 
-    P = sum of M Q, orthonormalised; Q = sum of M^T P. Each rank keeps M - P P^T M of its own M. Other tensors are summed
-    whole. All ranks have the same P, and QR is deterministic.
+    P = sum of M Q, orthonormalised; Q = sum of M^T P. Each rank keeps M - P P^T M of its own M. Other tensors are
+    summed whole. All ranks have the same P, and QR is deterministic.
     """
 
     def __init__(self, wire: Wire, shapes: Shapes, group: ProcessGroup, state: dict[str, Tensor], like: Tensor) -> None:
@@ -238,7 +241,7 @@ class PowerSGD(Reduction):
 
 def _split(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Views of these shapes, one after the other."""
-    parts = flat.split([prod(shape) for shape in shapes])
+    parts = flat.split_with_sizes([prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -1,0 +1,47 @@
+"""In: nothing. Out: the methods that `slow_network.py` measures, and what is asked of them.
+Does not measure. A new method is a row here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slow_runs import Method
+
+REPLICAS = "parallel.dp_replicate={ranks}"
+
+DDP = Method("ddp", (REPLICAS,))
+"""Gradients in fp32, summed in each step: what the other methods are compared with."""
+
+METHODS = (DDP,)
+"""Rows of the table, in this order. The first is DDP."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Requirement: some method of a family is `times` as fast as DDP, at a loss at most `above` of DDP's higher.
+
+    `bound_share`: where the speed without network is below 1.2 `times`, this share of it will do; None: no exception.
+    """
+
+    family: str
+    times: float
+    above: float
+    bound_share: float | None = None
+
+
+GOALS_MBIT = 49.0
+"""The link for which the goals are."""
+
+GOALS = (
+    Goal("local_sgd", 50.0, 0.01, bound_share=0.8),
+    Goal("wire", 3.5, 0.01),
+    Goal("wire", 6.0, 0.015),
+)
+
+LAB_S = {2: 81.0, 4: 122.0}
+"""Seconds of a step of DDP of GPT-2 124M by number of hosts, measured between machines linked at 49 Mbit/s."""
+LAB_WITHIN = 0.05
+GPT2_FAMILY, GPT2_SHARE = "local_sgd", 0.8
+"""Of GPT-2 124M the best of this family reaches this share of the tokens/s without network."""
+EQUAL_LOSSES = 3
+"""First losses of a run on shaped links that must equal those of the run on links without a limit."""

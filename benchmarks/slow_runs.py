@@ -1,0 +1,248 @@
+"""In: a method, hosts, a link. Out: what `codescent train` with a rank on each host recorded: seconds, losses, bytes.
+Does not choose methods, keep results between sittings, or make tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hosts import Hosts, rank_environment
+from measure import ROOT, SystemFailed
+from work import GPT2_124M, codescent, environment, training
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.build.saved import saved_plan
+from codescent.cost.memory import wire_bytes
+from codescent.record import RunFolder
+
+PORT = 29_500
+SEQ_LEN = 64
+"""Tokens of each rank's one sample: a step's arithmetic is short beside a slow link."""
+
+CHAR, GPT2 = "shakespeare_char_gpu", "gpt2-124m"
+WORKS = (CHAR, GPT2)
+
+WARMUP_SHARE = 20
+"""Steps over those in which the learning rate rises: 100 of 2,000, as in the config."""
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    Attributes:
+        name: of the row.
+        overrides: key=value of `codescent train`; "{ranks}" is the number of ranks.
+        family: the methods that fulfil a goal together; "ddp": none but DDP.
+        period: steps after which all ranks have exchanged what they have; times are means over whole periods.
+        repeatable: whether the same seed gives the same losses, whatever the link. Asynchronous methods do not.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    family: str = "ddp"
+    period: int = 1
+    repeatable: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: everything that decides its losses, and its link. Its `key` does not depend on the code.
+
+    Attributes:
+        work: a name of WORKS.
+        schedule_steps: steps of the learning rate's schedule, which a short run shares with the long one.
+        steps: steps that are made.
+        mbit: wanted payload of the link; None: the links are not shaped.
+        round: number of the repetition, of runs whose times are wanted.
+        validates: whether the loss over the whole validation split ends the run.
+    """
+
+    work: str
+    method: Method
+    hosts: int
+    seed: int
+    schedule_steps: int
+    steps: int
+    mbit: float | None = None
+    round: int = 0
+    validates: bool = False
+
+    @property
+    def key(self) -> str:
+        """A hash of all that decides the numbers: not the names of method and family."""
+        fields = asdict(replace(self, method=replace(self.method, name="", family="")))
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:20]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, over all ranks."""
+        return SEQ_LEN * self.hosts
+
+    def words(self) -> str:
+        """The case in words, for progress."""
+        link = "not shaped" if self.mbit is None else f"{self.mbit:g} Mbit/s"
+        return f"{self.method.name}, {self.hosts} hosts, {link}, seed {self.seed}, {self.steps} steps"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run's folder says, and the counters of the interfaces.
+
+    Attributes:
+        seconds: of each step, by rank 0.
+        exposed_s: of each step, that ranks waited for communication.
+        losses: of each step.
+        val_loss: the last one; None if the run does not validate.
+        declared_bytes: bytes that a rank sends in a step, by the plan.
+        sent_bytes: bytes with headers that the busiest host's link sent, over the steps; start and end included.
+        wall_s: from the start of the processes to the end of the last.
+    """
+
+    seconds: list[float]
+    exposed_s: list[float]
+    losses: list[float]
+    val_loss: float | None
+    declared_bytes: float
+    sent_bytes: float
+    wall_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)
+
+
+def whole_periods(values: Sequence[float], period: int) -> list[float]:
+    """The mean of each whole period, without the first one.
+
+    Raises:
+        ValueError: there are fewer than two whole periods.
+    """
+    count = len(values) // period
+    if count < 2:
+        raise ValueError(f"{len(values)} steps are less than two periods of {period}")
+    return [statistics.mean(values[at * period : (at + 1) * period]) for at in range(1, count)]
+
+
+class Runner:
+    """Starts ranks on hosts, one run after the other. Run folders and prepared data are in `folder`.
+
+    Raises:
+        SystemFailed: a rank ended with another code than 0; the message has the end of its output.
+    """
+
+    def __init__(self, folder: Path, data: Path | None, tokens: Path | None) -> None:
+        self._folder, self._tokens = folder, tokens
+        self._env = {**environment(), "OMP_NUM_THREADS": "1", "CODESCENT_TOKEN": secrets.token_hex(16)}
+        if data is not None:
+            self._env["CODESCENT_DATA_DIR"] = str(data)
+
+    def run(self, case: Case, hosts: Hosts) -> Recorded:
+        """Run `codescent train` with a rank on each of the first `case.hosts` hosts."""
+        with tempfile.TemporaryDirectory(prefix="run-", dir=self._folder) as made:
+            run = Path(made) / "run"
+            argv = self._argv(case, run, case.hosts)
+            before = [hosts.sent_bytes(host) for host in range(case.hosts)]
+            begin_s = time.monotonic()
+            with ExitStack() as stack:
+                started = []
+                for rank in range(case.hosts):
+                    log = stack.enter_context((Path(made) / f"rank{rank}.log").open("w", encoding="utf-8"))
+                    env = rank_environment(self._env, rank, case.hosts, PORT)
+                    started.append(hosts.start(rank, argv, env, Path(made), log))
+                    stack.callback(_kill, started[-1])
+                _wait(started, Path(made), case.words())
+            wall_s = time.monotonic() - begin_s
+            sent = max(hosts.sent_bytes(host) - at for host, at in enumerate(before))
+            return _recorded(run, sent / case.steps, wall_s)
+
+    def alone(self, case: Case, hosts: Hosts) -> list[Recorded]:
+        """As many runs of one rank as the case has hosts, at the same time: a rank's work without a network."""
+        with tempfile.TemporaryDirectory(prefix="alone-", dir=self._folder) as made, ExitStack() as stack:
+            started, runs = [], []
+            begin_s = time.monotonic()
+            for rank in range(case.hosts):
+                runs.append(Path(made) / f"run{rank}")
+                log = stack.enter_context((Path(made) / f"rank{rank}.log").open("w", encoding="utf-8"))
+                one = replace(case, method=replace(case.method, overrides=()), seed=case.seed + rank)
+                started.append(hosts.start(rank, self._argv(one, runs[-1], 1), self._env, Path(made), log))
+                stack.callback(_kill, started[-1])
+            _wait(started, Path(made), f"without network, {case.hosts} ranks")
+            return [_recorded(run, 0.0, time.monotonic() - begin_s) for run in runs]
+
+    def prepare(self) -> None:
+        """Prepare the corpus once, so that no run does."""
+        if self._tokens is None:
+            argv = codescent("data", "shakespeare", "--tokenizer", "char", "--folder", str(self._folder / "datasets"))
+            done = subprocess.run(
+                argv, env=self._env, cwd=self._folder, check=False, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            if done.returncode != 0:
+                raise SystemFailed(f"{' '.join(argv)} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
+
+    def _argv(self, case: Case, run: Path, ranks: int) -> list[str]:
+        """The command line of each rank."""
+        overrides = [
+            f"run.folder={run}", f"run.seed={case.seed}", f"data.folder={self._folder / 'datasets'}",
+            f"data.seq_len={SEQ_LEN}", f"train.num_steps={case.steps}", f"train.global_batch_size={ranks}",
+            "train.precision=fp32", "train.compile=none", "train.matmul=exact", "train.num_threads=1",
+            "train.check_every=0", f"train.eval_every={case.steps if case.validates else 0}",
+            "model.dropout=0.0", f"optimizer.decay_steps={case.schedule_steps}",
+            "checkpoint.every=0", "checkpoint.last=false", "log.metrics_every=1", "log.every=100",
+            "parallel.timeout_s=3600", *(word.format(ranks=ranks) for word in case.method.overrides),
+        ]  # fmt: skip
+        if case.validates:
+            overrides.append("checkpoint.keep_best=false")
+        if self._tokens is not None:
+            return training(replace(GPT2_124M, batch_size=ranks, seq_len=SEQ_LEN), self._tokens, run, *overrides)
+        warmup = case.schedule_steps // WARMUP_SHARE
+        return codescent("train", CHAR, f"optimizer.warmup_steps={warmup}", *overrides)
+
+
+def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, words: str) -> None:
+    """Wait for all ranks; the first that fails ends the wait."""
+    while True:
+        codes = [process.poll() for process in started]
+        bad = next((rank for rank, code in enumerate(codes) if code), None)
+        if bad is not None:
+            output = (folder / f"rank{bad}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise SystemFailed(f"{words}: rank {bad} ended with exit code {codes[bad]}:\n{output}")
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(POLL_S)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _recorded(run: Path, sent_bytes: float, wall_s: float) -> Recorded:
+    folder = RunFolder.open(run)
+    rows = folder.read_metrics()
+    values = [float(row["val_loss"]) for row in rows if row["val_loss"] is not None]
+    return Recorded(
+        seconds=[float(row["step_s"]) for row in rows],
+        exposed_s=[float(row["exposed_comm_s"] or 0.0) for row in rows],
+        losses=[float(row["train_loss"]) for row in rows],
+        val_loss=values[-1] if values else None,
+        declared_bytes=wire_bytes(saved_plan(folder)),
+        sent_bytes=sent_bytes,
+        wall_s=wall_s,
+    )

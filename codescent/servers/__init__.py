@@ -1,0 +1,8 @@
+"""In: pushes, pulls, deaths and arrival times, in the order in which they happen. Out: the decisions of a parameter
+server and of its coordinator. Does no input or output, reads no clock, and needs the standard library alone."""
+
+from codescent.servers.arrivals import Arrivals
+from codescent.servers.ledger import Decision, Grant, Ledger, Verdict
+from codescent.servers.portions import Portion, Portions
+
+__all__ = ["Arrivals", "Decision", "Grant", "Ledger", "Portion", "Portions", "Verdict"]

@@ -1,0 +1,118 @@
+"""In: workers that ask for work, finish it or die, in order. Out: numbered portions of work, each done exactly once.
+Does not know the samples of a portion: (seed, step, part) decide them, whoever computes it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class Portion:
+    """A part of the samples of a step: part `part` of `Portions.parts`."""
+
+    step: int
+    part: int
+
+
+class Portions:
+    """Gives out the portions of steps `first` to `end - 1` in order, each of `parts` equal parts.
+
+    A worker holds one portion at a time. It takes a portion after it has pulled weights, never before. Otherwise the
+    only live worker could hold a portion of the next step while it waits for a version that needs a dead worker's
+    portion. Portions of the dead are given first. A step lies in one epoch, so each sample is used once an epoch.
+
+    Raises:
+        ValueError: there is no part, or `end` is below `first`.
+    """
+
+    def __init__(self, parts: int, first: int, end: int) -> None:
+        if parts < 1 or not 0 <= first <= end:
+            raise ValueError(f"{parts} parts of steps {first} to {end}")
+        self._parts, self._end = parts, end * parts
+        self._next = first * parts  # portions have one running number: step * parts + part
+        self._back: list[int] = []  # a heap: given out, and given back
+        self._held: dict[int, int] = {}  # by worker
+        self._ready: set[int] = set()  # workers that have weights
+
+    @property
+    def parts(self) -> int:
+        """Portions of a step."""
+        return self._parts
+
+    @property
+    def finished(self) -> bool:
+        """Whether all portions are done."""
+        return self._next == self._end and not self._back and not self._held
+
+    @property
+    def held(self) -> Mapping[int, Portion]:
+        """The portions being computed, by worker."""
+        return {worker: self._portion(number) for worker, number in self._held.items()}
+
+    @property
+    def done_before(self) -> int:
+        """The first step of which a portion is not done."""
+        return min([self._next, *self._back[:1], *self._held.values()]) // self._parts
+
+    def weights_given(self, worker: int) -> None:
+        """The worker has pulled weights: from now on it may take portions."""
+        self._ready.add(worker)
+
+    def take(self, worker: int) -> Portion | None:
+        """A portion for a worker; the same one again until it is done.
+
+        Returns:
+            None if all portions are given out. Then either all work is finished, or a portion may come back.
+
+        Raises:
+            LookupError: the worker has no weights yet.
+        """
+        if worker not in self._ready:
+            raise LookupError(f"worker {worker} asks for work before it has pulled weights")
+        if worker not in self._held:
+            if self._back:
+                self._held[worker] = heapq.heappop(self._back)
+            elif self._next < self._end:
+                self._held[worker] = self._next
+                self._next += 1
+            else:
+                return None
+        return self._portion(self._held[worker])
+
+    def holds(self, worker: int, portion: Portion) -> bool:
+        """Whether this portion is this worker's. Ask it before a push is applied: a late one's may be another's now."""
+        return self._held.get(worker) == portion.step * self._parts + portion.part
+
+    def done(self, worker: int, portion: Portion) -> None:
+        """The push of a portion is applied: it will not be given again.
+
+        Raises:
+            LookupError: the worker does not hold it. Then its push should not have been applied.
+        """
+        if not self.holds(worker, portion):
+            raise LookupError(f"worker {worker} does not hold {portion}")
+        del self._held[worker]
+
+    def leave(self, worker: int) -> None:
+        """The worker has died or stands still too long. What it holds is given again; it needs weights before work."""
+        if worker in self._held:
+            heapq.heappush(self._back, self._held.pop(worker))
+        self._ready.discard(worker)
+
+    def state(self) -> dict[str, Any]:
+        """The portions that are not done, as JSON. Save it together with the weights and the ledger."""
+        undone = sorted([*self._back, *self._held.values()])
+        return {"parts": self._parts, "next": self._next, "end": self._end, "undone": undone}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Portions:
+        """Goes on from a saved state. No worker holds a portion, and each needs weights before work."""
+        portions = cls(state["parts"], 0, 0)
+        portions._next, portions._end, portions._back = state["next"], state["end"], sorted(state["undone"])
+        return portions
+
+    def _portion(self, number: int) -> Portion:
+        return Portion(*divmod(number, self._parts))

@@ -1,0 +1,291 @@
+"""In: a listening socket, the key of the run, and a `Service`. Out: the service's answers to processes with the key.
+Does not know what requests mean. One thread for each connection: a slow peer holds nobody else up."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from codescent.transport import frames
+from codescent.transport.authenticate import HANDSHAKE_S, prove
+from codescent.transport.frames import Frame, FrameError, Kind
+from codescent.transport.sockets import SILENT_S, has_gone, watch
+
+MOST_HANDSHAKES = 128
+"""Most peers that have not proved the key yet. Further ones are disconnected; processes of the run try again."""
+REPORTED = 3
+"""Largest number of rejected peers that are reported on the standard error."""
+LOOK_S = 0.2
+"""Seconds between two looks whether the peer of a waiting request is still there."""
+
+
+class Refused(Exception):
+    """The request, or the process, is refused. The text says why and goes to the other side."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer to a request.
+
+    Attributes:
+        version: of the weights.
+        metadata: an object of JSON.
+        payloads: memory that is sent in place. It must not change until `sent` is called.
+        sent: called when the payloads are sent, or when the peer has gone.
+    """
+
+    version: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+    payloads: Sequence[memoryview] = ()
+    sent: Callable[[], None] | None = None
+
+
+class Service(Protocol):
+    """What a server does with requests. Its methods are called by several threads, and have to lock what they share.
+
+    A request whose connection is lost arrives again, with the same number: whoever applies one remembers it.
+    """
+
+    def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
+        """A process connects, or connects again. Returns facts for it. Raises Refused: it has another config."""
+
+    def into(self, request: Frame) -> Sequence[memoryview] | None:
+        """Memory for a request's payloads: contiguous, of `request.lengths` bytes. None: they are dropped. May refuse.
+
+        One sender sends one request at a time. The checksum is not known yet: use what is received in `answer` alone.
+        """
+
+    def answer(self, request: Frame) -> Answer | None:
+        """The answer to a request. Raises Refused.
+
+        None: not now. The service is asked again after another request is answered, a process has left, or
+        `Server.changed` was called.
+        """
+
+    def left(self, sender: int, why: str) -> None:
+        """A process has disconnected, has died, or its machine is silent. It may connect again."""
+
+
+class _Peer:
+    """A connection of a process that has proved the key."""
+
+    def __init__(self, connection: socket.socket, sender: int) -> None:
+        self.connection, self.sender = connection, sender
+        self.thread = threading.current_thread()
+
+
+class Server:
+    """Serves the processes of a run on a listening socket, until it is closed.
+
+    Args:
+        listener: of `sockets.listen`. The server closes it.
+        key: the secret of the run.
+        service: answers the requests.
+        rank: the sender of the answers.
+        senders: ranks that may connect.
+        most_bytes: largest sum of payloads of a request.
+        silent_s: a process whose machine is silent for this long has left.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        service: Service,
+        rank: int,
+        senders: Sequence[int],
+        most_bytes: int = frames.MOST_BYTES,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self._listener, self._key, self._service = listener, key, service
+        self._rank, self._senders, self._most_bytes, self._silent_s = rank, senders, most_bytes, silent_s
+        self._lock = threading.Lock()
+        self._peers: dict[int, _Peer] = {}
+        self._open: set[socket.socket] = set()
+        self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
+        self._rejected = 0
+        self._changes, self._change = 0, threading.Condition()
+        self._closed = False
+        self.failure: Exception | None = None
+        """What the service raised beside Refused. The owner looks here, and ends the process."""
+        self._thread = threading.Thread(target=self._accept, name="codescent server", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> list[int]:
+        """The ranks that are connected now."""
+        with self._lock:
+            return sorted(self._peers)
+
+    def changed(self) -> None:
+        """Ask the service again about requests that it did not answer."""
+        with self._change:
+            self._changes += 1
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Disconnect everybody and end all threads. The service is not told: nobody left by itself."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        self._listener.close()
+        self._thread.join()
+        with self._lock:
+            threads = [peer.thread for peer in self._peers.values()]
+            for connection in self._open:
+                _disconnect(connection)
+        self.changed()
+        for thread in threads:
+            thread.join(HANDSHAKE_S)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                if not self._closed:
+                    time.sleep(LOOK_S)  # no file descriptor is left: an outsider's connections end within HANDSHAKE_S
+                continue
+            with self._lock:
+                self._open.add(connection)
+            if self._handshakes.acquire(blocking=False):
+                act = functools.partial(self._connection, connection, address[0])
+                threading.Thread(target=act, name="codescent peer", daemon=True).start()
+            else:
+                self._end(connection)
+
+    def _connection(self, connection: socket.socket, address: str) -> None:
+        """The life of a connection: proof, greeting, requests."""
+        peer, why = None, "disconnected"
+        try:
+            try:
+                prove(connection, self._key, serves=True)
+                watch(connection, self._silent_s)
+                peer = self._greeted(connection)
+            except OSError as error:
+                self._report(f"{address} was rejected: {error}")
+            finally:
+                self._handshakes.release()
+            while peer is not None and self._request(peer):
+                pass
+        except OSError as error:
+            why = str(error)
+        except Exception as error:  # a defect of the service, which the process of the server must not survive
+            self.failure = self.failure or error
+            raise
+        finally:
+            self._end(connection)
+            if peer is not None:
+                self._leave(peer, why)
+
+    def _greeted(self, connection: socket.socket) -> _Peer | None:
+        """Receive the first frame and answer it. None: the process is refused."""
+        end_s = time.monotonic() + HANDSHAKE_S
+        hello = frames.receive(connection, end_s, most_bytes=0)
+        if hello is None or hello.kind != Kind.HELLO or hello.lengths:
+            raise FrameError("the first frame is no greeting")
+        if hello.sender not in self._senders:
+            raise FrameError(f"rank {hello.sender} is not one of those that may connect")
+        peer = _Peer(connection, hello.sender)
+        try:
+            facts = self._service.meet(hello.sender, hello.metadata)
+        except Refused as refusal:
+            frames.send(connection, Frame(Kind.REFUSED, self._rank, metadata={"why": str(refusal)}), end_s=end_s)
+            return None
+        self._replace(peer)
+        try:
+            frames.send(connection, Frame(Kind.ANSWER, self._rank, metadata=facts), end_s=end_s)
+        except OSError as error:
+            self._leave(peer, str(error))
+            raise
+        return peer
+
+    def _request(self, peer: _Peer) -> bool:
+        """Answer one request. Returns whether the connection goes on."""
+        request = frames.receive(peer.connection, most_bytes=self._most_bytes)
+        if request is None:
+            return False
+        if request.sender != peer.sender or request.kind not in (Kind.PUSH, Kind.PULL, Kind.EXCHANGE, Kind.ASK):
+            raise FrameError(f"rank {peer.sender} sent {request.kind.name} as rank {request.sender}")
+        try:
+            self._receive_payloads(peer, request)
+            answer = self._answered(peer, request)
+        except Refused as refusal:
+            refused = Frame(Kind.REFUSED, self._rank, request.request, metadata={"why": str(refusal)})
+            frames.send(peer.connection, refused)
+            return True
+        try:
+            head = Frame(Kind.ANSWER, self._rank, request.request, answer.version, answer.metadata)
+            frames.send(peer.connection, head, answer.payloads)
+        finally:
+            if answer.sent is not None:
+                answer.sent()
+        return True
+
+    def _receive_payloads(self, peer: _Peer, request: Frame) -> None:
+        """Raises Refused, when all payloads are read: the connection goes on."""
+        if not request.lengths:
+            return
+        try:
+            into = self._service.into(request)
+        except Refused:
+            frames.skip_payloads(peer.connection, request)
+            raise
+        if into is None:
+            frames.skip_payloads(peer.connection, request)
+        else:
+            frames.receive_payloads(peer.connection, request, into)
+
+    def _answered(self, peer: _Peer, request: Frame) -> Answer:
+        """Ask the service until it answers. Raises ConnectionError: meanwhile the peer has gone."""
+        while True:
+            with self._change:
+                seen = self._changes
+            if has_gone(peer.connection):
+                raise ConnectionResetError("disconnected while a request waited")
+            if (answer := self._service.answer(request)) is not None:
+                self.changed()
+                return answer
+            with self._change:
+                self._change.wait_for(lambda seen=seen: self._changes != seen, LOOK_S)  # type: ignore[misc]
+
+    def _replace(self, peer: _Peer) -> None:
+        """Make this the connection of its rank. An older one, of which the end was not noticed yet, is ended first."""
+        with self._lock:
+            older, self._peers[peer.sender] = self._peers.get(peer.sender), peer
+        if older is not None:
+            _disconnect(older.connection)
+            self.changed()
+            older.thread.join(HANDSHAKE_S)
+
+    def _leave(self, peer: _Peer, why: str) -> None:
+        with self._lock:
+            if self._peers.get(peer.sender) is not peer:
+                return  # a newer connection of this rank is there
+            del self._peers[peer.sender]
+        if not self._closed:
+            self._service.left(peer.sender, why)
+            self.changed()
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(connection)
+            connection.close()
+
+    def _report(self, text: str) -> None:
+        self._rejected += 1
+        if self._rejected <= REPORTED and not self._closed:
+            print(f"codescent: {text}", file=sys.stderr, flush=True)
+
+
+def _disconnect(connection: socket.socket) -> None:
+    """End a connection that another thread uses: its calls return with an error. That thread closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

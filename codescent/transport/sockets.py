@@ -1,0 +1,58 @@
+"""In: an address of this machine. Out: sockets that listen there alone, and that notice a silent other machine.
+Does not choose the address (train/addresses.py knows the interface of the route) and sends nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import select
+import socket
+
+SILENT_S = 4.0
+"""After this many seconds without any answer of the other machine's kernel a connection ends: noticed within 5 s."""
+BACKLOG = 512
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """A socket that listens on one address of this machine.
+
+    Args:
+        address: an IP address. A host name is refused, and so is the address of all interfaces.
+        port: 0: any free one.
+
+    Raises:
+        ValueError: `address` is no address of one interface.
+        OSError: it is not of this machine, or the port is taken.
+    """
+    parsed = ipaddress.ip_address(address)
+    if parsed.is_unspecified:
+        raise ValueError(f"{address} is every interface: name the one that connects the ranks")
+    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
+
+
+def watch(peer: socket.socket, silent_s: float = SILENT_S) -> None:
+    """Have the kernel end a connection whose other machine is silent. Requests leave at once (TCP_NODELAY).
+
+    Keep-alive tests an idle connection each second. TCP_USER_TIMEOUT bounds how long sent bytes, or those tests, stay
+    unacknowledged. A stopped process on a live machine is not silent: its kernel answers. But a sender that waits so
+    long for a stopped receiver's window is disconnected; it may connect and send again.
+    """
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 1),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", max(1, round(silent_s) - 1)),
+        ("TCP_USER_TIMEOUT", round(silent_s * 1000)),  # milliseconds; Linux alone has it
+    ):
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def has_gone(peer: socket.socket) -> bool:
+    """Whether the other side has disconnected, or the kernel has given it up. Reads nothing, and does not wait."""
+    if peer.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(peer, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))  # POLLHUP, POLLERR and POLLNVAL are always reported
