@@ -14,7 +14,7 @@ from declared_cases import case
 from declared_ranks import plan_of
 from declared_traffic import DTYPE
 from forker import Forker
-from gossip_ranks import NUMEL, flat, initial
+from gossip_ranks import flat, initial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import planned, refusals
@@ -49,9 +49,7 @@ def matrix(graph: Graph, round_number: int) -> np.ndarray:
 
 
 @settings(deadline=None)
-@given(
-    st.sampled_from(GRAPHS), st.integers(2, 17), st.integers(0, 2**40), st.integers(0, 10**6), st.floats(0.01, 1.0)
-)
+@given(st.sampled_from(GRAPHS), st.integers(2, 17), st.integers(0, 2**40), st.integers(0, 10**6), st.floats(0.01, 1.0))
 def test_a_matrix_keeps_the_sum(kind: str, replicas: int, seed: int, round_number: int, rate: float) -> None:
     graph = Graph(kind, replicas, seed, rate)
     found = matrix(graph, round_number)
