@@ -46,7 +46,7 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
-    if not without_data and isinstance(config.parallel.average_every, str):
+    if not without_data and decided.averages_in_epochs(config):
         config = settled(config, tasks.prepare_and_open(request, progress=True))
     plan = build(config, vocab_size, world_size)
     if not without_data and config.train.num_epochs is not None and (dataset := prepared(config)) is not None:

@@ -46,7 +46,7 @@ class PaddedSamples:
         whole, self.number = self.of_step(self.number), self.number + 1
         mine = [self.plan.samples(self.rank, number) for number in range(self.plan.work.num_microbatches)]
         losses = SAMPLES if self.head == "qa" else int((whole.targets >= 0).sum())
-        return Portion([whole[samples.start : samples.stop] for samples in mine], losses)
+        return Portion([whole[samples.start : samples.stop] for samples in mine], losses, losses)
 
     def of_step(self, number: int) -> Batch:
         """The global batch."""

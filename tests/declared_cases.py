@@ -28,7 +28,7 @@ def case(
     sizes: dict[str, Any] = {"num_heads": 4, "hidden_dim": 32, "dropout": 0.0, **(model or {})}
     if "source_len" not in sizes:
         sizes = {"num_layers": 3, "seq_len": 16, **sizes}
-    config = {
+    config: dict[str, dict[str, Any]] = {
         "model": sizes,
         "lora": lora or {},
         "optimizer": optimizer or {},
@@ -41,6 +41,9 @@ def case(
         },
         "parallel": {"bucket_bytes": 20_000, **degrees, **parallel},
     }
+    if period := int(parallel.get("average_every", 0)):
+        config["train"] |= {"num_steps": 20 * period, "eval_every": 0}
+        config["checkpoint"] = {"every": 0}
     world_size = prod(degrees.values())
     firsts = [stage * (world_size // degrees["pp"]) for stage in range(degrees["pp"])]
     return {"config": config, "world_size": world_size, "ranks": sorted({*firsts, world_size - 1})}

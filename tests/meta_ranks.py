@@ -110,8 +110,8 @@ def bucket_not_sent() -> None:
     """The first bucket of gradients is never reduced."""
     whole = ddp.BucketedGradients.before_backward
 
-    def before_backward(self: ddp.BucketedGradients, *, last: bool, chunk: int = 0) -> None:
-        whole(self, last=last, chunk=chunk)
+    def before_backward(self: ddp.BucketedGradients, *, last: bool, chunk: int = 0, step: int = 0) -> None:
+        whole(self, last=last, chunk=chunk, step=step)
         self.next_bucket = max(1, self.next_bucket)
 
     ddp.BucketedGradients.before_backward = before_backward  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ class Tokens:
         tokens = torch.randint(0, VOCAB, sizes, generator=self.generator)
         mine = [self.plan.samples(self.rank, number) for number in range(work.num_microbatches)]
         rows = [tokens[samples.start : samples.stop] for samples in mine]
-        return Portion([Batch(row[:, :-1], row[:, 1:]) for row in rows], work.tokens)
+        return Portion([Batch(row[:, :-1], row[:, 1:]) for row in rows], work.tokens, work.tokens)
 
     def close(self) -> None:
         """Nothing is read ahead."""

@@ -145,7 +145,7 @@ def test_a_closed_loader_leaves_no_thread(dataset: Dataset, source: TextSource, 
 
 def test_a_rank_without_positions_has_no_batches(dataset: Dataset, source: TextSource, sampler: Sampler) -> None:
     with Loader(source, sampler, SEQ_LEN, [], 0, prefetch=1) as loader:
-        assert loader.next() == Portion([], 8 * SEQ_LEN)
+        assert loader.next() == Portion([], 8 * SEQ_LEN, 8 * SEQ_LEN)
 
 
 class Uneven:
@@ -182,8 +182,9 @@ def test_the_parts_of_a_model_are_told_how_many_losses_a_sample_has(each: int | 
     source, part = Uneven(), SimpleNamespace()
     source.losses_per_sample = each  # type: ignore[assignment]
     work = SimpleNamespace(seq_len=4, positions=lambda _: 4, global_batch_size=2, num_microbatches=1, prefetch=0)
-    plan = SimpleNamespace(work=work, seed=1, model=SimpleNamespace(vocab_size=9))
+    plan = SimpleNamespace(work=work, seed=1, model=SimpleNamespace(vocab_size=9), apart=())
     plan.schedule, plan.samples = SimpleNamespace(programs=[[]]), lambda rank, number: slice(0, 2)
+    plan.samples_of_replica = lambda rank: range(2)
     world = SimpleNamespace(place=SimpleNamespace(rank=0), stage=0, device=torch.device("cpu"))
     dataset = SimpleNamespace(source=lambda *_: source)
     _loader([part], plan, world, dataset, 0).close()  # type: ignore[arg-type, list-item]

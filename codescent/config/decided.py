@@ -82,9 +82,14 @@ def with_steps(config: Config, num_samples: int) -> Config:
     return _with_train(config, num_steps=max(1, round(epochs * per_epoch)), num_epochs=None)
 
 
+def averages_in_epochs(config: Config) -> bool:
+    """Whether `parallel.average_every` counts epochs."""
+    return isinstance(config.parallel.average_every, str)
+
+
 def needs_samples(config: Config) -> bool:
     """Whether the number of training samples decides keys of the config: those that count in epochs."""
-    return config.train.num_epochs is not None or isinstance(config.parallel.average_every, str)
+    return config.train.num_epochs is not None or averages_in_epochs(config)
 
 
 def _with_train(config: Config, **values: Any) -> Config:

@@ -49,6 +49,8 @@ def toml_value(value: object) -> str:
 
 def _wanted(field: FieldInfo) -> str:
     kind, optional = field.annotation, False
+    if kind == int | str:
+        return "whole number or string"
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         optional = True
         kind = next(part for part in typing.get_args(kind) if part is not type(None))

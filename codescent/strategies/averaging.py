@@ -3,14 +3,16 @@ Does not decide when (the plan does), and does not encode messages (wire.py does
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from codescent.plan import TensorPlan
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.collectives import all_reduce
-from codescent.strategies.local_sgd import AXIS, fragments_of, has_momentum, needs_anchor
+from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of, has_momentum, needs_anchor
 from codescent.strategies.strategy import Copy, ThisRank
 from codescent.strategies.wire import Channel, WireSum
 
@@ -18,24 +20,33 @@ from codescent.strategies.wire import Channel, WireSum
 class Replicas:
     """What a rank needs to exchange weights with its like in other replicas, which train apart.
 
+    `alike` has the indices of the tensors that travel together: see `by_holders`.
+
     Args:
         copies: of each trained tensor of this rank's stage, in the plan's order.
         this_rank: with a process group for dp_replicate.
     """
 
     def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
-        self.copies, self.degree = list(copies), this_rank.plan.mesh.degree(AXIS)
+        plan = this_rank.plan
+        self.copies, self.degree = list(copies), plan.mesh.degree(AXIS)
         self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+        self.places = {tensor.parameter.name: index for index, tensor in enumerate(this_rank.trained)}
+        self.alike = [self.indices(tensors) for tensors in by_holders(plan, this_rank.trained)]
+
+    def indices(self, tensors: Sequence[TensorPlan]) -> list[int]:
+        """Of some trained tensors, among `copies`."""
+        return [self.places[tensor.parameter.name] for tensor in tensors]
 
     @torch.no_grad()
     def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """See Exchange. One message."""
-        if self.degree == 1 or not gradients:
-            return
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        all_reduce(flat, group=self.group)
-        for gradient, piece in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients])):
-            gradient.copy_(piece.view_as(gradient))
+        """See Exchange."""
+        for message in self.alike if self.degree > 1 else ():
+            sent = [gradients[index] for index in message]
+            flat = torch.cat([gradient.reshape(-1) for gradient in sent])
+            all_reduce(flat, group=self.group)
+            for gradient, piece in zip(sent, torch.split(flat, [gradient.numel() for gradient in sent])):
+                gradient.copy_(piece.view_as(gradient))
 
 
 class Averaging(Replicas):
@@ -52,31 +63,33 @@ class Averaging(Replicas):
     def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan, layout = this_rank.plan, this_rank.plan.layout
-        names = [tensor.parameter.name for tensor in this_rank.trained]
-        self.names, self.opening, self.wire_from = names, plan.schedule.opening_steps, layout.wire_from
+        self.names, self.opening, self.wire_from = list(self.places), plan.schedule.opening_steps, layout.wire_from
         self.overlaps, self.agrees = layout.overlap_steps > 0, layout.agrees_at_ends
-        places = {name: index for index, name in enumerate(names)}
         fragments = fragments_of(plan, this_rank.coordinates["pp"])
-        self.fragments = [[places[tensor.parameter.name] for tensor in one] for one in fragments]
+        self.fragments = [self.indices(one) for one in fragments]
+        self.messages = [[self.indices(tensors) for tensors in by_holders(plan, one)] for one in fragments]
         self.wire, self.dtype = Wire.parse(layout.wire), plan.trained[0].optimizer_dtype
         device = self.copies[0].master.device if self.copies else torch.device("cpu")
         self.channel = Channel(device)
-        self.sums = [self._sum(one, self.wire) for one in self.fragments]
-        self.whole = [self._sum(one, Wire()) for one in self.fragments] if self.wire_from and self.wire.lossy else []
-        self.own, self.all = [0] * len(fragments), [0] * len(fragments)
+        self.sums = self._sums(self.wire)
+        self.whole = self._sums(Wire()) if self.wire_from and self.wire.lossy else []
+        self.losses = torch.zeros(len(fragments), 2, dtype=torch.float64)  # of this replica, and of all; on the host
         self.number = 0
-        self.flying: dict[int, tuple[list[torch.Tensor], list[torch.Tensor], Any]] = {}
+        self.flying: dict[int, tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]] = {}
         self.anchors = [copy.master.detach().clone() for copy in self.copies] if needs_anchor(plan) else []
         self.outer = _outer(self.anchors, plan.layout.outer_optimizer, layout) if self.anchors else None
         self.momentum = has_momentum(plan)
         self.squares = torch.zeros(2, dtype=torch.float64, device=device)
 
-    def _sum(self, fragment: Sequence[int], wire: Wire) -> WireSum | None:
-        masters = [self.copies[index].master for index in fragment]
-        if self.degree == 1 or not masters:
-            return None
-        shapes = [tuple(master.shape) for master in masters]
-        return WireSum(wire, shapes, self.group, masters[0].device, self.dtype, self.channel)
+    def _sums(self, wire: Wire) -> list[list[WireSum]]:
+        """By fragment the sums of its messages; none if there is one replica."""
+
+        def one(message: Sequence[int]) -> WireSum:
+            masters = [self.copies[index].master for index in message]
+            shapes = [tuple(master.shape) for master in masters]
+            return WireSum(wire, shapes, self.group, masters[0].device, self.dtype, self.channel)
+
+        return [[one(message) for message in messages if self.degree > 1] for messages in self.messages]
 
     def stepped(self, number: int, own_losses: int, losses: int) -> None:
         """See Exchange. The opening steps are not averaged: the first round begins at their end."""
@@ -86,17 +99,16 @@ class Averaging(Replicas):
                 for anchor, copy in zip(self.anchors, self.copies):
                     anchor.copy_(copy.master)
             return
-        for fragment in range(len(self.fragments)):
-            self.own[fragment] += own_losses
-            self.all[fragment] += losses
+        self.losses += torch.tensor((own_losses, losses))
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
         """See Exchange. What leaves is a copy: the weights may change until MERGE."""
         indices = self.fragments[fragment]
         masters = [self.copies[index].master for index in indices]
-        share = self.own[fragment] / self.all[fragment]
-        self.own[fragment] = self.all[fragment] = 0
+        own, every = self.losses[fragment].tolist()
+        self.losses[fragment].zero_()
+        share = own / every
         then = [master.clone() for master in masters] if self.overlaps else masters
         if self.anchors:
             sent = [self.anchors[index] - master for index, master in zip(indices, masters)]
@@ -104,14 +116,18 @@ class Averaging(Replicas):
             sent = [master.clone() for master in masters]
         if sent:
             torch._foreach_mul_(sent, share)
-        channel = (self.whole if self.number < self.wire_from and self.whole else self.sums)[fragment]
-        self.flying[fragment] = then, sent, None if channel is None else channel.start(sent)
+        place = {index: number for number, index in enumerate(indices)}
+        sums = (self.whole if self.number < self.wire_from and self.whole else self.sums)[fragment]
+        handles = [
+            one.start([sent[place[index]] for index in message]) for one, message in zip(sums, self.messages[fragment])
+        ]
+        self.flying[fragment] = then, sent, handles
 
     @torch.no_grad()
     def merge(self, fragment: int) -> None:
         """See Exchange."""
-        then, sums, handle = self.flying.pop(fragment)
-        if handle is not None:
+        then, sums, handles = self.flying.pop(fragment)
+        for handle in handles:
             handle.wait()
         if not sums:
             return
@@ -167,24 +183,24 @@ class Averaging(Replicas):
             found[f"outer.anchor.model.{name}"] = anchor.detach()
             if self.momentum and self.outer is not None:
                 found[f"outer.momentum.model.{name}"] = self.outer.state[anchor]["momentum_buffer"]
-        for number, one in enumerate(self.sums):
-            found |= {kept_name(number, name): value for name, value in (one.state() if one else {}).items()}
+        if self.degree > 1 and not self.agrees:
+            found[LOSSES] = self.losses
+        for number, one in enumerate(itertools.chain(*self.sums)):
+            found |= {kept_name(number, name): value for name, value in one.state().items()}
         return found
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """See Exchange."""
         for then, sent, _ in self.flying.values():
             yield from (*sent, *(then if self.overlaps else ()))
-        for one in (*self.sums, *self.whole):
-            if one is not None:
-                yield from one.buffers()
+        for one in itertools.chain(*self.sums, *self.whole):
+            yield from one.buffers()
 
     def close(self) -> None:
         """See Exchange."""
         self.channel.close()
-        for one in (*self.sums, *self.whole):
-            if one is not None:
-                one.close()
+        for one in itertools.chain(*self.sums, *self.whole):
+            one.close()
         self.group = None
 
 

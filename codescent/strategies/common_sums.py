@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from codescent.base.counted import counted
 from codescent.plan import AXES, DTYPE_BYTES, ROUND_SCALARS, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
+from codescent.plan.wire import Wire
 
 DATA = ("dp_replicate", "dp_shard", "cp")
 """The axes over which gradients are summed."""
@@ -47,7 +48,7 @@ def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
     A message is summed over three or more ranks piece by piece. Each piece has its own order of ranks. The length of
     the message decides where the pieces begin. If tp divides a tensor unequally, its ranks send messages of different
     lengths. Their copies of other tensors would then drift apart. So the first rank of tp sends its gradients to the
-    others.
+    others. With a lossy `wire` it always does: what a value is rounded to depends on its neighbours in the message.
     """
     mesh = plan.mesh
     unequal = any(
@@ -55,7 +56,9 @@ def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
         for tensor in tensors
         if tensor.parameter.trained and "tp" in tensor.gradients.shards
     )
-    if not unequal or mesh.degree(mesh.joint(*(axis for axis in DATA if axis not in plan.apart))) < 3:
+    replicas = mesh.degree(mesh.joint(*(axis for axis in DATA if axis not in plan.apart)))
+    rounds = Wire.parse(plan.layout.wire).lossy and not plan.apart
+    if mesh.tp == 1 or not ((replicas > 2 and unequal) or (replicas > 1 and rounds)):
         return []
     return [
         tensor

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from codescent.base.refusal import Change, Refusal
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, KeptTensor, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.strategy import Candidate, Gradients, Held, Strategy, ThisRank
@@ -52,6 +53,25 @@ class DDP(Strategy):
     def serves(self, run: Candidate | Plan) -> bool:
         """True if there are replicas, and zero does not reduce their gradients."""
         return run.mesh.degree(replicas(run)) > 1 and run.mesh.dp_shard == 1
+
+    def refuse(self, candidate: Candidate) -> Iterator[str]:
+        """Refuse a `wire` that has no gradients to send, or not all of them."""
+        layout, mesh = candidate.layout, candidate.mesh
+        if layout.wire == "none" or layout.apart:
+            return
+        without, given = Change({"parallel.wire": "none"}), f'parallel.wire = "{layout.wire}"'
+        if layout.reduce_dtype != "auto":
+            said = f'{given}: parallel.reduce_dtype = "{layout.reduce_dtype}" is another format of the same messages'
+            yield Refusal(said, [Change({"parallel.reduce_dtype": "auto"}), without])
+        if mesh.degree(replicas(candidate)) == 1 and candidate.world_size > 1:
+            yield Refusal(
+                f"{given}: sends gradients along parallel.dp_replicate, which is 1; activations, and what travels "
+                "along dp_shard, tp and pp, have the format of train.precision",
+                [without],
+            )
+        elif mesh.dp_shard > 1:
+            said = f"{given}: with parallel.dp_shard = {mesh.dp_shard} torch's fully_shard sums the gradients"
+            yield Refusal(said, [without])
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Add a second copy of the gradients if their sums over micro-batches and their messages differ in dtype."""

@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from codescent.base.counted import plural
+from codescent.base.counted import counted
 from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, Collective, Instruction, KeptTensor, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire
 from codescent.strategies.gossip_graphs import SYMMETRIC, Graph
+from codescent.strategies.local_sgd import AXIS, by_holders
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
 
-AXIS = "dp_replicate"
 SKETCH = 1024
 """Random projections of the weights from which the distance of the replicas is estimated: standard error
 sqrt(2 / 1024), 4.4 % of its square."""
@@ -59,45 +59,28 @@ class Gossip(Strategy):
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """The messages of an exchange, and the sum of the projections where the ranks agree."""
-        layout, graph, numel = plan.layout, graph_of(plan), numel_of(plan, stage)
-        if not numel:
+        numels, dtype, every = numels_of(plan, stage), plan.trained[0].optimizer_dtype, plan.schedule.agrees_every
+        if not numels:
             return
-        dtype, wire = plan.trained[0].optimizer_dtype, Wire.parse(layout.wire)
-        rests = f", {plural(graph.resting, 'replica')} in turn without a partner" if graph.resting else ""
-        what, whole = f"weights, to {plural(graph.messages, 'neighbour')}{rests}", numel * DTYPE_BYTES[dtype]
-        sent = Traffic(
-            *(Collective.SEND, AXIS, whole, dtype, Verb.EXCHANGE, None, what),
-            times=graph.messages,
-            every=layout.gossip_every,
-            at=layout.gossip_every - 1,
-        )
-        if not wire.lossy:
-            yield sent
-        else:
-            if layout.wire_from:
-                yield replace(sent, until=layout.wire_from)
-            what, size = f"{what}: differences in {wire}", message_bytes(wire, numel, dtype)
-            kind = wire.message_dtype if wire.coded else "uint8"
-            yield replace(sent, payload_bytes=size, dtype=kind, what=what, since=layout.wire_from)
-        if layout.gossip == "push-sum":
-            yield replace(sent, payload_bytes=8, dtype="fp64", what="push-sum weight")
-        every = plan.schedule.agrees_every
+        for numel in numels:
+            yield from _messages(plan, numel, dtype)
+        if plan.layout.gossip == "push-sum":
+            yield replace(_message(plan, 1, "fp64"), what="push-sum weight")
         what = "projections of the weights, for the distance of the replicas"
-        yield Traffic(
-            *(Collective.ALL_REDUCE, AXIS, SKETCH * 8, "fp64", Verb.EXCHANGE, None, what), every=every, at=every - 1
-        )
+        sum_of = Traffic(Collective.ALL_REDUCE, AXIS, SKETCH * 8, "fp64", Verb.EXCHANGE, None, what)
+        yield replace(sum_of, every=every, at=every - 1)
 
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
-        """Push-sum: the numerators and the weight. With a lossy wire: the public copy, and the neighbours' mixed."""
-        numel, dtype = numel_of(plan, stage), plan.trained[0].optimizer_dtype
-        if not numel:
-            return
-        if plan.layout.gossip == "push-sum":
-            yield KeptTensor("gossip.numerator", (numel,), dtype)
+        """Push-sum: the weight and the numerators. With a lossy wire: the public copies, and the neighbours' mixed."""
+        numels, dtype = numels_of(plan, stage), plan.trained[0].optimizer_dtype
+        if numels and plan.layout.gossip == "push-sum":
             yield KeptTensor("gossip.weight", (1,), "fp64")
-        if Wire.parse(plan.layout.wire).lossy:
-            yield KeptTensor("gossip.public", (numel,), dtype)
-            yield KeptTensor("gossip.mixed", (numel,), dtype)
+        for number, numel in enumerate(numels):
+            if plan.layout.gossip == "push-sum":
+                yield KeptTensor(f"gossip.{number}.numerator", (numel,), dtype)
+            if Wire.parse(plan.layout.wire).lossy:
+                yield KeptTensor(f"gossip.{number}.public", (numel,), dtype)
+                yield KeptTensor(f"gossip.{number}.mixed", (numel,), dtype)
 
     def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
         """`Mixing`, which does EXCHANGE."""
@@ -111,10 +94,34 @@ def graph_of(plan: Plan) -> Graph:
     return Graph(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed, plan.layout.gossip_rate)
 
 
-def numel_of(plan: Plan, stage: int) -> int:
-    """Elements of the weights that a rank of a stage exchanges: all that it trains."""
-    tensors = (tensor for tensor in plan.held_by(stage) if tensor.parameter.trained)
-    return sum(tensor.optimizer.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
+def numels_of(plan: Plan, stage: int) -> list[int]:
+    """Elements of each message of an exchange: of the tensors that the same ranks of a replica hold."""
+    trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
+    return [
+        sum(tensor.optimizer.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
+        for tensors in by_holders(plan, trained)
+    ]
+
+
+def _message(plan: Plan, numel: int, dtype: str) -> Traffic:
+    """The messages of an exchange to all neighbours, of so many elements."""
+    layout, graph = plan.layout, graph_of(plan)
+    rests = f", {counted(graph.resting, 'replica')} in turn without a partner" if graph.resting else ""
+    what, size = f"weights, to {counted(graph.messages, 'neighbour')}{rests}", numel * DTYPE_BYTES[dtype]
+    sent = Traffic(Collective.SEND, AXIS, size, dtype, Verb.EXCHANGE, None, what, graph.messages)
+    return replace(sent, every=layout.gossip_every, at=layout.gossip_every - 1)
+
+
+def _messages(plan: Plan, numel: int, dtype: str) -> Iterator[Traffic]:
+    """`_message` in the format of parallel.wire, and before wire_from as it is."""
+    wire, since, sent = Wire.parse(plan.layout.wire), plan.layout.wire_from, _message(plan, numel, dtype)
+    if not wire.lossy:
+        yield sent
+        return
+    if since:
+        yield replace(sent, until=since)
+    kind, size = wire.message_dtype if wire.coded else "uint8", message_bytes(wire, numel, dtype)
+    yield replace(sent, payload_bytes=size, dtype=kind, what=f"{sent.what}: differences in {wire}", since=since)
 
 
 def message_bytes(wire: Wire, numel: int, dtype: str) -> int:

@@ -3,16 +3,18 @@ Does not sum gradients over replicas and does not send anything: averaging.py av
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from codescent.base.nearest import nearest_multiples
+from codescent.base.nearest import divisors, nearest, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import (
     DTYPE_BYTES,
     Collective,
     Instruction,
     KeptTensor,
+    Layout,
     Plan,
     Schedule,
     TensorPlan,
@@ -24,6 +26,8 @@ from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
 
 AXIS = "dp_replicate"
+LOSSES = "outer.losses"
+"""Name of the tensor that counts, for each fragment, the losses of this replica and of all since the fragment left."""
 
 
 class LocalSGD(Strategy):
@@ -43,8 +47,10 @@ class LocalSGD(Strategy):
         """Refuse keys that act within a round, rounds without room for their exchanges, and layouts that know one copy
         of the weights only."""
         if self.serves(candidate):
+            yield from _lonely(candidate)
             yield from _wrong_rounds(candidate)
             yield from _wrong_fragments(candidate)
+            yield from _wrong_outer(candidate)
         elif candidate.layout.outer_optimizer != "none":
             yield Refusal(
                 f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
@@ -79,15 +85,16 @@ class LocalSGD(Strategy):
         if plan.mesh.degree(AXIS) == 1:
             return
         if opening:
-            tensors = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
-            dtype = tensors[0].bucket_dtype or tensors[0].gradient_dtype
-            numel = sum(tensor.gradients.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
-            size, what = numel * DTYPE_BYTES[dtype], "gradients of an opening step"
-            yield Traffic(Collective.ALL_REDUCE, AXIS, size, dtype, Verb.REDUCE, None, what, until=opening)
+            trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
+            for tensors in by_holders(plan, trained):
+                dtype = tensors[0].bucket_dtype or tensors[0].gradient_dtype
+                numel = sum(tensor.gradients.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
+                size, what = numel * DTYPE_BYTES[dtype], "gradients of an opening step"
+                yield Traffic(Collective.ALL_REDUCE, AXIS, size, dtype, Verb.REDUCE, None, what, until=opening)
         leaving = departures(layout.average_every, layout.fragments, layout.overlap_steps)
         during = Verb.BACKWARD if layout.overlap_steps else None
-        for fragment, (step, tensors) in enumerate(zip(leaving, fragments_of(plan, stage), strict=True)):
-            shapes = [tensor.optimizer.sizes(tensor.parameter.shape, plan.mesh) for tensor in tensors]
+        for fragment, tensors in messages_of(plan, stage):
+            step, shapes = leaving[fragment], _shapes(plan, tensors)
             what = "weights" if layout.fragments == 1 else f"weights of fragment {fragment}"
             for record in sums_of(plan, shapes):
                 yield replace(
@@ -112,11 +119,13 @@ class LocalSGD(Strategy):
                     yield KeptTensor(f"outer.momentum.model.{name}", shape, dtype, tensor.optimizer)
         if plan.mesh.degree(AXIS) == 1:
             return
-        for fragment, tensors in enumerate(fragments_of(plan, stage)):
-            shapes = [tensor.optimizer.sizes(tensor.parameter.shape, plan.mesh) for tensor in tensors]
-            dtype = tensors[0].optimizer_dtype if tensors else "fp32"
-            for state in Wire.parse(plan.layout.wire).state(shapes, dtype, plan.mesh.degree(AXIS)):
-                yield KeptTensor(kept_name(fragment, state.name), state.shape, state.dtype)
+        if not plan.layout.agrees_at_ends:  # else nothing is counted at the end of a round
+            yield KeptTensor(LOSSES, (plan.layout.fragments, 2), "fp64")
+        for number, (_, tensors) in enumerate(messages_of(plan, stage)):
+            for state in Wire.parse(plan.layout.wire).state(
+                _shapes(plan, tensors), tensors[0].optimizer_dtype, plan.mesh.degree(AXIS)
+            ):
+                yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
 
     def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
         """`Averaging`, which does AVERAGE and MERGE."""
@@ -156,14 +165,35 @@ def fragments_of(plan: Plan, stage: int) -> list[list[TensorPlan]]:
     return found
 
 
+def messages_of(plan: Plan, stage: int) -> list[tuple[int, list[TensorPlan]]]:
+    """The tensors of each sum of a stage, with the fragment that they belong to."""
+    fragments = enumerate(fragments_of(plan, stage))
+    return [(fragment, tensors) for fragment, whole in fragments for tensors in by_holders(plan, whole)]
+
+
+def by_holders(plan: Plan, tensors: Sequence[TensorPlan]) -> list[list[TensorPlan]]:
+    """Tensors that the same ranks of a replica hold, in one list.
+
+    Some tensors have copies on all ranks of tp, or on two stages. These ranks then send equal messages. In messages
+    with other tensors the copies would be rounded, or added, in other ways on each of these ranks, and drift apart.
+    """
+    found: dict[object, list[TensorPlan]] = {}
+    for tensor in tensors:
+        found.setdefault(("tp" in tensor.optimizer.shards, plan.stages_of(tensor)), []).append(tensor)
+    return list(found.values())
+
+
+def _shapes(plan: Plan, tensors: Sequence[TensorPlan]) -> list[tuple[int, ...]]:
+    """Of what the largest rank of a stage updates of each tensor."""
+    return [tensor.optimizer.sizes(tensor.parameter.shape, plan.mesh) for tensor in tensors]
+
+
 def sums_of(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Iterator[Traffic]:
     """The collectives of one sum over replicas of tensors of these shapes, in the format of `wire`."""
     layout, degree = plan.layout, plan.mesh.degree(AXIS)
     dtype = plan.trained[0].optimizer_dtype
     wire, whole = Wire.parse(layout.wire), Wire()
     since = layout.wire_from if wire.lossy else 0
-    if not shapes:
-        return
     for form, first, until in ((whole, 0, since), (wire, since, None)):
         if until == 0:
             continue
@@ -183,16 +213,45 @@ def sums_of(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Iterator[Traffic]:
             )
 
 
+def _lonely(candidate: Candidate) -> Iterator[str]:
+    """A problem: several ranks, but one replica. The ranks of other axes hold parts of it, and work on every step."""
+    if candidate.mesh.degree(AXIS) == 1 and candidate.world_size > 1:
+        yield Refusal(
+            f"parallel.average_every = {candidate.layout.average_every}: needs replicas that can train apart, and "
+            "parallel.dp_replicate is 1; ranks along dp_shard, tp, pp and cp share each step",
+            [Change({"parallel.average_every": 0})],
+        )
+
+
+def _wrong_outer(candidate: Candidate) -> Iterator[str]:
+    """A problem: Nesterov's method without a momentum."""
+    if candidate.layout.outer_optimizer == "nesterov" and candidate.layout.outer_momentum == 0:
+        yield Refusal(
+            'parallel.outer_optimizer = "nesterov": parallel.outer_momentum = 0 leaves plain SGD',
+            [Change({"parallel.outer_optimizer": "sgd"}), Change({"parallel.outer_momentum": 0.9})],
+        )
+
+
 def _wrong_rounds(candidate: Candidate) -> Iterator[str]:
     """Problems: keys whose steps are not at the end of a round."""
     layout, period = candidate.layout, candidate.layout.average_every
-    for key, steps in (*candidate.due.items(), ("parallel.synchronous_steps", layout.synchronous_steps)):
+    due = {**candidate.due, "parallel.synchronous_steps": layout.synchronous_steps}
+    periods = [number for number in divisors(math.gcd(*due.values())) if _has_room(layout, number)]
+    for key, steps in due.items():
         if steps % period:
             yield Refusal(
                 f"{key} = {steps}: not a multiple of parallel.average_every = {period}; replicas agree at the end of a "
                 "round only",
-                each(key, nearest_multiples(steps, period)),
+                [
+                    *each(key, nearest_multiples(steps, period)),
+                    *each("parallel.average_every", nearest(periods, period)),
+                ],
             )
+
+
+def _has_room(layout: Layout, period: int) -> bool:
+    """Whether a round of so many steps has room for the fragments and their way."""
+    return period >= layout.fragments + layout.overlap_steps
 
 
 def _wrong_fragments(candidate: Candidate) -> Iterator[str]:

@@ -18,8 +18,9 @@ from codescent.plan.wire import Wire
 from codescent.strategies.averaging import Replicas
 from codescent.strategies.collectives import all_reduce
 from codescent.strategies.differences import Differences
-from codescent.strategies.gossip import AXIS, SKETCH, graph_of
+from codescent.strategies.gossip import SKETCH, graph_of
 from codescent.strategies.gossip_graphs import Row
+from codescent.strategies.local_sgd import AXIS
 from codescent.strategies.strategy import Copy, ThisRank
 
 SKETCHED = 1 << 22
@@ -41,18 +42,18 @@ class Mixing(Replicas):
     def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan, layout = this_rank.plan, this_rank.plan.layout
-        self.graph, self.every = graph_of(plan), layout.gossip_every
+        self.graph, self.every, self.wire_from = graph_of(plan), layout.gossip_every, layout.wire_from
         self.index, self.number = this_rank.coordinates[AXIS], 0
-        self.sizes = [copy.master.numel() for copy in self.copies]
-        wire, self.wire_from = Wire.parse(layout.wire), layout.wire_from
-        self.numerator: Tensor | None = None
+        self.parts = [_Part([self.copies[index] for index in indices]) for indices in self.alike]
         self.weight: Tensor | None = None
-        self.differences: Differences | None = None
-        if self.copies and layout.gossip == "push-sum":
-            self.numerator = self._weights()
-            self.weight = torch.ones(1, dtype=torch.float64, device=self.numerator.device)
-        if self.copies and wire.lossy:
-            self.differences = Differences(wire, self._weights())
+        wire = Wire.parse(layout.wire)
+        for part in self.parts:
+            whole = part.weights()
+            if layout.gossip == "push-sum":
+                part.numerator = whole
+                self.weight = torch.ones(1, dtype=torch.float64, device=whole.device)
+            if wire.lossy:
+                part.differences = Differences(wire, whole)
         self.flying: _Flying | None = None
 
     def stepped(self, number: int, own_losses: int, losses: int) -> None:
@@ -62,70 +63,51 @@ class Mixing(Replicas):
     @torch.no_grad()
     def average(self, fragment: int) -> None:
         """See Exchange: send to the neighbours, begin to receive from them."""
-        if not self.copies:
-            return
         round_number = self.number // self.every
         row, targets = self.graph.matrix(round_number)[self.index], self.graph.targets(round_number, self.index)
-        whole, differences = self._numerators(), None
-        if self.differences is not None and self.number >= self.wire_from:
-            differences = self.differences.encode(whole)
-        flight = Flight(Collective.SEND, self.group)
-        values, ops = self._ops(whole if differences is None else differences, row, targets, 0)
-        weights: dict[int, Tensor] = {}
-        if self.weight is not None:
-            weights, more = self._ops(self.weight.clone(), row, targets, 1)
-            ops += more
-        works = dist.batch_isend_irecv(ops) if ops else []
-        self.flying = _Flying(row, whole, differences is None, values, weights, works, flight)
-
-    def _ops(
-        self, message: Tensor, row: Row, targets: Sequence[int], tag: int
-    ) -> tuple[dict[int, Tensor], list[dist.P2POp]]:
-        """By replica of the row: what arrives from it. The sends and receives for it."""
-        values = {source: message if source == self.index else torch.empty_like(message) for source in row}
-        ops = [
-            dist.P2POp(dist.irecv, memory, group=self.group, tag=tag, group_peer=source)
-            for source, memory in values.items()
-            if source != self.index
+        flight, is_whole, ops = Flight(Collective.SEND, self.group), self.number < self.wire_from, list[dist.P2POp]()
+        wholes = [part.mixable(self.weight) for part in self.parts]
+        messages = [
+            whole if part.differences is None or is_whole else part.differences.encode(whole)
+            for part, whole in zip(self.parts, wholes)
         ]
-        ops += [dist.P2POp(dist.isend, message, group=self.group, tag=tag, group_peer=target) for target in targets]
-        return values, ops
+        values = [self._ops(message, row, targets, ops) for message in messages]
+        weights = {} if self.weight is None else self._ops(self.weight.clone(), row, targets, ops)
+        works = dist.batch_isend_irecv(ops) if ops else []
+        self.flying = _Flying(row, wholes, is_whole, values, weights, works, flight)
+
+    def _ops(self, message: Tensor, row: Row, targets: Sequence[int], ops: list[dist.P2POp]) -> dict[int, Tensor]:
+        """Add sends and receives of a message to `ops`. Returns by replica of the row what arrives from it.
+
+        Messages between two replicas arrive in the order of `ops`.
+        """
+        values = {source: message if source == self.index else torch.empty_like(message) for source in row}
+        for source, memory in values.items():
+            if source != self.index:
+                ops.append(dist.P2POp(dist.irecv, memory, group=self.group, group_peer=source))
+        ops += [dist.P2POp(dist.isend, message, group=self.group, group_peer=target) for target in targets]
+        return values
 
     @torch.no_grad()
     def merge(self, fragment: int) -> None:
         """See Exchange: wait for the neighbours' weights, and mix them."""
-        if self.flying is None:
-            return
+        assert self.flying is not None
         one, self.flying = self.flying, None
         with waiting():
             for work in one.works:
                 work.wait()
         one.flight.waited()
-        if self.differences is None or one.is_whole:
-            mixed = _mixed(one.row, one.values)
-            if self.differences is not None:
-                self.differences.restart(one.whole, mixed)
-        else:
-            mixed = self.differences.mix(one.whole, self.index, one.row, one.values)
-        if self.numerator is not None and self.weight is not None:
-            self.numerator.copy_(mixed)
+        if self.weight is not None:
             self.weight.copy_(_mixed(one.row, one.weights))
-            mixed = self.numerator / self.weight.to(mixed.dtype)
-        for copy, piece in zip(self.copies, torch.split(mixed, self.sizes)):
-            copy.master.copy_(piece.view_as(copy.master))
-            if copy.weights is not copy.master:
-                copy.weights.copy_(copy.master)
-
-    def _weights(self) -> Tensor:
-        """The weights of this rank as one vector, copied."""
-        return torch.cat([copy.master.detach().reshape(-1) for copy in self.copies])
-
-    def _numerators(self) -> Tensor:
-        """What is mixed: the weights; with push-sum the numerators, with what training has changed since."""
-        weights = self._weights()
-        if self.numerator is None or self.weight is None:
-            return weights
-        return self.numerator + (weights - self.numerator / self.weight.to(weights.dtype))
+        for part, whole, values in zip(self.parts, one.wholes, one.values):
+            if part.differences is None:
+                part.put(_mixed(one.row, values), self.weight)
+            elif one.is_whole:
+                mixed = _mixed(one.row, values)
+                part.differences.restart(whole, mixed)
+                part.put(mixed, self.weight)
+            else:
+                part.put(part.differences.mix(whole, self.index, one.row, values), self.weight)
 
     @torch.no_grad()
     def distance(self) -> Tensor:
@@ -143,21 +125,23 @@ class Mixing(Replicas):
     @torch.no_grad()
     def means(self) -> Sequence[Tensor]:
         """See Exchange. With push-sum the sum of the numerators over the number of replicas."""
-        if not self.copies:
-            return []
-        pieces = torch.split(self._numerators().div_(self.degree), self.sizes)
-        found = [piece.view_as(copy.master).clone() for copy, piece in zip(self.copies, pieces)]
-        for mean in found:
+        found = dict[int, Tensor]()
+        for part, indices in zip(self.parts, self.alike):
+            mean = part.mixable(self.weight).div_(self.degree)
             all_reduce(mean, group=self.group)
-        return found
+            pieces = torch.split(mean, part.sizes)
+            found |= {index: piece.view_as(self.copies[index].master) for index, piece in zip(indices, pieces)}
+        return [found[index].clone() for index in range(len(self.copies))]  # one by one: a view would be saved whole
 
     def state(self) -> Mapping[str, Tensor]:
         """See Exchange."""
-        found: dict[str, Tensor] = {}
-        if self.numerator is not None and self.weight is not None:
-            found |= {"gossip.numerator": self.numerator, "gossip.weight": self.weight}
-        if self.differences is not None:
-            found |= {"gossip.public": self.differences.public, "gossip.mixed": self.differences.mixed}
+        found: dict[str, Tensor] = {} if self.weight is None else {"gossip.weight": self.weight}
+        for number, part in enumerate(self.parts):
+            if part.numerator is not None:
+                found[f"gossip.{number}.numerator"] = part.numerator
+            if part.differences is not None:
+                found[f"gossip.{number}.public"] = part.differences.public
+                found[f"gossip.{number}.mixed"] = part.differences.mixed
         return found
 
     def buffers(self) -> Iterator[Tensor]:
@@ -169,22 +153,56 @@ class Mixing(Replicas):
         self.group = None
 
 
+class _Part:
+    """Weights that travel in one message.
+
+    `numerator`: push-sum, after the last exchange. `differences`: with a lossy wire.
+    """
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self.copies = copies
+        self.sizes = [copy.master.numel() for copy in copies]
+        self.numerator: Tensor | None = None
+        self.differences: Differences | None = None
+
+    def weights(self) -> Tensor:
+        """The weights of this rank as one vector, copied."""
+        return torch.cat([copy.master.detach().reshape(-1) for copy in self.copies])
+
+    def mixable(self, weight: Tensor | None) -> Tensor:
+        """What is mixed: the weights; with push-sum the numerators, with what training has changed since. A copy."""
+        weights = self.weights()
+        if self.numerator is None or weight is None:
+            return weights
+        return self.numerator + (weights - self.numerator / weight.to(weights.dtype))
+
+    def put(self, mixed: Tensor, weight: Tensor | None) -> None:
+        """Replace the weights."""
+        if self.numerator is not None and weight is not None:
+            self.numerator.copy_(mixed)
+            mixed = self.numerator / weight.to(mixed.dtype)
+        for copy, piece in zip(self.copies, torch.split(mixed, self.sizes)):
+            copy.master.copy_(piece.view_as(copy.master))
+            if copy.weights is not copy.master:
+                copy.weights.copy_(copy.master)
+
+
 @dataclass
 class _Flying:
     """An exchange that has begun.
 
     Attributes:
         row: of the mixing matrix.
-        whole: what this replica mixes.
-        is_whole: whether it was sent so; else differences to its public copy.
-        values: by replica of the row: its message.
-        weights: push-sum: its weight.
+        wholes: by part: what this replica mixes.
+        is_whole: whether it is sent so, whatever the wire; else differences to its public copy are.
+        values: by part and replica of the row: its message.
+        weights: push-sum: by replica of the row, its weight.
     """
 
     row: Row
-    whole: Tensor
+    wholes: list[Tensor]
     is_whole: bool
-    values: dict[int, Tensor]
+    values: list[dict[int, Tensor]]
     weights: dict[int, Tensor]
     works: list[Any]
     flight: Flight
