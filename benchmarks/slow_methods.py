@@ -12,7 +12,33 @@ REPLICAS = "parallel.dp_replicate={ranks}"
 DDP = Method("ddp", (REPLICAS,))
 """Gradients in fp32, summed in each step: what the other methods are compared with."""
 
-METHODS = (DDP,)
+
+def _wire(form: str) -> Method:
+    """Gradients of each step in another format."""
+    return Method(f"wire {form}", (REPLICAS, f"parallel.wire={form}"), "wire")
+
+
+def _mean(period: int, *more: str, name: str = "") -> Method:
+    """Weights averaged after each `period` steps."""
+    words = (REPLICAS, f"parallel.average_every={period}", *more)
+    return Method(name or f"mean every {period}", words, "local_sgd", period)
+
+
+def _outer(period: int, form: str = "none", *more: str, name: str = "") -> Method:
+    """DiLoCo: Nesterov steps with the mean change of a round."""
+    title = f"nesterov every {period}" + ("" if form == "none" else f", {form}") + name
+    wire = () if form == "none" else (f"parallel.wire={form}",)
+    return _mean(period, "parallel.outer_optimizer=nesterov", *wire, *more, name=title)
+
+
+METHODS = (
+    DDP,
+    *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "powersgd:32", "topk:0.01")),
+    *(_mean(period) for period in (25, 50, 100)),
+    *(_outer(period) for period in (25, 50, 100)),
+    *(_outer(period, "int4") for period in (25, 40, 50)),
+    _outer(40, "int4", "parallel.fragments=3", "parallel.overlap_steps=5", name=", 3 fragments, 5 steps under way"),
+)
 """Rows of the table, in this order. The first is DDP."""
 
 

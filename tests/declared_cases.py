@@ -318,6 +318,52 @@ def kind_cases() -> dict[str, Case]:
     return cases
 
 
+WIRES = ("none", "bf16", "int8", "int4", "sign", "powersgd:2", "topk:0.1")
+
+
+def round_cases() -> dict[str, Case]:
+    """Several steps of each: replicas that train apart, and gradients, in each format of `wire`."""
+    outer: dict[str, Any] = {"average_every": 4, "outer_optimizer": "nesterov"}
+    stream: dict[str, Any] = {**outer, "fragments": 2, "overlap_steps": 1, "synchronous_steps": 4, "wire_from": 6}
+    cases: dict[str, Case] = {}
+    for wire in WIRES:
+        for ranks in (2, 3):
+            cases[f"rounds on {ranks}, {wire}"] = case(dp_replicate=ranks, wire=wire, average_every=2)
+            if wire != "none":
+                cases[f"ddp on {ranks}, {wire}"] = case("bf16", 2, dp_replicate=ranks, wire=wire, wire_from=1)
+        cases[f"stream on 64, {wire}"] = case("bf16", dp_replicate=64, wire=wire, **stream)
+        if wire != "none":
+            cases[f"ddp on 64, {wire}"] = case("fp32", 2, dp_replicate=32, tp=2, wire=wire)
+    five = {"num_layers": 5}
+    cases |= {
+        "stream x tp": case("fp32", dp_replicate=2, tp=2, wire="int4", **stream),
+        "stream x pp": case("bf16", 4, dp_replicate=3, pp=2, wire="powersgd:2", model=five, **stream),
+        "stream x zero 1": case("bf16", 2, dp_replicate=2, dp_shard=2, zero_stage=1, wire="int8", **stream),
+        "stream x zero 3": case(
+            "fp32", dp_replicate=4, dp_shard=4, wire="topk:0.1", model={"hidden_dim": 36}, **stream
+        ),
+        "outer x cp": case(dp_replicate=2, cp=2, **outer),
+        "outer x muon": case(dp_replicate=2, dp_shard=2, optimizer={"kind": "muon"}, **outer),
+        "outer x lora": case(dp_replicate=2, tp=2, lora={"rank": 3}, wire="int8", **outer),
+        "outer x everything 64": case("bf16", 4, dp_replicate=4, pp=2, dp_shard=2, cp=2, tp=2, model=five, **outer),
+        "ddp x cp x tp, sign": case("fp32", dp_replicate=2, cp=2, tp=2, wire="sign", model={"num_heads": 4}),
+        "ddp x pp, int4": case("fp32", 4, dp_replicate=2, pp=2, wire="int4", model=five),
+    }
+    return cases
+
+
+ROUNDS = round_cases()
+ON_GLOO = (
+    "rounds on 2, none",
+    "rounds on 3, int4",
+    "ddp on 2, powersgd:2",
+    "ddp on 3, int8",
+    "stream x tp",
+    "stream x zero 1",
+)
+"""Of ROUNDS: those that run on real ranks, too."""
+
+
 def named(**kinds: dict[str, Case]) -> dict[str, Case]:
     return {f"{kind}: {name}": of for kind, cases in kinds.items() for name, of in cases.items()}
 

@@ -22,6 +22,7 @@ from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
+from codescent.strategies.wire import Channel, Pending
 from codescent.train import assemble
 from codescent.train.assemble import Trainer
 from codescent.train.world import World
@@ -151,6 +152,45 @@ def observed_step(case: dict[str, Any], rank: int, world: World | None = None) -
     return answer
 
 
+def observed_steps(case: dict[str, Any], rank: int, world: World | None = None) -> Answer:
+    """What a rank issues in each step: of the opening ones, those before a `wire` begins, and two rounds after them."""
+    plan = plan_of(case)
+    inline()
+    trainer = trainer_of(case, plan, rank, world=world)
+    executor, issued = trainer.executor, []
+    with Watch(fake=world is not None) as watch:
+
+        def watched(act: Callable[[Instruction], None]) -> Callable[[Instruction], None]:
+            def arm(instruction: Instruction) -> None:
+                watch.verb = instruction.verb
+                act(instruction)
+                watch.verb = None
+
+            return arm
+
+        executor.arms = {verb: watched(act) for verb, act in executor.arms.items()}
+        for number in range(max(plan.layout.synchronous_steps, plan.layout.wire_from) + 2 * plan.schedule.period):
+            executor.step(number, 1e-3)
+            issued.append(watch.issued)
+            watch.issued = []
+    kept = dict(executor.gradients.state()) | dict(executor.exchange.state() if executor.exchange else {})
+    answer = {"issued": issued, "counted": executor.memory.most}
+    answer["kept"] = {name: [list(value.shape), value.element_size()] for name, value in kept.items()}
+    trainer.close()
+    return answer
+
+
+def inline() -> None:
+    """Sums in other formats run in the thread that begins them: a Watch sees one thread only."""
+
+    def start(channel: Channel, job: Callable[[], None]) -> Pending:
+        pending = Pending(job, channel.device)
+        pending.run(None)
+        return pending
+
+    Channel.start = start  # type: ignore[method-assign]
+
+
 class Held:
     """Bytes that a rank holds, looked at before each instruction of a step."""
 
@@ -230,23 +270,24 @@ def _ranks(args: Sequence[Any]) -> list[int]:
     raise AssertionError("a collective without a process group")
 
 
-def on_fake_ranks(place: Place, cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
-    """By case, each of its `ranks`, all in this process; a failure is its traceback."""
+def on_fake_ranks(place: Place, cases: dict[str, Any], *, rounds: bool = False) -> dict[str, dict[int, Answer]]:
+    """By case, each of its `ranks`, all in this process; a failure is its traceback. `rounds`: several steps."""
+    observed = observed_steps if rounds else observed_step
     answers: dict[str, dict[int, Answer]] = {}
     for name, case in cases.items():
         answers[name] = {}
         for rank in case["ranks"]:
             try:
                 with fake_world(rank, case["world_size"], "cpu") as world:
-                    answers[name][rank] = observed_step(case, rank, world)
+                    answers[name][rank] = observed(case, rank, world)
             except Exception:  # of this case; the others go on
                 answers[name][rank] = {"failed": traceback.format_exc()}
     return answers
 
 
-def on_gloo_rank(place: Place, case: dict[str, Any]) -> Answer:
-    """One rank of a case, each a process."""
+def on_gloo_rank(place: Place, case: dict[str, Any], *, rounds: bool = False) -> Answer:
+    """One rank of a case, each a process. `rounds`: several steps."""
     place.join()
-    answer = observed_step(case, place.rank)
+    answer = (observed_steps if rounds else observed_step)(case, place.rank)
     dist.barrier()
     return answer

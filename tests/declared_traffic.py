@@ -9,31 +9,32 @@ from typing import Any
 from codescent.plan import SENDS, Collective, Plan, Verb
 
 Key = tuple[Any, ...]
-DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "uint8": "uint8"}
 
 
-def declared(plan: Plan, rank: int) -> Counter[Key]:
-    """How often each collective of a rank is issued in a step, and during which verb."""
+def declared(plan: Plan, rank: int, number: int = 0) -> Counter[Key]:
+    """How often each collective of a rank is issued in step `number` (from 0), and during which verb."""
     counted: Counter[Key] = Counter()
     for record in plan.traffic:
-        if record.collective is Collective.COPY:
+        if record.collective is Collective.COPY or not record.runs_in(number):
             continue
         if record.stage in (None, plan.mesh.coordinates(rank)["pp"]):
             ranks = tuple(sorted(plan.mesh.group(record.axis, rank)))
-            verb = record.verb if record.verb in SENDS else record.during or record.verb
+            begins = record.verb in SENDS or record.verb is Verb.AVERAGE
+            verb = record.verb if begins else record.during or record.verb
             if verb is Verb.REDUCE and "bucket" in record.what:  # the last bucket: backward starts it and ends with it
                 verb = plan.schedule.weight_verb
             counted[str(record.collective), ranks, record.payload_bytes, DTYPE[record.dtype], str(verb)] += record.times
     return counted
 
 
-def check_issued(plan: Plan, rank: int, records: list[list[Any]]) -> None:
-    """What a rank has issued against the plan, which says how much for the fullest rank of a stage."""
+def check_issued(plan: Plan, rank: int, records: list[list[Any]], number: int = 0) -> None:
+    """What a rank has issued in a step against the plan, which says how much for the fullest rank of a stage."""
     issued = Counter((kind, tuple(ranks), *others) for kind, ranks, *others in records)
-    expected = declared(plan, rank)
+    expected = declared(plan, rank, number)
     first = plan.mesh.group("pp", 0)[plan.mesh.coordinates(rank)["pp"]]
     # In the last round of Muon some ranks have no matrix to send.
-    even = all(record.collective is not Collective.ALL_TO_ALL for record in plan.traffic)
+    even = not any(one.collective is Collective.ALL_TO_ALL and one.verb is Verb.STEP for one in plan.traffic)
     if rank == first or (even and parts(plan, rank) == parts(plan, first)):
         assert (dict(issued - expected), dict(expected - issued)) == ({}, {}), "(issued alone, declared alone)"
         return

@@ -287,6 +287,7 @@ def test_ranks_agree_where_keys_need_it(every: int, due: tuple[int, int, int], e
     [
         ({}, 1, "there is one replica", 'parallel.gossip = "none", or parallel.dp_replicate = 2 on 2 ranks'),
         ({"average_every": 2}, 2, "averages the same replicas", "parallel.average_every = 0, or"),
+        ({"servers": "workers"}, 2, "has the weights", 'parallel.servers = 0, or parallel.gossip = "none"'),
         ({"wire": "powersgd:2"}, 2, "summed over all replicas", 'parallel.wire = "int4" or "none"'),
         (
             {"wire": "int8", "gossip": "pairs"},

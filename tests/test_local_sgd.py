@@ -188,7 +188,7 @@ def simulated(
     counts: list[list[int]],
     keys: dict[str, Any],
 ) -> list[list[float]]:
-    """By rank, an element of a tensor after each step: of DiLoCo (Douillard et al. 2023, algorithm 1) and its stream."""
+    """By rank, an element of a tensor after each step (Douillard et al. 2023, "DiLoCo", algorithm 1)."""
     ranks, period, opening = len(pulls[0]), keys["average_every"], keys.get("synchronous_steps", 0)
     x = [torch.tensor(float(number), dtype=torch.float64) for _ in range(ranks)]
     anchor, momentum, since, flying = x[0], torch.tensor(0.0, dtype=torch.float64), [0] * ranks, None

@@ -94,6 +94,42 @@ def _look(
 
     `advises` False: the problems come without changes.
     """
+    problems, found = _look_at_workers(config, vocab_size, max(1, world_size - _servers(config)), advises=advises)
+    if servers := _servers(config):
+        problems = [*_no_worker(servers, world_size), *(_with_servers(problem, servers) for problem in problems)]
+    return problems, found
+
+
+def _servers(config: Config) -> int:
+    """Number of ranks that are servers and nothing else."""
+    return config.parallel.servers if isinstance(config.parallel.servers, int) else 0
+
+
+def _no_worker(servers: int, world_size: int) -> Iterator[str]:
+    """A problem if all ranks are servers."""
+    if servers >= world_size:
+        fewer = each("parallel.servers", [world_size - 1] if world_size > 1 else [0])
+        yield Refusal(
+            f"parallel.servers = {servers}: leaves no worker of {counted(world_size, 'rank')}",
+            [*fewer, Change({}, servers + 1)],
+        )
+
+
+def _with_servers(problem: str, servers: int) -> str:
+    """A problem of the workers. Its changes count them, and become changes that count all ranks."""
+    if not isinstance(problem, Refusal):
+        return problem
+    changes = (
+        change if change.ranks is None else dataclasses.replace(change, ranks=change.ranks + servers)
+        for change in problem.changes
+    )
+    return Refusal(problem.said, changes)
+
+
+def _look_at_workers(
+    config: Config, vocab_size: int | None, world_size: int, *, advises: bool
+) -> tuple[list[str], Accepted | None]:
+    """See `_look`. `world_size`: ranks of the mesh."""
     problems: list[str] = []
     resolved = resolve_into(config, vocab_size, problems)
     if resolved is None and config.train.global_batch_tokens is not None:  # the samples of a step are unknown

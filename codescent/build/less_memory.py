@@ -162,7 +162,7 @@ def _of(
     before = plan.trajectory()
     for change in changes:
         try:
-            other = build(changed(config, change), vocab_size, plan.mesh.world_size)
+            other = build(changed(config, change), vocab_size, plan.world_size)
         except (UserError, ValueError):
             continue
         yield Less(change, needed_bytes(other, plan, short), other.trajectory() == before)

@@ -37,7 +37,7 @@ class Began:
         degrees = {f"parallel.{axis}": plan.mesh.degree(axis) for axis in AXES}
         keys = {f"parallel.{field.name}": getattr(plan.layout, field.name) for field in fields(plan.layout)}
         batch = {"train.microbatch_size": plan.work.microbatch_size}
-        return cls(plan.trajectory(), {**degrees, **keys, **batch}, plan.mesh.world_size, plan.work.tokens)
+        return cls(plan.trajectory(), {**degrees, **keys, **batch}, plan.world_size, plan.work.tokens)
 
 
 def on_resume(error: UserError, config: Config, vocab_size: int | None, ranks: int, began: Began) -> UserError:

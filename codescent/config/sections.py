@@ -39,6 +39,9 @@ AVERAGES = other_than("parallel.average_every", 0)
 GOSSIPS = other_than("parallel.gossip", "none")
 """Only a run whose replicas exchange weights with neighbours reads the key."""
 
+SERVED = other_than("parallel.servers", 0)
+"""Only a run with parameter servers reads the key."""
+
 
 class Run(Section):
     """Name, folder and seed of the run."""
@@ -340,6 +343,25 @@ class Parallel(Section):
         1, "parts of the weights, by blocks, that are averaged one after the other in a round", ge=1, only=AVERAGES
     )
     overlap_steps: int = key(0, "steps that the replicas take while an average is under way", ge=0, only=AVERAGES)
+    servers: int | Literal["workers"] = key(
+        0,
+        "ranks that are parameter servers, behind those that train; each holds a part of the weights and of the "
+        "optimizer; workers: each rank that trains is also the server of a part; 0: none",
+        ge=0,
+        le=1024,
+    )
+    updates: Literal["synchronous", "asynchronous"] = key(
+        "synchronous",
+        "when servers update: synchronous: when all workers have sent the gradients of a step; asynchronous: after the "
+        "gradients of one worker, or as parallel.staleness says",
+        only=SERVED,
+    )
+    staleness: int | None = auto(
+        "most steps between the weights that a worker computes with and those that its gradients change; then the "
+        "gradients of as many parts as a step has are added; auto: no bound, and each part is applied at once",
+        ge=0,
+        only=SERVED,
+    )
     wire: Text = key(
         "none",
         "format in which replicas send gradients or, with average_every, changes of weights: none, bf16, int8, int4, "

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from codescent.cost.amounts import phases, runs_in
 from codescent.cost.simulate import Costs
 from codescent.plan import SENDS, Instruction, Plan, Traffic, Verb
 
@@ -85,10 +86,11 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
 
 def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instruction], Exchange]:
     found: dict[tuple[int, Instruction], Exchange] = {}
+    steady = list(runs_in(plan, phases(plan)[-1]))
     for stage, program in enumerate(plan.schedule.programs):
         waits, overlapped, sums = (dict.fromkeys(program, 0.0) for _ in range(3))
         last = [at for at in program if at.verb is Verb.REDUCE]
-        for record in plan.traffic:
+        for record in steady:
             if record.stage in (None, stage) and record.verb not in SENDS:
                 instructions = instructions_of(record, plan, program)
                 share_s = record.times * _bytes(record, plan) * scale / len(instructions)
@@ -114,10 +116,11 @@ def instructions_of(record: Traffic, plan: Plan, program: tuple[Instruction, ...
     With fewer collectives than micro-batches they are the first forward passes (weights are gathered), or the last
     instructions of their kind (gradients are reduced, or waited for).
     """
-    verb = record.verb if record.during is None else record.during
+    averages = record.verb is Verb.AVERAGE  # whatever it overlaps with begins after it
+    verb = record.verb if record.during is None or averages else record.during
     if verb is Verb.BACKWARD:  # a split backward pass: gradients of activations begin it
         verb = plan.schedule.weight_verb if record.verb is Verb.REDUCE else plan.schedule.input_verb
-    alike = [at for at in program if at.verb is verb]
+    alike = [at for at in program if at.verb is verb and at.step in (None, record.at)]
     if record.verb is verb and record.times >= plan.work.num_microbatches:
         return alike
     times = record.times if record.verb is verb else 1

@@ -5,9 +5,9 @@ Does not estimate the memory of other activations and does not measure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from codescent.plan import DTYPE_BYTES, WIDE, Plan, Role, Traffic
+from codescent.cost.amounts import busiest
+from codescent.plan import AXES, DTYPE_BYTES, WIDE, Plan, Role
 from codescent.plan.state import StateBytes as StateBytes
 from codescent.plan.state import state_bytes as state_bytes
 from codescent.plan.state import state_of_rank as state_of_rank
@@ -15,12 +15,30 @@ from codescent.plan.state import state_of_rank as state_of_rank
 
 def inside_bytes(plan: Plan) -> float:
     """Bytes per step that a rank copies between its own devices, or between device and host: the largest rank."""
-    return _busiest(plan, lambda traffic: traffic.inside_bytes)
+    return busiest(plan, lambda traffic: traffic.inside_bytes).mean
 
 
 def wire_bytes(plan: Plan) -> float:
-    """Bytes per step that a rank sends to other ranks, by the ring algorithms: the largest rank."""
-    return _busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis)))
+    """Bytes per step that a rank sends to other ranks, by the ring algorithms: the largest rank.
+
+    The mean over a round, after the opening steps and those before `wire_from` (amounts.py has the other steps).
+    """
+    return busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis))).mean
+
+
+def kept_kinds(plan: Plan) -> dict[str, int]:
+    """Bytes of `Plan.kept` by kind (anchor, momentum, residual, ...), on the rank that keeps most."""
+    kinds: list[dict[str, int]] = []
+    for stage in range(plan.mesh.pp):
+        found: dict[str, int] = {}
+        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+        for kept in plan.kept:
+            if kept.stage in (None, stage):
+                _, kind, *rest = kept.name.split(".")  # outer.anchor.model.NAME, or wire.NUMBER.residual
+                kind = rest[-1].replace("_", " ") if kind.isdecimal() else kind
+                found[kind] = found.get(kind, 0) + kept.bytes(plan.mesh, rank)
+        kinds.append(found)
+    return max(kinds, key=lambda found: sum(found.values()))
 
 
 ALIGNED_ROWS = 64
@@ -48,9 +66,3 @@ def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
     if chunk < tokens:
         total += matrices * (DTYPE_BYTES[wide] + (size if on_cpu else 0))
     return total + (matrices * size if aligned > rows else 0)
-
-
-def _busiest(plan: Plan, bytes_of: Callable[[Traffic], float]) -> float:
-    return max(
-        sum(t.times * bytes_of(t) for t in plan.traffic if t.stage in (None, stage)) for stage in range(plan.mesh.pp)
-    )

@@ -90,12 +90,16 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulated step: its duration, the times of each stage, all instructions and messages sorted by begin."""
+    """One simulated step: its duration, the times of each stage, all instructions and messages sorted by begin.
+
+    `lane`: what has a row of its own in a picture; "rank" where each rank is simulated (ranks_walk.py).
+    """
 
     makespan_s: float
     stages: tuple[StageTimes, ...]
     timeline: tuple[Span, ...]
     messages: tuple[Flight, ...] = ()
+    lane: str = "stage"
 
     @property
     def ideal_s(self) -> float:
@@ -218,7 +222,7 @@ class _Simulator:
             self.peak_live[stage] = max(self.peak_live[stage], len(self.live[stage]))
         elif verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
             self.live[stage].remove(held)
-        start, spent = self.clock[stage], self._seconds(self.seconds[verb], virtual)
+        start, spent = self.clock[stage], self._seconds(self.seconds.get(verb, 0.0), virtual)
         self.busy[stage] += spent
         self.clock[stage] += spent
         waits_s = self.waits.get((stage, instruction), 0.0)

@@ -274,6 +274,17 @@ class Loader(ReadAhead):
         parts = ([batch[begin + offset : end + offset] for begin, end in self._positions] for offset in offsets)
         return [Portion(batches, *numbers) for batches, *numbers in zip(parts, losses, own)]
 
+    def part(self, step: int, part: int, parts: int) -> Portion:
+        """The micro-batches of another part of a step than this rank's own. Parts are of equal size."""
+        size = self._sampler.global_batch_size // parts
+        start = self._positions[0][0]
+        numbers = self._sampler.indices_of_steps(step, 1, part * size, (part + 1) * size)
+        batch = _batch(self._source, numbers.ravel(), self._pin_memory)
+        batches = [batch[begin - start : end - start] for begin, end in self._positions]
+        (losses,) = self._losses(step, 1, 0, self._sampler.global_batch_size)
+        (own,) = self._losses(step, 1, part * size, (part + 1) * size)
+        return Portion(batches, losses, own)
+
     def _losses(self, first: int, count: int, start: int, stop: int) -> list[int]:
         """Number of losses of each step, of the samples [start, stop) of the global batch. No rank needs another one
         for it."""

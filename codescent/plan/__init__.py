@@ -21,6 +21,7 @@ from codescent.plan.schedule import SENDS as SENDS
 from codescent.plan.schedule import Instruction as Instruction
 from codescent.plan.schedule import Schedule as Schedule
 from codescent.plan.schedule import Verb as Verb
+from codescent.plan.served import Piece as Piece
 from codescent.plan.shard import KeptTensor as KeptTensor
 from codescent.plan.shard import Memory as Memory
 from codescent.plan.shard import Parameter as Parameter

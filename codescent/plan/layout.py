@@ -30,6 +30,9 @@ class Layout:
     outer_momentum: float = brief(0.9)
     fragments: int = brief(1)
     overlap_steps: int = brief(0)
+    servers: int | str = brief(0)
+    updates: str = brief("synchronous")
+    staleness: int | None = brief(None)
     wire: str = brief("none")
     wire_from: int = brief(0)
     gossip: str = brief("none")
@@ -46,6 +49,22 @@ class Layout:
     def apart(self) -> bool:
         """Whether the replicas of dp_replicate train apart, with their own gradients."""
         return self.average_every > 0 or self.gossip != "none"
+
+    @property
+    def served(self) -> bool:
+        """Whether parameter servers hold the weights."""
+        return self.servers != 0
+
+    @property
+    def server_ranks(self) -> int:
+        """Number of ranks that are servers and nothing else."""
+        return self.servers if isinstance(self.servers, int) else 0
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether servers add the pushes of a step before they update: always, but with asynchronous updates without a
+        bound on the staleness."""
+        return self.updates == "synchronous" or self.staleness is not None
 
     @property
     def agrees_at_ends(self) -> bool:

@@ -19,11 +19,13 @@ from codescent.plan.mesh import AXES, Mesh
 from codescent.plan.model import ModelFacts
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 from codescent.plan.schedule import Schedule
+from codescent.plan.served import Piece, pieces_of
 from codescent.plan.shard import KeptTensor, TensorPlan
 from codescent.plan.traffic import Traffic
 from codescent.plan.wire import Wire
 from codescent.plan.work import Scalar, TaskFacts, Work
 
+SERVED = ("servers", "updates", "staleness")
 OUTER = ("outer_learning_rate", "outer_momentum")
 GOSSIP = ("gossip", "gossip_every", "gossip_rate")
 REPLICAS = "parallel.dp_replicate"
@@ -81,6 +83,31 @@ class Plan:
         return ("dp_replicate",) if self.layout.apart else ()
 
     @property
+    def world_size(self) -> int:
+        """Number of ranks: those of the mesh, and behind them the servers."""
+        return self.mesh.world_size + self.layout.server_ranks
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The ranks that serve a part of the weights, in the order of the parts."""
+        if self.layout.servers == "workers":
+            return tuple(range(self.mesh.world_size))
+        return tuple(range(self.mesh.world_size, self.world_size))
+
+    def only_serves(self, rank: int) -> bool:
+        """Whether `rank` is a server and nothing else. It is not in the mesh."""
+        return rank >= self.mesh.world_size
+
+    def role(self, rank: int) -> int:
+        """Index of the list of `rank` in the schedule: its pipeline stage, or 1 for a server."""
+        return 1 if self.only_serves(rank) else self.mesh.coordinates(rank)["pp"]
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+        """What each of `servers` holds."""
+        return pieces_of(self.trained, len(self.servers))
+
+    @property
     def together(self) -> str:
         """The ranks that sum a step's scalars: all of them, or those of a replica that trains apart."""
         return self.mesh.joint(*(axis for axis in AXES if axis not in self.apart))
@@ -132,7 +159,7 @@ class Plan:
 
     def sent_bytes(self, rank: int, number: int) -> float:
         """Bytes that a rank sends to other ranks in step `number` (from 0), by the ring algorithms."""
-        stage = self.mesh.coordinates(rank)["pp"]
+        stage = self.role(rank)
         records = (record for record in self.traffic if record.stage in (None, stage) and record.runs_in(number))
         return sum(record.times * record.wire_bytes(self.mesh.degree(record.axis)) for record in records)
 
@@ -172,9 +199,11 @@ class Plan:
         lossy = Wire.parse(layout.wire).lossy
         keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
         outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
-        found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER)), None)
+        found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER, *SERVED)), None)
         if layout.average_every:
             found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
+        if layout.served and not (layout.updates == "synchronous" or layout.staleness == 0):  # those are exact
+            found |= {f"parallel.{key}": getattr(layout, key) for key in SERVED}
         gossips = layout.gossip != "none"
         found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}
         degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}

@@ -28,6 +28,9 @@ class Verb(StrEnum):
     AVERAGE = "average"  # begin to average a fragment of the weights over replicas that train apart
     MERGE = "merge"  # wait for this average and put it into the weights
     EXCHANGE = "exchange"  # exchange weights with neighbours among replicas that train apart, and mix them
+    PUSH = "push"  # send the gradients of a portion of the batch to the parameter servers
+    PULL = "pull"  # fetch weights from the servers, then the next portion
+    SERVE = "serve"  # a server: apply pushes until the step is complete, answer pulls
 
 
 SCALARS = 3
@@ -80,7 +83,8 @@ class Instruction:
 class Schedule:
     """The instruction lists of a round of `period` steps. Most schedules have a period of one step.
 
-    `programs[stage]` is the list of every rank of that pipeline stage. An instruction with a `step` runs in that step
+    `programs[stage]` is the list of every rank of that pipeline stage. With parameter servers `programs[0]` is that of
+    the workers, `programs[1]` that of the servers. An instruction with a `step` runs in that step
     of a round, the others run in every step.
     `depths[number]` is the model part of virtual stage `number`: depths [first, end) (see `Parameter.depths`).
     Of p stages, chunk c of stage s is virtual stage c p + s.
@@ -96,7 +100,7 @@ class Schedule:
     agreement: int = brief(0)
 
     def program(self, stage: int, number: int) -> tuple[Instruction, ...]:
-        """The instructions of a stage in step `number` (from 0)."""
+        """The instructions of a stage, or of a role, in step `number` (from 0)."""
         if number < self.opening_steps:
             return self.opening[stage]
         programs = self._by_step[stage]

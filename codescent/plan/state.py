@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from codescent.plan.mesh import AXES
 from codescent.plan.plan import Plan
+from codescent.plan.served import served_bytes
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,23 @@ class StateBytes:
 
 def state_of_rank(plan: Plan, rank: int) -> StateBytes:
     """What the plan declares for one rank: its shards, which may be smaller than those of the first rank."""
-    stage = plan.mesh.coordinates(rank)["pp"]
-    tensors = plan.held_by(stage)
+    held = served_bytes(plan.trained, plan.pieces[plan.servers.index(rank)]) if rank in plan.servers else 0
+    if plan.only_serves(rank):
+        return StateBytes(0, 0, held)
+    tensors = plan.held_by(plan.mesh.coordinates(rank)["pp"])
     return StateBytes(
         weights_bytes=sum(tensor.weights_bytes(plan.mesh, rank) for tensor in tensors),
         gradients_bytes=sum(tensor.gradients_bytes(plan.mesh, rank) for tensor in tensors),
-        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors) + kept_bytes(plan, rank),
+        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors) * (not plan.layout.served)
+        + kept_bytes(plan, rank)
+        + held,
         host_bytes=sum(tensor.host_bytes(plan.mesh, rank) for tensor in tensors),
     )
 
 
 def kept_bytes(plan: Plan, rank: int) -> int:
     """Bytes of `Plan.kept` on a rank."""
-    stage = plan.mesh.coordinates(rank)["pp"]
+    stage = plan.role(rank)
     return sum(kept.bytes(plan.mesh, rank) for kept in plan.kept if kept.stage in (None, stage))
 
 

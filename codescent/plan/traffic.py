@@ -22,6 +22,8 @@ class Collective(StrEnum):
     SCATTER = "scatter"
     GATHER = "gather"
     ALL_TO_ALL = "all_to_all"  # parts of different sizes: alltoallv in MPI
+    PUSH = "push"  # from a worker to a parameter server
+    PULL = "pull"  # from a parameter server to a worker
     COPY = "copy"  # between a device and its host
 
 
@@ -73,6 +75,8 @@ class Traffic:
         share = (degree - 1) / degree
         if self.collective is Collective.ALL_REDUCE:
             return 2 * share * self.payload_bytes
+        if self.collective in (Collective.PUSH, Collective.PULL):
+            return float(self.payload_bytes)
         if self.collective in (Collective.BROADCAST, Collective.SEND):
             return float(self.payload_bytes) if degree > 1 else 0.0
         return share * self.payload_bytes

@@ -154,6 +154,14 @@ class Wire:
         """Bytes that topk sends: values in the wide dtype, int32 indices, filled up to a multiple of 8."""
         return ceil(self.top(numel) * (DTYPE_BYTES[dtype] + 4) / 8) * 8
 
+    def message_bytes(self, numel: int, dtype: str) -> int:
+        """Bytes of one vector of `numel` elements on its way to one other process. Not for PowerSGD."""
+        if self.method == "none":
+            return numel * DTYPE_BYTES[dtype]
+        if self.method == "topk":
+            return self.top_message(numel, dtype)
+        return self.message(self.part(numel, 2)) * DTYPE_BYTES[self.message_dtype]
+
     def factored(self, shapes: Sequence[Shape]) -> list[Factored]:
         """The tensors that PowerSGD sends as factors: matrices that are larger than their two factors.
 

@@ -65,11 +65,12 @@ def measured(simulation: Simulation) -> str:
     return f"{simulation.makespan_s:.4g} units{bubble}{waits}"
 
 
-def picture(simulation: Simulation, title: str, given: Lengths, suffix: str) -> bytes:
+def picture(simulation: Simulation, title: str, given: Lengths, suffix: str, said: str = "") -> bytes:
     """A picture with a row for each stage and time to the right. Boxes that are wide enough show micro-batch numbers.
 
     Below a row are the stage's collectives that overlap with computing, and the messages that it sends. Collectives for
-    which the stage waits are boxes of its row. `suffix` is one of `picture.PICTURES`.
+    which the stage waits are boxes of its row. `suffix` is one of `picture.PICTURES`. `said`: the line below the title,
+    if it is not `measured`.
     """
     from matplotlib.figure import Figure
 
@@ -92,7 +93,7 @@ def picture(simulation: Simulation, title: str, given: Lengths, suffix: str) -> 
     numbers = "numbers are micro-batches; " if sheet.numbered else ""
     for inches, text, style in (
         (height - 0.3, title, {"fontsize": 12, "fontweight": "bold"}),
-        (height - 0.6, measured(simulation), {"fontsize": 9}),
+        (height - 0.6, said or measured(simulation), {"fontsize": 9}),
         (0.42, f"1 unit: {given.unit}", {"fontsize": 8, "color": TEXT_GREY}),
         (0.2, f"{numbers}right: {_held(simulation)}", {"fontsize": 8, "color": TEXT_GREY}),
     ):
@@ -114,7 +115,7 @@ def _frame(sheet: Sheet, simulation: Simulation, units: float) -> None:
         axes.broken_barh([(0, simulation.makespan_s)], (place - BOX_IN / 2, BOX_IN), color=WAITING)
     axes.set_xlim(0, units)
     axes.set_ylim(len(stages) * sheet.row_in - ROW_IN / 2, -ROW_IN / 2)
-    axes.set_yticks(places, [f"stage {stage}" for stage in stages])
+    axes.set_yticks(places, [f"{simulation.lane} {stage}" for stage in stages])
     axes.set_xlabel("units", fontsize=8, loc="left")
     axes.tick_params(labelsize=8, length=0)
     axes.tick_params(axis="x", length=3)
@@ -177,4 +178,4 @@ def _number(span: Span) -> str:
 
 def _held(simulation: Simulation) -> str:
     chunks = any(span.instruction.chunk for span in simulation.timeline)
-    return f"most micro-batches whose activations a stage holds{', counted by chunk' if chunks else ''}"
+    return f"most micro-batches whose activations a {simulation.lane} holds{', counted by chunk' if chunks else ''}"

@@ -40,6 +40,8 @@ COLOURS: dict[Verb, str] = {
     Verb.RECEIVE_GRADIENT: SKY,
     Verb.REDUCE: VERMILION,
     Verb.STEP: BLACK,
+    Verb.AVERAGE: VERMILION,
+    Verb.MERGE: VERMILION,
 }
 """The colour of each instruction in a picture of a step."""
 PARTS: dict[str, tuple[str, str]] = {

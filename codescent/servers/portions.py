@@ -43,6 +43,16 @@ class Portions:
         return self._parts
 
     @property
+    def end(self) -> int:
+        """The step before which the portions end."""
+        return self._end // self._parts
+
+    def end_after_given(self) -> int:
+        """End with the last step of which a portion was given out. Returns the step before which the portions end."""
+        self._end = min(self._end, -(-self._next // self._parts) * self._parts)
+        return self.end
+
+    @property
     def finished(self) -> bool:
         """Whether all portions are done."""
         return self._next == self._end and not self._back and not self._held

@@ -12,6 +12,7 @@ from codescent.strategies.gossip import Gossip
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
 from codescent.strategies.offload import Offload
+from codescent.strategies.parameter_server import ParameterServer
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Gradients, Strategy, ThisRank
@@ -31,6 +32,7 @@ ORDER = (
     Muon(),
     LocalSGD(),
     Gossip(),
+    ParameterServer(),
 )
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def replicas(run: Candidate | Plan) -> str:
     """The axis of the ranks that hold the same weights and read different tokens."""
-    return "cp" if run.layout.apart else run.mesh.joint("dp_replicate", "cp")
+    return "cp" if run.layout.apart or run.layout.served else run.mesh.joint("dp_replicate", "cp")
 
 
 def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
@@ -150,7 +150,7 @@ class DDP(Strategy):
 def _wire(plan: Plan) -> Wire | None:
     """How gradients travel; None: in plain all-reduces."""
     wire = Wire.parse(plan.layout.wire)
-    return None if plan.layout.apart or wire.method == "none" else wire
+    return None if plan.layout.apart or plan.layout.served or wire.method == "none" else wire
 
 
 def _shapes(plan: Plan, stage: int, bucket: Sequence[int]) -> list[tuple[int, ...]]:
@@ -161,7 +161,7 @@ def _shapes(plan: Plan, stage: int, bucket: Sequence[int]) -> list[tuple[int, ..
 
 def _wire_dtype(layout: Layout, weight_dtype: str) -> str:
     """Dtype of the buckets: that in which gradients are sent, or in which parallel.wire sums them."""
-    if layout.wire != "none" and not layout.apart:
+    if layout.wire != "none" and not (layout.apart or layout.served):
         return WIDE[weight_dtype]
     return weight_dtype if layout.reduce_dtype == "auto" else layout.reduce_dtype
 

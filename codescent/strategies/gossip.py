@@ -3,6 +3,7 @@ Does not say who the neighbours are (gossip_graphs.py does) and does not send an
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -163,6 +164,12 @@ def _twice(candidate: Candidate) -> Iterator[str]:
             f'parallel.gossip = "{layout.gossip}": parallel.average_every = {layout.average_every} averages the same '
             "replicas",
             [Change({"parallel.average_every": 0}), Change({"parallel.gossip": "none"})],
+        )
+    if layout.served:
+        yield Refusal(
+            f'parallel.gossip = "{layout.gossip}": parallel.servers = {json.dumps(layout.servers)} has the weights of '
+            "the same replicas",
+            [Change({"parallel.servers": 0}), Change({"parallel.gossip": "none"})],
         )
     if layout.offload != "none":
         yield Refusal(

@@ -88,7 +88,7 @@ class LocalSGD(Strategy):
             trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
             for tensors in by_holders(plan, trained):
                 dtype = tensors[0].bucket_dtype or tensors[0].gradient_dtype
-                numel = sum(tensor.gradients.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
+                numel = sum(tensor.optimizer.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
                 size, what = numel * DTYPE_BYTES[dtype], "gradients of an opening step"
                 yield Traffic(Collective.ALL_REDUCE, AXIS, size, dtype, Verb.REDUCE, None, what, until=opening)
         leaving = departures(layout.average_every, layout.fragments, layout.overlap_steps)

@@ -101,8 +101,10 @@ def replicated_tensors(plan: Plan, this_rank: int, parts: Iterable[nn.Module], o
     With weights sharded by ZeRO only the shards are compared: gathered weights do not exist between steps.
     """
     mesh, place = plan.mesh, plan.mesh.coordinates(this_rank)
-    planned = {tensor.parameter.name: tensor for tensor in plan.held_by(place["pp"])}
+    planned = {tensor.parameter.name: tensor for tensor in plan.held_by(plan.role(this_rank))}
     copies: Copies = defaultdict(dict)
+    if plan.layout.served:  # one server holds each piece, and all workers fetch it
+        return copies
 
     def add(tensor: TensorPlan, divided: Sequence[str], name: str, value: torch.Tensor) -> None:
         stages = plan.stages_of(tensor)

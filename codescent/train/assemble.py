@@ -23,11 +23,14 @@ from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Copy, Exchange, Gradients, ThisRank, serving
 from codescent.strategies.common_sums import copied
+from codescent.strategies.ddp import BucketedGradients
 from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight, copy
+from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
+from codescent.train.serve import Serving
+from codescent.train.servers import connected, listening, served_weights
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -42,7 +45,7 @@ class Trainer:
     executor: Executor
     parts: list[nn.Module]
     optimizer: Optimizer
-    loader: Loader
+    loader: Loader | None
 
     def tensors(self) -> dict[str, torch.Tensor | Box]:
         """The tensors of a checkpoint, by name. Collective where replicas have different weights.
@@ -55,6 +58,7 @@ class Trainer:
             self.optimizer.tensors() if exchange is None else self._of_replica(exchange, executor.plan.replica(rank))
         )
         kept = {**executor.gradients.state(), **(exchange.state() if exchange else {})}
+        kept |= executor.worker.state() if executor.worker else {}
         for name, value in kept.items():
             _, of_parameter, parameter = name.partition(".model.")
             if of_parameter:  # ranks that hold the same part of the parameter have the same values
@@ -93,7 +97,8 @@ class Trainer:
 
     def close(self) -> None:
         """Stop reading ahead and drop the references to process groups."""
-        self.loader.close()
+        if self.loader is not None:
+            self.loader.close()
         self.executor.close()
         self.optimizer.close()
 
@@ -116,6 +121,8 @@ def assemble(
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
             which this machine lacks.
     """
+    if plan.only_serves(world.place.rank):
+        return _assemble_server(config, plan, world, first_step, stop)
     this_rank = ThisRank(plan, world.place.rank, world.groups)
     parts = []
     for depths in plan.schedule.parts(world.stage):
@@ -131,11 +138,39 @@ def assemble(
     gradients = _gradients(parts, this_rank)
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
-    optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     loader = _loader(parts, plan, world, dataset, first_step)
+    if plan.layout.served:
+        optimizer, server = _served_beside(config, plan, world, first_step)
+        worker = connected(plan, world, [weight.tensor for weight in weights], first_step)
+        executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, server)
+        return Trainer(executor, parts, optimizer, loader)
+    optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     exchange = _exchange(weights, this_rank)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, exchange)
     return Trainer(executor, parts, optimizer, loader)
+
+
+def _served_beside(config: Config, plan: Plan, world: World, first_step: int) -> tuple[Optimizer, Serving | None]:
+    """The optimizer of a worker: of the part that it serves, if workers are servers; else of nothing."""
+    if world.place.rank not in plan.servers:
+        return Optimizer([], config.optimizer, (), world.device), None
+    weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
+    optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
+    serving = listening(plan, world, optimizer, first_step)
+    steps, workers = config.train.num_steps, plan.mesh.dp
+    serving.serve_beside(lambda number: learning_rate(config.optimizer, steps, workers, number))
+    return optimizer, serving
+
+
+def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest) -> Trainer:
+    """The objects of a rank that is a parameter server and nothing else."""
+    weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
+    optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
+    serving = listening(plan, world, optimizer, first_step)
+    dtype = TORCH_DTYPE[plan.work.precision]
+    gradients = BucketedGradients([], [], dtype, dtype, None)
+    executor = Executor(plan, world, [], gradients, optimizer, None, stop.is_requested, serving=serving)
+    return Trainer(executor, [], optimizer, None)
 
 
 def _exchange(weights: Sequence[Weight], this_rank: ThisRank) -> Exchange | None:
@@ -286,7 +321,7 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         work.seq_len * (1 if plan.model.vocab_size else plan.model.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
-        work.prefetch,
+        0 if plan.layout.served else work.prefetch,  # the first server gives portions
         pin_memory=world.device.type == "cuda",
         replica=(replica.start, replica.stop) if plan.apart else None,
     )

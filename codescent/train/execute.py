@@ -20,10 +20,12 @@ from codescent.models.part import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Exchange, Gradients
+from codescent.strategies.worker import Worker
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
+from codescent.train.serve import Serving
 from codescent.train.world import World
 
 PROFILER = "profiler"
@@ -83,14 +85,18 @@ class Executor:
         parts: Sequence[torch.nn.Module],
         gradients: Gradients,
         optimizer: Optimizer,
-        loader: Loader,
+        loader: Loader | None,
         stop_requested: Callable[[], bool],
         exchange: Exchange | None = None,
+        worker: Worker | None = None,
+        serving: Serving | None = None,
     ) -> None:
         self.plan = plan
         self.world = world
         self.program = plan.schedule.program(world.stage, 0)
         self.exchange = exchange
+        self.worker, self.serving = worker, serving
+        self.first_sample = 0  # of the portion, relative to this rank's own part of the batch
         self.chunks = [Chunk(part) for part in parts]
         self.gradients = gradients
         self.optimizer = optimizer
@@ -130,10 +136,22 @@ class Executor:
             return self._launch(number)
 
     def _launch(self, number: int) -> Pending:
-        self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
-        with named(NEXT_BATCH):
-            self.portion = self.loader.next()
+        if self.serving is not None:
+            self.serving.allow(number)
+        for _ in (None,) if self.worker is None else self.worker.turns(number):
+            self._walk(number)
+        self.world.at(number + 1)
+        if self.worker is not None or self.serving is not None:
+            return self._of_servers(number)
+        agreed = not self.apart or self.plan.schedule.agrees_after(number + 1)
+        losses = self.portion.losses if agreed else self.portion.own_losses
+        return Pending(self.sums, losses, self.watch.stop(), number + 1)
+
+    def _walk(self, number: int) -> None:
+        """Execute the instructions of a step once."""
+        self.loss_sum.zero_()
+        self._read_portion()
         self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
@@ -148,10 +166,34 @@ class Executor:
                     self.arms[instruction.verb](instruction)
                     self.watch.lap(column)
             self.memory.after(done - 1)
-        self.world.at(number + 1)
-        agreed = not self.apart or self.plan.schedule.agrees_after(number + 1)
-        losses = self.portion.losses if agreed else self.portion.own_losses
-        return Pending(self.sums, losses, self.watch.stop())
+
+    def _read_portion(self) -> None:
+        """Read this rank's part of the step; a worker reads the part that the first server has given it."""
+        if self.serving is not None and self.worker is None:
+            return
+        with named(NEXT_BATCH):
+            if self.worker is None:
+                assert self.loader is not None
+                self.portion = self.loader.next()
+                return
+            assert self.loader is not None
+            given, parts = self.worker.portion, self.plan.mesh.dp
+            assert given is not None
+            self.portion = self.loader.part(given.step, given.part, parts)
+            own = self.plan.mesh.dp_index(self.world.place.rank)
+            self.number = given.step
+            self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
+
+    def _of_servers(self, number: int) -> Pending:
+        """The result of the last complete step, as the first server knows it."""
+        if self.worker is not None:
+            done, stops, sums = self.worker.known.done, self.worker.known.stops, self.worker.known.sums
+        else:
+            assert self.serving is not None
+            done, stops, sums = min(self.serving.done, number + 1), self.serving.has_ended, self.serving.sums
+        loss, _, square, skips, stale, most_stale, losses = sums or [0.0] * 7
+        values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
+        return Pending(values, int(losses) or 1, self.watch.stop(), done, (stale, int(most_stale)))
 
     @property
     def apart(self) -> bool:
@@ -205,8 +247,23 @@ class Executor:
         """Drop the references to process groups."""
         self.gradients.close()
         self.messages.close()
-        if self.exchange is not None:
-            self.exchange.close()
+        for one in (self.exchange, self.worker, self.serving):
+            if one is not None:
+                one.close()
+
+    def _push(self, instruction: Instruction) -> None:
+        assert self.worker is not None
+        loss, stop = self.loss_sum.item(), self.stop_requested()
+        self.worker.push(self.gradients.collect(), loss, self.portion.own_losses, stop=stop)
+        self.gradients.release()
+
+    def _pull(self, instruction: Instruction) -> None:
+        assert self.worker is not None
+        self.worker.pull()
+
+    def _serve(self, instruction: Instruction) -> None:
+        assert self.serving is not None
+        self.serving.serve(self.number, self.rate)
 
     def _operands(self, instruction: Instruction) -> tuple[Chunk, InFlight]:
         """The chunk and the micro-batch that an instruction names."""
@@ -236,7 +293,9 @@ class Executor:
     def _forward(self, instruction: Instruction) -> None:
         chunk, one = self._operands(instruction)
         assert instruction.microbatch is not None
-        chunk.part.set_dropout_context(self.plan.seed, self.number, self.sample_ids[instruction.microbatch])
+        samples = self.sample_ids[instruction.microbatch]
+        samples = samples + self.first_sample if self.first_sample else samples
+        chunk.part.set_dropout_context(self.plan.seed, self.number, samples)
         batch = self.batch
         inputs = batch.inputs if chunk.part.embeds and batch is not None else one.inputs
         assert inputs is not None
@@ -252,7 +311,8 @@ class Executor:
 
     def _divisor(self) -> int:
         """The number of losses whose mean the step minimises."""
-        return self.portion.own_losses if self.apart else self.portion.losses
+        own = self.apart or (self.worker is not None and not self.plan.layout.in_steps)
+        return self.portion.own_losses if own else self.portion.losses
 
     def _backward(self, instruction: Instruction) -> None:
         _, one = self._operands(instruction)

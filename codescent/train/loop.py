@@ -162,13 +162,13 @@ class _Steps:
             self.last = step
         before: _Launched | None = None  # a step whose result is not read yet
         while step < self.last:
-            step += 1
-            stops, launched = False, self._launch(step)
+            stops, launched = False, self._launch(step + 1)
+            advanced, step = launched.step - step, launched.step
             if before is not None:
                 stops = self._finish(before, newest=False)
             before = launched
             if stops or launched.pending.result is not None:
-                stops, before = self._finish(launched, newest=True), None
+                stops, before = self._finish(launched, newest=True, advanced=advanced), None
             self.profiler.stepped(step)
             if stops and step < self.last:
                 received = together(UserError, self.stop.received)
@@ -186,7 +186,7 @@ class _Steps:
             pending = self.trainer.executor.launch(step - 1, rate)
             if not pending.is_late or self._reads_at_once(step):
                 pending.read()
-        return _Launched(step, rate, pending)
+        return _Launched(pending.completed, rate, pending)
 
     def _reads_at_once(self, step: int) -> bool:
         """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""
@@ -196,21 +196,29 @@ class _Steps:
             step == self.run.first_step + 1
             or step == self.last
             or any(_is_due(step, number, self.last) for number in every)
+            or self.plan.layout.served
             or (self.plan.layout.apart and self.plan.schedule.agrees_after(step))  # a stop or a skip may be known
             or self.overdue
             or self.validations.exhausted
             or self.profiler.has_steps_left
         )
 
-    def _finish(self, launched: _Launched, *, newest: bool) -> bool:
+    def _finish(self, launched: _Launched, *, newest: bool, advanced: int = 1) -> bool:
         """Read the result of a step; validate, report and save if due. Returns whether the ranks have to stop.
 
-        `newest`: no other step is launched yet. Otherwise a request to stop counts for that one.
+        `newest`: no other step is launched yet. Otherwise a request to stop counts for that one. `advanced`: complete
+        steps since the result before. Of several steps a row has the mean times; of none there is no row.
         """
         step, result = launched.step, launched.pending.read()
-        if not self.plan.schedule.agrees_after(step):
+        if advanced > 1:
+            seconds = {name: spent / advanced for name, spent in result.seconds.items()}
+            result = replace(result, step_s=result.step_s / advanced, seconds=seconds)
+        served = self.plan.layout.served
+        if not (self.plan.schedule.agrees_after(step) or (served and result.stop)):
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
+        if served:
+            result = replace(result, stop=not self.run.world.all_agree(not result.stop))
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         return stops
@@ -224,7 +232,9 @@ class _Steps:
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
         num_steps, seconds = self.config.train.num_steps, result.step_s
-        if not (result.stop or self.plan.layout.apart):  # threads are compared by steps that all ranks take together
+        if not (
+            result.stop or self.plan.layout.apart or self.plan.layout.served
+        ):  # threads are compared by steps that all ranks take together
             self.report.slow(step, self.threads.look(seconds))
         self._count(step, result)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
@@ -298,7 +308,11 @@ class _Steps:
     def _validate(self, step: int) -> float:
         source = self.run.source("validation")
         with self.trainer.with_means():
-            loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
+            loss = 0.0
+            if not self.plan.only_serves(self.run.world.place.rank):
+                loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
+            if self.plan.layout.server_ranks:
+                loss = self.run.world.from_first(lambda: loss)
         self.validations.add(step, loss)
         return loss
 

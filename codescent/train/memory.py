@@ -250,7 +250,7 @@ def moments(length: int) -> frozenset[int]:
 
 def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
     """A row of record/memory.py, from `MemoryWatch.numbers` of a rank."""
-    stage = plan.mesh.coordinates(rank)["pp"]
+    stage = plan.role(rank)
 
     def where(index: float, number: int) -> str:
         return WHERE.get(int(index)) or str(plan.schedule.program(stage, number)[int(index)])

@@ -48,11 +48,13 @@ class Meeting:
         store: holds small values that all ranks read and write.
         server: the thread that serves the store; None except on rank 0 of several ranks.
         address: of this machine, from which this rank has connected to rank 0.
+        key: the secret of this start of the run.
     """
 
     store: Store
     server: StoreServer | None = None
     address: str = LOOPBACK
+    key: bytes = b""
 
     def close(self) -> None:
         """Close the connection. Rank 0 closes its port, too, so that the next program can use it."""
@@ -96,7 +98,7 @@ def meet(place: Rank, timeout: timedelta) -> Meeting:
         if server is not None:
             server.close()
         raise
-    return Meeting(store, server, store.address())
+    return Meeting(store, server, store.address(), key)
 
 
 def _listening(place: Rank) -> socket.socket:

@@ -236,6 +236,8 @@ class Report:
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.place.world_size > 1 else None,
             "consensus": result.consensus,
+            "staleness_mean": result.staleness[0] if result.staleness else None,
+            "staleness_max": result.staleness[1] if result.staleness else None,
         }
         row |= self._of_peaks(row["mfu"], self.flops / seconds)
         if last or result.stop or val_loss is not None or step % self.row_every == 0:

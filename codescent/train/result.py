@@ -19,6 +19,7 @@ COLUMN: dict[Verb, str] = {
     Verb.FORWARD: "forward_s",
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "backward_s"),
     **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE, Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE), WAIT_COLUMN),
+    **dict.fromkeys((Verb.PUSH, Verb.PULL, Verb.SERVE), WAIT_COLUMN),
     Verb.STEP: "optimizer_s",
 }
 """Metrics column charged with the time of each verb, without waiting."""
@@ -35,6 +36,8 @@ class StepResult:
         seconds: of this rank, by metrics column: each part of the step, without the others.
         step_s: seconds of the whole step on this rank: see `Laps.step_s`.
         skips: steps of the round that replicas skipped, summed over replicas that train apart.
+        staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
+            None: there is no parameter server.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """
@@ -46,6 +49,7 @@ class StepResult:
     step_s: float = 0.0
     skips: int = 0
     consensus: float | None = None
+    staleness: tuple[float, int] | None = None
 
     def parts(self, step_s: float) -> dict[str, float]:
         """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
@@ -71,10 +75,15 @@ class Pending:
             skipped steps, and the two numbers of `Exchange.distance`.
         losses: the number of losses in the sum.
         laps: of the step's parts.
+        completed: number of steps that are complete after it.
+        staleness: see `StepResult`.
     """
 
-    def __init__(self, sums: torch.Tensor, losses: int, laps: Laps) -> None:
+    def __init__(
+        self, sums: torch.Tensor, losses: int, laps: Laps, completed: int, staleness: tuple[float, int] | None = None
+    ) -> None:
         self.device, self.losses, self.laps, self.numbers = sums.device, losses, laps, sums
+        self.completed, self.staleness = completed, staleness
         self.arrived: torch.cuda.Event | None = None
         self.result: StepResult | None = None
         if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
@@ -94,7 +103,7 @@ class Pending:
             if self.arrived is not None:
                 self.arrived.synchronize()
             loss, stops, square, *of_round = self.numbers.tolist()
-            skips, distance, size = of_round or (0, 0, 0)
+            skips, distance, size = (*of_round, 0, 0, 0)[:3]
             self.result = StepResult(
                 loss / self.losses,
                 math.sqrt(square),
@@ -103,5 +112,6 @@ class Pending:
                 step_s=self.laps.step_s(),
                 skips=int(skips),
                 consensus=math.sqrt(distance / size) if size else None,
+                staleness=self.staleness,
             )
         return self.result

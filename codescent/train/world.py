@@ -100,6 +100,8 @@ class World:
         self.beats = Beats.of(os.environ, place.world_size) if is_local(place) else None
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
+        self.servers: dist.ProcessGroup | None = None
+        self.role = 0
 
     def divide(self, plan: Plan) -> None:
         """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective.
@@ -115,7 +117,14 @@ class World:
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
-        created = {tuple(range(self.mesh.world_size)): world}
+        created = {tuple(range(plan.world_size)): world}
+        if plan.layout.server_ranks and not plan.only_serves(this_rank):
+            created[tuple(range(self.mesh.world_size))] = self._new_group(tuple(range(self.mesh.world_size)))
+        if this_rank in plan.servers:
+            self.servers = self._new_group(plan.servers) if len(plan.servers) > 1 else None
+        self.role = plan.role(this_rank)
+        if plan.only_serves(this_rank):
+            return
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
@@ -135,8 +144,8 @@ class World:
 
     @property
     def stage(self) -> int:
-        """The pipeline stage of this rank: the index of its program in the plan."""
-        return self.mesh.coordinates(self.place.rank)["pp"]
+        """The pipeline stage of this rank, or 1 for a server: the index of its program in the plan."""
+        return self.role
 
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)

@@ -4,6 +4,7 @@ Does not run a subcommand (cli.py does), does not check arguments against each o
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,6 +104,12 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--timeline", type=_path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
     add("--flops-per-byte", type=_positive, metavar="N", help=balance_help)
+    add = verb.add_argument_group("time on a network, simulated").add_argument
+    add("--link", type=_text, metavar="RATE[,LATENCY]", help="network card of each host, such as 49mbit,0.2ms or 6MB/s")
+    add("--compute-s", type=_amount, metavar="SECONDS", help="arithmetic of a step, as a run without network has it")
+    add("--flops-per-s", type=_amount, metavar="N", help="instead of --compute-s: speed of a rank, such as 50e12")
+    add("--slow", type=_text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
+    add("--per-host", type=_positive, metavar="N", help="ranks that share a host and its card (default 1)")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:
@@ -269,6 +276,16 @@ def _whole(word: str) -> int:
     if not word.isdecimal():
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
     return int(word)
+
+
+def _amount(word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0")
+    return number
 
 
 def _numbers(word: str) -> list[int]:

@@ -6,30 +6,38 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from codescent import tasks
 from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.refusal import Change
+from codescent.build.accept import changed
 from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_device
 from codescent.config.sections import Config
+from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import head_bytes, inside_bytes, state_bytes, wire_bytes
+from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
-from codescent.verbs.timeline import draw_plan, refusals
+from codescent.verbs.plan_link import link_rows, links_of, refuse_ranks
+from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
 MOST_PURPOSES = 2
 """The largest number of purposes that a line about collectives names."""
+MOST_INSTRUCTIONS = 7
+"""The largest number of instructions or steps that a line of the program names all."""
 
 
 def main(arguments: Namespace) -> int:
     """Print the plan of a config. Draw its timeline if --timeline names a file."""
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
+    links = links_of(arguments)
     problems = [] if file is None else list(refusals(file))
     if file is None and flops_per_byte is not None:
         problems.append("--flops-per-byte: scales the pictures of --timeline FILE, which is not given")
@@ -43,22 +51,40 @@ def main(arguments: Namespace) -> int:
     plan = plan_of(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
     for sentence in [*notes(loaded), *missing]:
         warn(sentence)
-    drawn = None if file is None else draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
+    rows: list[tuple[str, list[str]]] = []
+    drawn = None
+    if links is not None:
+        refuse_ranks(links, plan)
+        found = links.walk(plan)
+        apart = partial(_apart, plan, loaded.config, without_data=bool(missing))
+        rows = list(link_rows(plan, links, found, apart))
+        drawn = None if file is None else draw_ranks(plan, file, found)
+    elif file is not None:
+        drawn = draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
     if arguments.json:
         print(json.dumps(plan.to_json(), indent=1))
     else:
-        show_plan(plan, steps_in_words(loaded.config, without_data=bool(missing)), _of_head(plan, loaded.config))
+        steps = steps_in_words(loaded.config, without_data=bool(missing))
+        show_plan(plan, steps, _of_head(plan, loaded.config), rows)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
 
 
-def show_plan(plan: Plan, steps: str, head: Sequence[str] = ()) -> None:
+def show_plan(plan: Plan, steps: str, head: Sequence[str] = (), more: Sequence[tuple[str, list[str]]] = ()) -> None:
     """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step.
 
-    `steps`: their number in words. `head`: the memory of the head in words; empty: it is not shown.
+    `steps`: their number in words. `head`: the memory of the head in words; empty: it is not shown. `more`: rows.
     """
-    print(columns(_plan_rows(plan, steps, head)))
+    print(columns([*_plan_rows(plan, steps, head), *more]))
+
+
+def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
+    """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
+    if plan.layout.apart:
+        return plan
+    every_step = changed(config, Change({"parallel.average_every": 1}))
+    return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
 def _of_head(plan: Plan, config: Config) -> list[str]:
@@ -163,13 +189,15 @@ def _depths(part: range, model: ModelFacts) -> str:
 def _traffic(plan: Plan) -> Iterator[str]:
     """A line for each kind of collective on each axis, with the most bytes that a rank sends.
 
-    Then the total of the busiest rank, and the bytes that a rank copies between its own memories.
+    Then the total of the busiest rank, and the bytes that a rank copies between its own memories. What runs once in a
+    round says so; opening steps and those before `wire_from` have a line each.
     """
-    kinds: dict[tuple[str, str], list[Traffic]] = {}
-    for record in plan.traffic:
+    *earlier, steady = phases(plan)
+    kinds: dict[tuple[str, str, int], list[Traffic]] = {}
+    for record in runs_in(plan, steady):
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
-        kinds.setdefault((record.collective, between), []).append(record)
-    for (collective, between), records in kinds.items():
+        kinds.setdefault((record.collective, between, record.every), []).append(record)
+    for (collective, between, every), records in kinds.items():
         by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
         # A collective has bytes between ranks or, without an axis, bytes between memories of a rank.
         sent = [
@@ -178,11 +206,31 @@ def _traffic(plan: Plan) -> Iterator[str]:
         whats = list(dict.fromkeys(record.what for record in records))
         what = f" ({'; '.join(whats)})" if len(whats) <= MOST_PURPOSES else ""
         most = "at most " if len({number for number in sent if number}) > 1 else ""
-        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{of_bytes(max(sent))}{_hidden(records)}"
+        steps = f", once in {every} steps" if every > 1 else ""
+        yield f"{_counts(by_stage)} {collective} {between}{what}{steps}: {most}{of_bytes(max(sent))}{_hidden(records)}"
+    who = "each rank" if plan.mesh.pp == 1 else "the busiest rank"
     if any(record.axis for record in plan.traffic):
-        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {of_bytes(wire_bytes(plan))}"
+        yield f"{who} sends {_in_steps(_sent(plan, steady))}"
+    for phase in earlier:
+        yield f"in {_steps_of(phase)} {who} sends {_in_steps(_sent(plan, phase))}"
     if not all(record.axis for record in plan.traffic):
         yield f"each rank copies {of_bytes(inside_bytes(plan))} between its own memories"
+
+
+def _sent(plan: Plan, phase: Phase) -> StepBytes:
+    return busiest(plan, lambda record: record.wire_bytes(plan.mesh.degree(record.axis)), phase)
+
+
+def _in_steps(sent: StepBytes) -> str:
+    """The bytes of a step, and of the worst one where it is another."""
+    if sent.worst <= sent.mean:
+        return of_bytes(sent.mean)
+    return f"{of_bytes(sent.mean)} on average, {of_bytes(sent.worst)} in the worst step"
+
+
+def _steps_of(phase: Phase) -> str:
+    """The steps of a phase that is not the last one, counted from 1."""
+    return f"the first {phase.until:,} steps" if not phase.first else f"steps {phase.first + 1:,} to {phase.until:,}"
 
 
 def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
@@ -193,6 +241,8 @@ def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield "  weights", [of_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
     yield "  gradients", [of_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
     yield "  optimizer", [of_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
+    if kept := kept_kinds(plan):
+        yield "  of it", [", ".join(f"{kind} {of_bytes(size)}" for kind, size in kept.items())]
     if state.host_bytes:
         device, host = of_bytes(state.device_bytes), of_bytes(state.host_bytes)
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
@@ -232,14 +282,28 @@ def _ranks_of(record: Traffic, mesh: Mesh) -> str:
 
 
 def _program(plan: Plan) -> Iterator[str]:
-    """The schedule of a pipeline, and the instructions of its first and last stage."""
-    programs, layout = plan.schedule.programs, plan.layout
+    """The schedule of a pipeline, the instructions of its first and last stage, and those of a round."""
+    schedule, layout = plan.schedule, plan.layout
+    programs = [[at for at in program if at.step is None] for program in schedule.programs]
     if len(programs) > 1:
         yield layout.schedule + (f", {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else "")
     for stage in sorted({0, len(programs) - 1}):
-        words = [str(instruction) for instruction in programs[stage]]
-        shown = words if len(words) <= 7 else [*words[:3], "...", *words[-3:]]
-        yield (f"stage {stage}: " if len(programs) > 1 else "") + ", ".join(shown)
+        yield (f"stage {stage}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
+    added = [at for at in schedule.programs[0] if at.step is not None]
+    if added:
+        fragments = len({at.fragment for at in added if at.fragment is not None})
+        yield f"a round: {counted(schedule.period, 'step')}, {counted(fragments, 'fragment')} of the weights"
+    for verb in dict.fromkeys(at.verb for at in added):
+        after = [f"{at.step + 1:,}" for at in added if at.verb is verb and at.step is not None]
+        yield f"{verb} after step{'s' if len(after) > 1 else ''} {_shown(after)} of the round"
+    if schedule.opening_steps:
+        axes = " and ".join(sorted({at.axis for at in schedule.opening[0] if at.axis}))
+        yield f"the first {counted(schedule.opening_steps, 'step')}: no rounds, gradients summed over {axes}"
+
+
+def _shown(words: Sequence[str]) -> str:
+    """The words in a row; of many the first and the last ones."""
+    return ", ".join(words if len(words) <= MOST_INSTRUCTIONS else [*words[:3], "...", *words[-3:]])
 
 
 def _precision(plan: Plan) -> list[str]:

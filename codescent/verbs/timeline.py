@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from codescent.base.amounts import of_number, of_seconds
+from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.cost.amounts import one_step, phases
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
-from codescent.cost.simulate import Simulation, Span, simulate
+from codescent.cost.ranks_walk import Walk
+from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
 from codescent.plan import AXES, Plan, Schedule
 from codescent.report.step_picture import communication, measured, picture
 from codescent.report.style import PICTURES, no_matplotlib
@@ -21,6 +25,7 @@ from codescent.verbs.picture import may_replace, no_file
 USUAL = Lengths()
 
 TRACE_US = 1000.0  # length of a unit in the trace: a millisecond
+UNITS_PER_S = 1000.0  # of the timeline of ranks: milliseconds
 
 
 def refusals(path: Path) -> Iterator[str]:
@@ -37,12 +42,53 @@ def refusals(path: Path) -> Iterator[str]:
 
 
 def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) -> str:
-    """Draw one step of a plan: see `write_timeline`. Returns a sentence that says what was written."""
+    """Draw one step of a plan: see `write_timeline`. Returns a sentence that says what was written.
+
+    Of a round it is the last step; `draw_ranks` draws whole rounds.
+    """
+    steady = phases(plan)[-1]
+    plan = one_step(plan, steady.round_begins + steady.period - 1)
     given = lengths(plan, flops_per_byte)
     given = dataclasses.replace(given, unit=f"{given.unit}; sending a byte takes as long as {flops_per_byte:,g} FLOPs")
     title = _title(plan)
     simulation = write_timeline(plan.schedule, title, path, given)
-    return f"{path}: one step of {title}: {measured(simulation)}"
+    which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
+    return f"{path}: {which} of {title}: {measured(simulation)}"
+
+
+def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
+    """Draw the measured rounds of a walk, a row for each rank. Returns a sentence that says what was written.
+
+    A unit is a millisecond. Lanes below the rows have what the ranks' network cards send.
+    """
+    if problems := list(refusals(path)):
+        raise UserError(*problems)
+    steps = phases(plan)[-1].period
+    ranks = [
+        StageTimes(
+            rank.busy_s * steps * UNITS_PER_S,
+            0.0,
+            rank.waits_s * steps * UNITS_PER_S,
+            0.0,
+            plan.schedule.most_in_flight(plan.mesh.coordinates(number)["pp"]),
+        )
+        for number, rank in enumerate(walk.ranks)
+    ]
+    timeline = tuple(
+        dataclasses.replace(
+            at, start_s=at.start_s * UNITS_PER_S, end_s=at.end_s * UNITS_PER_S, waits_s=at.waits_s * UNITS_PER_S
+        )
+        for at in walk.timeline
+    )
+    flights = tuple(
+        dataclasses.replace(at, start_s=at.start_s * UNITS_PER_S, end_s=at.end_s * UNITS_PER_S) for at in walk.flights
+    )
+    makespan = max((span.end_s for span in timeline), default=0.0)
+    simulation = Simulation(makespan, tuple(ranks), timeline, flights, lane="rank")
+    title = _title(plan)
+    said = f"{counted(steps, 'step')} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"
+    _write(simulation, title, path, Lengths(unit="a millisecond"), said)
+    return f"{path}: {title}: {said}"
 
 
 def _title(plan: Plan) -> str:
@@ -64,15 +110,20 @@ def write_timeline(schedule: Schedule, title: str, path: Path, given: Lengths = 
     if problems := list(refusals(path)):
         raise UserError(*problems)
     simulation = simulate(schedule, given.costs, waits=given.waits)
+    _write(simulation, title, path, given)
+    return simulation
+
+
+def _write(simulation: Simulation, title: str, path: Path, given: Lengths, said: str = "") -> None:
+    """Write a picture or a trace."""
     if path.suffix.lower() == ".json":
         content: str | bytes = json.dumps(trace(simulation, title, given), indent=1) + "\n"
     else:
-        content = picture(simulation, title, given, path.suffix.lower())
+        content = picture(simulation, title, given, path.suffix.lower(), said)
     try:
         replace_file(path, content)
     except OSError as error:
         raise UserError(f"--timeline {path}: cannot be written: {error.strerror}") from error
-    return simulation
 
 
 def trace(simulation: Simulation, title: str, given: Lengths) -> dict[str, Any]:
@@ -88,7 +139,9 @@ def trace(simulation: Simulation, title: str, given: Lengths) -> dict[str, Any]:
     for number, name in enumerate(tracks):
         for stage in range(stages):
             track = {"ph": "M", "pid": 0, "tid": number * stages + stage}
-            events.append({**track, "name": "thread_name", "args": {"name": f"stage {stage} {name}".rstrip()}})
+            events.append(
+                {**track, "name": "thread_name", "args": {"name": f"{simulation.lane} {stage} {name}".rstrip()}}
+            )
             events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stage * len(tracks) + number}})
     events += [_event(span) for span in simulation.timeline]
     for number, name in enumerate(tracks[1:], start=1):

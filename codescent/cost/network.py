@@ -1,0 +1,152 @@
+"""In: a link's rate and latency, the host of each rank. Out: when a message or a collective arrives.
+Does not measure a link and does not know what travels (ranks_walk.py does)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from codescent.cost.events import Clock, Event, Process
+from codescent.cost.simulate import Flight
+from codescent.plan import Collective, Traffic
+
+RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+"""Bytes per second of each unit of a rate, in lower case: bits as tc(8) writes them, or bytes (B)."""
+TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LINK = re.compile(r"([\d.]+)\s*([kmg]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us|ms|s))?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The network card of each host.
+
+    Attributes:
+        bytes_per_s: payload that a card sends, and at the same time receives: headers are not counted.
+        latency_s: from a card to another, beside the time of the bytes.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Read a text such as "49mbit,0.2ms", "6.12MB/s". Without a latency it is 0.
+
+        Raises ValueError, which names the forms, for any other text.
+        """
+        found = _LINK.fullmatch(text.strip())
+        numbers = [_number(found[group]) for group in (1, 3)] if found else [None, None]
+        if found is None or not numbers[0] or numbers[1] is None:
+            raise ValueError(
+                f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, kB, MB or GB a second, and a latency "
+                "in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
+            )
+        return cls(numbers[0] * RATES[found[2].lower()], numbers[1] * TIMES[(found[4] or "s").lower()])
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or 0)
+    except ValueError:  # such as 1.2.3
+        return None
+
+
+@dataclass
+class Card:
+    """The network card of a host. It sends one message at a time, and receives one at a time.
+
+    `sends_free_s`, `receives_free_s`: when it is free again. `sending_s`, `receiving_s`: how long it was busy.
+    """
+
+    sends_free_s: float = 0.0
+    receives_free_s: float = 0.0
+    sending_s: float = 0.0
+    receiving_s: float = 0.0
+
+
+@dataclass
+class _Meeting:
+    """A collective of a group: who is still missing, and when it was done."""
+
+    missing: set[int]
+    complete: Event = field(default_factory=Event)
+    done: Event = field(default_factory=Event)
+
+
+class Network:
+    """Cards as queues, and the collectives of groups of ranks.
+
+    Ranks of one host exchange in no time. A collective is a ring of messages (Patarasuk and Yuan 2009): each member
+    sends `Traffic.wire_bytes` to the next one. It begins when its slowest member has arrived, and when the group's
+    collective before it is done: a process group does one at a time.
+    """
+
+    def __init__(self, clock: Clock, link: Link, hosts: Sequence[int]) -> None:
+        self.clock, self.link, self.hosts = clock, link, hosts
+        self.cards: dict[int, Card] = defaultdict(Card)
+        self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
+        self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
+        self.flights: list[Flight] = []  # from rank to rank, while the bytes leave
+
+    def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
+        """Send a message now. Returns its arrival."""
+        arrived = Event()
+        self.clock.start(self._carry(sender, receiver, payload_bytes, arrived))
+        return arrived
+
+    def join(self, rank: int, group: tuple[int, ...], record: Traffic, times: float = 1.0) -> Event:
+        """A rank comes to the next collective of its group. Returns its end. The ranks come in the same order.
+
+        `times` of them, one after the other, count as one.
+        """
+        number = self.joined[record.axis, rank]
+        self.joined[record.axis, rank] += 1
+        meetings = self.meetings[record.axis, group]
+        if number == len(meetings):
+            meetings.append(_Meeting(set(group)))
+            before = meetings[number - 1].done if number else None
+            self.clock.start(self._meet(group, meetings[number], before, record, times))
+        meeting = meetings[number]
+        meeting.missing.remove(rank)
+        if not meeting.missing:
+            self.clock.happens(meeting.complete)
+        return meeting.done
+
+    def _carry(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
+        if self.hosts[sender] != self.hosts[receiver]:
+            yield self._transfer(sender, receiver, payload_bytes) + self.link.latency_s - self.clock.now_s
+        self.clock.happens(arrived)
+
+    def _meet(
+        self, group: tuple[int, ...], meeting: _Meeting, before: Event | None, record: Traffic, times: float
+    ) -> Process:
+        yield meeting.complete
+        if before is not None:
+            yield before
+        ring = zip(group, (*group[1:], group[0]))
+        size = times * record.wire_bytes(len(group))
+        leaves = [(rank, after) for rank, after in ring if self.hosts[rank] != self.hosts[after]]
+        if leaves:
+            end_s = max(self._transfer(rank, after, size) for rank, after in leaves)
+            yield end_s + times * rounds(record, len(group)) * self.link.latency_s - self.clock.now_s
+        self.clock.happens(meeting.done)
+
+    def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
+        """Bytes leave as soon as both cards are free. Returns when the last one has left."""
+        out, into = self.cards[self.hosts[sender]], self.cards[self.hosts[receiver]]
+        seconds = payload_bytes / self.link.bytes_per_s
+        start_s = max(self.clock.now_s, out.sends_free_s, into.receives_free_s)
+        end_s = out.sends_free_s = into.receives_free_s = start_s + seconds
+        out.sending_s += seconds
+        into.receiving_s += seconds
+        self.flights.append(Flight(sender, receiver, start_s, end_s))
+        return end_s
+
+
+def rounds(record: Traffic, degree: int) -> int:
+    """How many messages of a collective go one after the other around a ring of `degree` ranks."""
+    if record.collective is Collective.ALL_REDUCE:
+        return 2 * (degree - 1)
+    return 1 if record.collective in (Collective.SEND, Collective.ALL_TO_ALL) else degree - 1

@@ -1,0 +1,62 @@
+"""In: a plan with parameter servers. Out: which rows of which tensors each server holds, and its bytes.
+Does not hold values and does not decide who is a server (plan.py does)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codescent.base.dtypes import DTYPE_BYTES
+from codescent.plan.shard import TensorPlan
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [first, stop) of a trained tensor, all of whose elements one server holds.
+
+    `index`: of the tensor, among the trained ones.
+    """
+
+    index: int
+    first: int
+    stop: int
+    row_numel: int
+
+    @property
+    def numel(self) -> int:
+        """Number of its elements."""
+        return (self.stop - self.first) * self.row_numel
+
+
+def pieces_of(tensors: Sequence[TensorPlan], servers: int) -> tuple[tuple[Piece, ...], ...]:
+    """Cut the trained tensors over servers: in their order, at rows, into parts of nearly equal bytes.
+
+    Server k has the rows that begin before the share (k + 1) / n of all elements and not before k / n. Li et al. 2014,
+    "Scaling distributed machine learning with the parameter server", 4.3, cuts ranges of keys alike.
+    """
+    total = sum(tensor.parameter.numel for tensor in tensors)
+    ends = [total * (server + 1) / servers for server in range(servers)]
+    found: list[list[Piece]] = [[] for _ in range(servers)]
+    begin, server = 0, 0
+    for index, tensor in enumerate(tensors):
+        rows, row_numel = tensor.parameter.shape[0], math.prod(tensor.parameter.shape[1:])
+        first = 0
+        while first < rows:
+            while begin + first * row_numel >= ends[server] and server + 1 < servers:
+                server += 1
+            room = math.ceil((ends[server] - begin) / row_numel)
+            stop = rows if server + 1 == servers else min(rows, max(first + 1, room))
+            found[server].append(Piece(index, first, stop, row_numel))
+            first = stop
+        begin += rows * row_numel
+    return tuple(map(tuple, found))
+
+
+def served_bytes(tensors: Sequence[TensorPlan], pieces: Sequence[Piece]) -> int:
+    """Bytes of weights (in the optimizer's dtype) and optimizer state of one server."""
+    found = 0
+    for piece in pieces:
+        tensor = tensors[piece.index]
+        found += piece.numel * (1 + tensor.optimizer_tensors) * DTYPE_BYTES[tensor.optimizer_dtype]
+    return found

@@ -1,0 +1,133 @@
+"""In: the keys servers, updates and staleness of a plan. Out: parameter servers: workers push gradients, pull weights.
+Does not send anything (worker.py does) and does not update weights (train/serve.py does)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from codescent.base.refusal import Change, Refusal
+from codescent.plan import (
+    AXES,
+    DTYPE_BYTES,
+    Collective,
+    Instruction,
+    KeptTensor,
+    Plan,
+    Schedule,
+    TensorPlan,
+    Traffic,
+    Verb,
+)
+from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.strategy import Candidate, Strategy
+
+AXIS = "dp_replicate"
+WORKERS, SERVERS = 0, 1
+"""Indices of the lists of the workers and of the servers."""
+
+
+class ParameterServer(Strategy):
+    """Li et al. 2014, "Scaling distributed machine learning with the parameter server" (OSDI).
+
+    The weights and the optimizer are cut over the servers by bytes. With synchronous updates a server adds the pushes
+    of a step, as DDP does. With asynchronous ones it applies each push at once (Dean et al. 2012, "DistBelief"), or
+    with a bound on the staleness the pushes of a step together (Ho et al. 2013, "SSP"; Zhang et al. 2016).
+    """
+
+    def serves(self, run: Candidate | Plan) -> bool:
+        """True if parallel.servers is given."""
+        return run.layout.served
+
+    def refuse(self, candidate: Candidate) -> Iterator[str]:
+        """Refuse layouts in which a worker is not one rank, and keys that look after the same gradients."""
+        layout, mesh = candidate.layout, candidate.mesh
+        if not self.serves(candidate):
+            return
+        said, off = f"parallel.servers = {layout.servers}", Change({"parallel.servers": 0})
+        for axis in AXES:
+            if axis != AXIS and mesh.degree(axis) > 1:
+                yield Refusal(
+                    f"{said}: a worker is one rank with the whole model, but parallel.{axis} = {mesh.degree(axis)}",
+                    [Change({f"parallel.{axis}": 1, "parallel.dp_replicate": None}), off],
+                )
+        if layout.average_every:
+            yield Refusal(
+                f"{said}: parallel.average_every = {layout.average_every} looks after the same replicas",
+                [Change({"parallel.average_every": 0}), off],
+            )
+        if layout.offload != "none":
+            yield Refusal(
+                f'{said}: parallel.offload = "{layout.offload}": the optimizer is on the servers',
+                [Change({"parallel.offload": "none"}), off],
+            )
+        if candidate.update.get("kind") == "muon":
+            yield Refusal(
+                f'{said}: optimizer.kind = "muon" updates whole matrices, which are cut over the servers',
+                [Change({"optimizer.kind": "adamw"}), off],
+            )
+        if layout.wire.startswith("powersgd"):
+            yield Refusal(
+                f'{said}: parallel.wire = "{layout.wire}" is of use in a sum over ranks only',
+                [Change({"parallel.wire": "int4"}), Change({"parallel.wire": "none"})],
+            )
+        if layout.wire_from:
+            yield Refusal(
+                f"{said}: parallel.wire_from = {layout.wire_from}: pushes have one format in all steps",
+                [Change({"parallel.wire_from": 0})],
+            )
+        if layout.staleness is not None and layout.updates == "synchronous":
+            yield Refusal(
+                f'parallel.staleness = {layout.staleness}: parallel.updates = "synchronous" has none',
+                [Change({"parallel.staleness": None}), Change({"parallel.updates": "asynchronous"})],
+            )
+
+    def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
+        """Workers have weights and gradients; master copies and optimizer state are on the servers."""
+        return replace(tensor, master_dtype="")
+
+    def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
+        """Workers push instead of the update, and pull. All ranks agree where something is due at a step."""
+        (program,) = schedule.programs
+        worker = [at for at in program if at.verb is not Verb.STEP]
+        worker += [Instruction(Verb.PUSH), Instruction(Verb.PULL)]
+        programs = (tuple(worker), (Instruction(Verb.SERVE),)) if candidate.layout.server_ranks else (tuple(worker),)
+        steps = [steps for steps in candidate.due.values() if steps]
+        return replace(schedule, programs=programs, period=math.gcd(*steps) or 1)
+
+    def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
+        """A worker pushes each server's part once a step. A server sends its part to each worker."""
+        workers, wire = plan.mesh.world_size, Wire.parse(plan.layout.wire)
+        for server, pieces in enumerate(plan.pieces):
+            numel = sum(piece.numel for piece in pieces)
+            wide, narrow = plan.trained[0].optimizer_dtype, plan.work.precision
+            yield Traffic(
+                Collective.PUSH,
+                AXIS,
+                wire.message_bytes(numel, wide),
+                wide if wire.method == "none" else wire.message_dtype,
+                Verb.PUSH,
+                None,
+                f"gradients, to server {server}",
+                stage=WORKERS,
+            )
+            yield Traffic(
+                Collective.PULL,
+                AXIS,
+                numel * DTYPE_BYTES[narrow],
+                narrow,
+                Verb.PULL if plan.layout.servers == "workers" else Verb.SERVE,
+                None,
+                f"weights of server {server}, to the workers",
+                workers,
+                stage=SERVERS if plan.layout.server_ranks else WORKERS,
+            )
+
+    def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
+        """What a worker has not sent yet of its gradients, for each server."""
+        wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
+        if wire.lossy:
+            for server, pieces in enumerate(plan.pieces):
+                numel = sum(piece.numel for piece in pieces)
+                yield KeptTensor(kept_name(server, "residual"), (numel,), dtype, stage=WORKERS)

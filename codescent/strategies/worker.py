@@ -1,0 +1,175 @@
+"""In: clients of the parameter servers, the weights of this rank. Out: PUSH and PULL: gradients sent, weights fetched.
+Does not update weights (train/serve.py does) and does not choose the samples (the first server gives portions)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from codescent.base.stopwatch import waiting
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan import Plan
+from codescent.plan.served import Piece
+from codescent.plan.wire import Wire, kept_name
+from codescent.servers import Portion
+from codescent.strategies.wire_messages import Messages
+from codescent.transport import Client, Kind, Refused
+from codescent.transport.tensors import bytes_of
+
+
+@dataclass
+class Known:
+    """What the first server has said of the run.
+
+    Attributes:
+        done: number of complete steps.
+        ends: the segment is over: all ranks act now.
+        stops: a rank was asked to stop, and the segment is over.
+        sums: of the last complete step: see `train/serve.py`.
+    """
+
+    done: int = 0
+    ends: bool = True
+    stops: bool = False
+    sums: list[float] = field(default_factory=list)
+
+
+class Worker:
+    """A rank that computes gradients of portions, with the servers' weights.
+
+    Args:
+        plan: of the run.
+        rank: of this process.
+        weights: the trained tensors, in the plan's order.
+        clients: of each server, in the order of `plan.servers`.
+        first_step: number of complete steps when the command begins.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, weights: Sequence[torch.Tensor], clients: Sequence[Client], first_step: int
+    ) -> None:
+        self.plan, self.rank, self.weights, self.clients = plan, rank, list(weights), list(clients)
+        self.known = Known(first_step)
+        self.portion: Portion | None = None
+        self.number = 0  # of the last push
+        self.have: list[list[int]] = [[-1, -1]] * len(clients)  # life and number of pushes of what is in `fetched`
+        self.tickets = [0] * len(clients)  # of the grants, by server
+        wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
+        narrow = weights[0].dtype
+        numels = [sum(piece.numel for piece in pieces) for pieces in plan.pieces]
+        wire = Wire.parse(plan.layout.wire)
+        self.messages = [Messages(wire, numel, plan.trained[0].optimizer_dtype) for numel in numels]
+        self.sent = [torch.zeros(numel, dtype=wide) for numel in numels]
+        self.fetched = [torch.empty(numel, dtype=narrow) for numel in numels]
+        self.pool = ThreadPoolExecutor(len(clients), thread_name_prefix="codescent worker")
+        self.refused = 0
+
+    def turns(self, number: int) -> Iterator[None]:
+        """A turn for each portion that this rank computes until step `number` (from 0) is complete."""
+        while self.known.done <= number and not self.known.stops:
+            if self.portion is None:
+                self.pull()
+            else:
+                yield
+
+    @torch.no_grad()
+    def push(self, gradients: Sequence[torch.Tensor], loss: float, losses: int, *, stop: bool) -> None:
+        """The PUSH verb: send each server its part of the gradients.
+
+        Args:
+            gradients: of each trained tensor.
+            loss: sum of the losses of the portion.
+            losses: their number.
+            stop: this rank was asked to stop.
+        """
+        assert self.portion is not None
+        self.number += 1
+        for part, pieces in zip(self.sent, self.plan.pieces, strict=True):
+            gather(part, gradients, pieces)
+        square = float(sum(part.double().square().sum() for part in self.sent))
+        facts = {"portion": [self.portion.step, self.portion.part], "loss": loss, "losses": losses}
+        facts |= {"square": square, "stop": stop}
+        with waiting():
+            list(self.pool.map(lambda server: self._push(server, facts), range(len(self.clients))))
+        self.portion = None
+
+    def _push(self, server: int, facts: Mapping[str, Any]) -> None:
+        told, message = {**facts, "ticket": self.tickets[server]}, self.messages[server].encode(self.sent[server])
+        try:
+            self.clients[server].request(Kind.PUSH, metadata=told, payloads=[bytes_of(message)], number=self.number)
+        except Refused:
+            self.refused += 1  # the server has counted it, too; the portion is given again
+
+    def pull(self) -> None:
+        """The PULL verb: fetch the weights of all servers, then the next portion.
+
+        Where no portion is left, wait until the segment is over, and fetch its last weights.
+        """
+        with waiting():
+            self._fetch({"final": False})
+            told = self._ask({})
+            while told.get("portion") is None and not told["ends"]:
+                for client in self.clients[1:]:
+                    client.request(Kind.ASK, metadata={"release": True})
+                told = self._ask({"waits": True})
+                if told.get("portion") is not None:  # it has come back from another worker
+                    self._fetch({"final": False})
+            if told.get("portion") is None:
+                pushes = told["done"] * self.plan.mesh.world_size
+                self._fetch({"final": True, "pushes": pushes, "stopped": told["stopped"]})
+        self._scatter()
+        self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"], told["sums"])
+        self.portion = None if told.get("portion") is None else Portion(*told["portion"])
+
+    def _ask(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """What the first server says: a portion, or that there is none."""
+        return self.clients[0].request(Kind.ASK, metadata={"known": self.known.done, **metadata}).metadata
+
+    def _fetch(self, metadata: dict[str, Any]) -> None:
+        """Put the weights of all servers into `fetched`, at once. Weights that are there already do not travel."""
+
+        def fetch(server: int) -> None:
+            into, facts = [bytes_of(self.fetched[server])], {**metadata, "have": self.have[server]}
+            answer = self.clients[server].request(Kind.PULL, metadata=facts, into=into)
+            self.have[server] = [answer.metadata["life"], answer.metadata["pushes"]]
+            self.tickets[server] = answer.metadata.get("ticket", 0)
+
+        list(self.pool.map(fetch, range(len(self.clients))))
+
+    @torch.no_grad()
+    def _scatter(self) -> None:
+        for part, pieces in zip(self.fetched, self.plan.pieces, strict=True):
+            scatter(part, self.weights, pieces)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What it keeps between steps, by the names of `Plan.kept`."""
+        numbered = enumerate(self.messages)
+        return {kept_name(index, "residual"): one.residual for index, one in numbered if one.wire.lossy}
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.pool.shutdown()
+        for client in self.clients:
+            client.close()
+
+
+def gather(part: torch.Tensor, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:
+    """Copy the rows of a server from the tensors into its part."""
+    begin = 0
+    for piece in pieces:
+        rows = tensors[piece.index][piece.first : piece.stop]
+        part[begin : begin + piece.numel].copy_(rows.reshape(-1))
+        begin += piece.numel
+
+
+def scatter(part: torch.Tensor, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:
+    """Copy a server's part into the rows of the tensors."""
+    begin = 0
+    for piece in pieces:
+        rows = tensors[piece.index][piece.first : piece.stop]
+        rows.copy_(part[begin : begin + piece.numel].view_as(rows))
+        begin += piece.numel

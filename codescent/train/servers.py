@@ -1,0 +1,58 @@
+"""In: a plan with parameter servers, this rank's world. Out: a server that listens, or a worker that is connected.
+Does not apply pushes (serve.py does) and does not send them (strategies/worker.py does)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan import Plan
+from codescent.strategies.worker import Worker
+from codescent.train.initial import write_initial_values_
+from codescent.train.optimize import Optimizer, Weight
+from codescent.train.serve import Serving
+from codescent.train.world import World
+from codescent.transport import Client, Server, listen
+
+
+def served_weights(plan: Plan, index: int, *, replaced: bool) -> list[Weight]:
+    """The pieces of server `index`, with initial values. `replaced`: a checkpoint will overwrite them."""
+    found, boxes = [], []
+    for piece in plan.pieces[index]:
+        tensor = plan.trained[piece.index]
+        parameter = tensor.parameter
+        rows = torch.empty((piece.stop - piece.first, *parameter.shape[1:]), dtype=TORCH_DTYPE[tensor.optimizer_dtype])
+        offsets = (piece.first, *(0 for _ in parameter.shape[1:]))
+        found.append(Weight(parameter.name, rows, rows, parameter.decay, parameter.shape, offsets))
+        slices = (slice(piece.first, piece.stop), *(slice(0, size) for size in parameter.shape[1:]))
+        boxes.append((parameter, rows, slices))
+    write_initial_values_(plan.seed, plan.model.weights, boxes, replaced=replaced)
+    return found
+
+
+def listening(plan: Plan, world: World, optimizer: Optimizer, first_step: int) -> Serving:
+    """A server of its part. It listens on the interface of the route to the other ranks, and tells them where."""
+    rank = world.place.rank
+    index = plan.servers.index(rank)
+    serving = Serving(plan, index, optimizer, world.servers, first_step)
+    listener = listen(world.meeting.address)
+    serving.server = Server(listener, world.meeting.key, serving, rank, range(plan.mesh.world_size))
+    world.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))
+    return serving
+
+
+def connected(plan: Plan, world: World, weights: Sequence[torch.Tensor], first_step: int) -> Worker:
+    """A worker with a client for each server. Waits until all servers listen."""
+    keys = [f"server{index}" for index in range(len(plan.servers))]
+    world.store.wait(keys, timedelta(seconds=world.timeout.total_seconds()))
+    clients = []
+    for index, where in enumerate(world.store.multi_get(keys)):
+        host, port = json.loads(where)
+        name = f"server {index} (rank {plan.servers[index]})"
+        timeout_s = world.timeout.total_seconds()
+        clients.append(Client((host, port), world.meeting.key, world.place.rank, name, timeout_s=timeout_s))
+    return Worker(plan, world.place.rank, weights, clients, first_step)

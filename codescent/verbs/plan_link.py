@@ -1,0 +1,147 @@
+"""In: the options --link, --slow, --compute-s, --flops-per-s of `codescent plan`. Out: the ranks' walk, in rows.
+Does not simulate (cost/ranks_walk.py does) and does not measure a link."""
+
+from __future__ import annotations
+
+import math
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from codescent.base.amounts import of_number, of_rate, of_seconds, of_share
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.cost.amounts import phases
+from codescent.cost.network import Link
+from codescent.cost.ranks_walk import Seconds, Walk, arithmetic, arithmetic_s, walk
+from codescent.plan import Plan
+from codescent.verbs.plan_period import KEEP, least_period
+
+NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host")
+"""Options that have an effect with --link only."""
+_SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Links:
+    """The options, read.
+
+    Attributes:
+        compute_s, flops_per_s: one of them is given.
+        slow: by rank: how many times longer its arithmetic takes.
+    """
+
+    link: Link
+    compute_s: float | None
+    flops_per_s: float | None
+    slow: Mapping[int, float]
+    ranks_per_host: int
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds of arithmetic of a step on a rank of the stage that computes most."""
+        if self.compute_s is not None:
+            return self.compute_s
+        return arithmetic_s(plan, self.flops_per_s or math.nan)
+
+    def seconds(self, plan: Plan) -> Seconds:
+        """Seconds of each instruction."""
+        return arithmetic(plan, self.step_s(plan), self.slow)
+
+    def walk(self, plan: Plan) -> Walk:
+        """The steady rounds of a plan."""
+        return walk(plan, self.seconds(plan), self.link, ranks_per_host=self.ranks_per_host)
+
+
+def links_of(arguments: Namespace) -> Links | None:
+    """The options of a command line; None: without --link. Raises UserError: every option that is wrong."""
+    given = [f"--{name.replace('_', '-')}" for name in NEEDS_LINK if getattr(arguments, name) is not None]
+    if arguments.link is None:
+        if given:
+            raise UserError(*(f"{name}: needs --link, such as --link 49mbit,0.2ms" for name in given))
+        return None
+    problems = []
+    if (arguments.compute_s is None) == (arguments.flops_per_s is None):
+        wrong = "give only one of them" if arguments.compute_s is not None else "it needs one of them"
+        problems.append(
+            f"--link: --compute-s (seconds of a step's arithmetic) or --flops-per-s (speed of a rank): {wrong}"
+        )
+    if arguments.flops_per_byte is not None:
+        problems.append("--flops-per-byte: --link says the speed of links; give one of them")
+    if arguments.json:
+        problems.append("--json: prints the plan alone, without the rows of --link; give one of them")
+    link, slow = Link(1.0), dict[int, float]()
+    try:
+        link = Link.parse(arguments.link)
+    except ValueError as error:
+        problems.append(f"--link: {error}")
+    try:
+        slow = slow_of(arguments.slow or "")
+    except ValueError as error:
+        problems.append(f"--slow: {error}")
+    if problems:
+        raise UserError(*problems)
+    return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1)
+
+
+def slow_of(text: str) -> dict[int, float]:
+    """Read a text such as "3: 4x" or "0: 2x, 3: 1.5x". Raises ValueError, which names the form."""
+    found: dict[int, float] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        match = _SLOW.fullmatch(part)
+        if match is None or not float(match[2]) or int(match[1]) in found:
+            raise ValueError(
+                f"'{part}' is not a rank and how many times longer it takes, each rank once, such as 3: 4x"
+            )
+        found[int(match[1])] = float(match[2])
+    return found
+
+
+def refuse_ranks(links: Links, plan: Plan) -> None:
+    """Refuse ranks that the plan does not have."""
+    last = plan.mesh.world_size - 1
+    if wrong := [rank for rank in links.slow if rank > last]:
+        raise UserError(*(f"--slow: rank {rank}: the plan has ranks 0 to {last}" for rank in wrong))
+
+
+def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) -> Iterator[tuple[str, list[str]]]:
+    """A heading, then what the ranks do.
+
+    `apart`: the plan whose replicas train apart, asked for where there are replicas. It may raise UserError.
+    """
+    hosts, mesh = math.ceil(plan.mesh.world_size / links.ranks_per_host), plan.mesh
+    size = f"{of_rate(links.link.bytes_per_s, 'B/s')} and {of_seconds(links.link.latency_s)}"
+    each = counted(min(links.ranks_per_host, mesh.world_size), "rank")
+    yield "simulated", [f"{size} between {counted(hosts, 'host')} of {each}; nothing is measured"]
+    slow = ", ".join(f"rank {rank}: {factor:g} times as long" for rank, factor in sorted(links.slow.items()))
+    most = " on the stage that computes most" if mesh.pp > 1 else ""
+    yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
+    tokens = f"{of_number(found.tokens_per_s)} tokens/s"
+    period = phases(plan)[-1].period
+    mean = f", mean of {counted(period, 'step')}" if period > 1 else ""
+    yield "  step", [f"{of_seconds(found.step_s)}{mean}: {tokens}"]
+    yield "  waiting", [_waiting(found)]
+    if found.servers:
+        yield "  servers", [f"busiest link: {of_share(max(found.servers))} of the time"]
+    if found.staleness:
+        mean_age = sum(found.staleness) / len(found.staleness)
+        yield "  staleness", [f"{mean_age:.2f} versions on average, at most {max(found.staleness)}"]
+    if mesh.dp_replicate > 1:
+        yield "  period", [_period(links, apart)]
+
+
+def _waiting(found: Walk) -> str:
+    """How long the ranks wait in a step, and what share of the time is left."""
+    waits = [rank.waits_s for rank in found.ranks]
+    several = f"{of_seconds(min(waits))} to " if max(waits) - min(waits) > 0.005 * max(waits) else ""
+    return f"{several}{of_seconds(max(waits))} of a step; the busiest rank computes {of_share(found.computes)} of it"
+
+
+def _period(links: Links, apart: Callable[[], Plan]) -> str:
+    try:
+        plan = apart()
+    except UserError as error:
+        return f"averaging is refused here: {error.problems[0]}"
+    least = least_period(plan, links.seconds(plan), links.link, links.ranks_per_host)
+    wire = f' with wire = "{plan.layout.wire}"' if plan.layout.wire != "none" else ""
+    return f"average_every = {least:,} or more{wire} keeps {of_share(KEEP)} of the computing"

@@ -1,0 +1,83 @@
+"""In: a plan whose replicas train apart, seconds of arithmetic, a link. Out: the least period that keeps the computing.
+Does not say whether such a run learns as well (benchmarks do), and does not simulate (cost/ranks_walk.py does)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from codescent.cost.network import Link
+from codescent.cost.ranks_walk import Seconds, walk
+from codescent.plan import Instruction, Plan, Verb
+from codescent.strategies.local_sgd import departures
+
+KEEP = 0.8
+"""The share of the time in which the slowest rank is to compute."""
+
+
+def least_period(plan: Plan, seconds: Seconds, link: Link, ranks_per_host: int = 1, keep: float = KEEP) -> int:
+    """The least `average_every` with which a step of the slowest replica alone is `keep` of the mean step.
+
+    Where an exchange overlaps with no step, n steps of A seconds and an exchange of E seconds give n = E keep / ((1 -
+    keep) A). Else periods below this n are walked: more of the exchange is hidden in longer rounds.
+
+    Args:
+        plan: with `average_every`, of any period; its fragments and overlap are kept.
+        seconds, link, ranks_per_host: as in `walk`.
+        keep: above 0, below 1.
+    """
+    layout = plan.layout
+    least = layout.fragments + layout.overlap_steps
+    inside = tuple(t for t in plan.traffic if t.verb not in (Verb.AVERAGE, Verb.MERGE))
+    alone = walk(replace(plan, traffic=inside), seconds, link, ranks_per_host=ranks_per_host, warm_up=0)
+    alone_s = max(rank.step_s for rank in alone.ranks)
+
+    def step_s(period: int) -> float:
+        found = walk(with_period(plan, period), seconds, link, ranks_per_host=ranks_per_host, warm_up=0)
+        return max(rank.step_s for rank in found.ranks)
+
+    exposed_s = (step_s(least) - alone_s) * least
+    high = max(least, math.ceil(exposed_s * keep / ((1 - keep) * alone_s) - 1e-6))
+    if not layout.overlap_steps:
+        return high
+    low = least - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if alone_s >= keep * step_s(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def with_period(plan: Plan, period: int) -> Plan:
+    """The plan with rounds of another length, without opening steps.
+
+    Raises ValueError: the period has no room for the fragments and their overlap.
+    """
+    layout, old = plan.layout, plan.layout.average_every
+    if period < layout.fragments + layout.overlap_steps:
+        raise ValueError(f"{period} steps have no room for {layout.fragments} fragments and their overlap")
+    before = departures(old, layout.fragments, layout.overlap_steps)
+    leaves = dict(zip(before, departures(period, layout.fragments, layout.overlap_steps), strict=True))
+
+    def moved(at: Instruction) -> Instruction:
+        if at.step is None:
+            return at
+        behind = layout.overlap_steps if at.verb is Verb.MERGE else 0
+        return replace(at, step=leaves[at.step - behind] + behind)
+
+    def order(at: Instruction) -> int:
+        return -1 if at.step is None else 2 * at.step + (at.verb is Verb.MERGE)
+
+    programs = tuple(tuple(sorted(map(moved, program), key=order)) for program in plan.schedule.programs)
+    schedule = replace(plan.schedule, programs=programs, period=period, opening=(), opening_steps=0)
+    traffic = []
+    for record in (record for record in plan.traffic if record.until is None):
+        again = replace(record, since=0)
+        if record.verb is Verb.AVERAGE:
+            again = replace(again, every=period, at=leaves[record.at])
+        elif record.verb is Verb.MERGE:
+            again = replace(again, every=period, at=period - 1)
+        traffic.append(again)
+    return replace(plan, schedule=schedule, traffic=tuple(traffic), layout=replace(layout, average_every=period))

@@ -1,0 +1,164 @@
+"""In: command lines of `codescent plan` with a link. Out: rows and pictures of the ranks, or one refusal.
+Does not test the numbers: test_simulate_ranks does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import called
+
+from codescent.verbs.plan_link import slow_of
+
+PLAN = ("plan", "gpt2_124m", "train.precision=fp32", "train.global_batch_size=4", "train.microbatch_size=1")
+LINK = ("--ranks", "4", "--link", "49mbit,0.2ms", "--compute-s", "0.3")
+LOCAL = (
+    "parallel.average_every=100",
+    "parallel.fragments=4",
+    "parallel.overlap_steps=5",
+    "parallel.wire=int4",
+    "parallel.wire_from=200",
+    "parallel.synchronous_steps=100",
+    "parallel.outer_optimizer=nesterov",
+)
+
+
+def asked(*words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    done = called(Path(), *words)
+    return done.returncode, done.stdout, done.stderr
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The lines of each row of a plan."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        name = line[:18].strip() or name
+        found.setdefault(name, []).append(line[18:])
+    return found
+
+
+def test_a_link_adds_what_the_ranks_do() -> None:
+    code, out, err = asked(*PLAN, *LINK)
+    assert (code, err) == (0, "")
+    found = rows(out)
+    assert found["simulated"] == ["6.12 MB/s and 200 µs between 4 hosts of 1 rank; nothing is measured"]
+    assert found["arithmetic"] == ["300 ms a step and rank"]
+    assert found["step"] == ["2.03 min: 33.6 tokens/s"]
+    assert found["waiting"] == ["2.03 min of a step; the busiest rank computes 0.2 % of it"]
+    assert found["period"] == ["average_every = 1,626 or more keeps 80 % of the computing"]
+
+
+def test_a_round_has_rows_of_its_own() -> None:
+    code, out, err = asked(*PLAN, *LOCAL, *LINK, "--slow", "3: 4x")
+    assert (code, err) == (0, "")
+    found = rows(out)
+    assert found["program"] == [
+        "load 0, forward 0, backward 0, reduce, step",
+        "a round: 100 steps, 4 fragments of the weights",
+        "average after steps 23, 47, 71, 95 of the round",
+        "merge after steps 28, 52, 76, 100 of the round",
+        "the first 100 steps: no rounds, gradients summed over dp_replicate",
+    ]
+    assert found["of it"] == ["anchor 474.70 MiB, momentum 474.70 MiB, residual 474.70 MiB, owner residual 118.68 MiB"]
+    assert found["traffic per step"][-3:] == [
+        "each rank sends 939.92 KiB on average, 44.73 MiB in the worst step",
+        "in the first 100 steps each rank sends 712.05 MiB",
+        "in steps 101 to 200 each rank sends 7.12 MiB on average, 347.03 MiB in the worst step",
+    ]
+    assert (
+        "4 all_gather over dp_replicate (4 ranks), once in 100 steps: 45.89 MiB, overlapped"
+        in found["traffic per step"]
+    )
+    assert found["arithmetic"] == ["300 ms a step and rank; rank 3: 4 times as long"]
+    assert found["step"] == ["1.22 s, mean of 100 steps: 3,367 tokens/s"]
+    assert found["period"] == ['average_every = 12 or more with wire = "int4" keeps 80 % of the computing']
+
+
+def test_replicas_that_cannot_train_apart_have_no_period() -> None:
+    code, out, _ = asked(*PLAN, *LINK, "parallel.offload=optimizer")
+    assert code == 0
+    (line,) = rows(out)["period"]
+    assert line.startswith("averaging is refused here: parallel.average_every = 1: parallel.offload")
+    code, out, _ = asked(*PLAN, *LINK, "parallel.dp_shard=4")
+    assert (code, "period" in rows(out)) == (0, False)
+
+
+def test_the_speed_of_ranks_may_be_given_in_flops() -> None:
+    code, out, _ = asked(*PLAN, "--ranks", "4", "--link", "1gbit", "--flops-per-s", "1e12", "--per-host", "4")
+    found = rows(out)
+    assert code == 0
+    assert found["simulated"] == ["125 MB/s and 0 s between 1 host of 4 ranks; nothing is measured"]
+    assert found["arithmetic"] == ["881 ms a step and rank"]
+    assert found["step"][0].startswith("881 ms: ")
+
+
+def test_a_timeline_with_a_link_has_a_lane_for_each_rank(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    code, _, err = asked(*PLAN, *LOCAL, *LINK, "--slow", "3: 4x", "--timeline", str(file))
+    assert code == 0
+    assert "100 steps of 1.22 s each; 3,367 tokens/s" in err
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert [names[rank] for rank in range(4)] == [f"rank {rank}" for rank in range(4)]
+    slices = [event for event in events if event["ph"] == "X"]
+    for rank in range(4):
+        mine = [event for event in slices if event["tid"] == rank]
+        assert sum(event["name"] == "forward 0" for event in mine) == 100
+        computed = sum(event["dur"] for event in mine if event["cat"] in ("forward", "backward"))
+        assert computed == pytest.approx(100 * 0.3e6 * (4 if rank == 3 else 1))
+    assert {names[event["tid"]] for event in slices if event["cat"] == "messages"} == {
+        f"rank {r} messages" for r in range(4)
+    }
+    code, _, _ = asked(*PLAN, *LINK, "--timeline", str(tmp_path / "a.svg"))
+    assert code == 0
+    assert "rank 3" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    code, _, err = asked(*PLAN, "--ranks", "4", "parallel.average_every=100", "--timeline", str(file))
+    assert code == 0
+    assert "the last of 100 steps of gpt2" in err
+    names = [event["name"] for event in json.loads(file.read_text())["traceEvents"] if event["ph"] != "M"]
+    assert names.count("forward 0") == names.count("average fragment 0") == names.count("merge fragment 0") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--slow", "3: 4x"), "--slow: needs --link, such as --link 49mbit,0.2ms"),
+        (("--compute-s", "1"), "--compute-s: needs --link"),
+        (("--per-host", "2"), "--per-host: needs --link"),
+        (("--link", "49mbit"), "--flops-per-s (speed of a rank): it needs one of them"),
+        ((*LINK, "--flops-per-s", "1e9"), "give only one of them"),
+        (("--link", "fast", "--compute-s", "1"), "--link: 'fast' is no link: it is a rate above 0 in kbit"),
+        ((*LINK, "--slow", "4x"), "--slow: '4x' is not a rank and how many times longer it takes"),
+        ((*LINK, "--slow", "3: 0x"), "--slow: '3: 0x' is not a rank"),
+        ((*LINK, "--slow", "1: 2x, 1: 3x"), "it takes, each rank once, such as 3: 4x"),
+        ((*LINK, "--slow", "4: 2x"), "--slow: rank 4: the plan has ranks 0 to 3"),
+        ((*LINK, "--flops-per-byte", "20"), "--flops-per-byte: --link says the speed of links; give one of them"),
+        ((*LINK, "--json"), "--json: prints the plan alone, without the rows of --link; give one of them"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused(words: tuple[str, ...], problem: str) -> None:
+    code, out, err = asked(*PLAN, *words)
+    assert (code, out) == (2, "")
+    assert problem in err
+    assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "inf", "nan", "fast"])
+def test_seconds_are_above_zero(word: str) -> None:
+    code, _, err = asked(*PLAN, "--link", "49mbit", f"--compute-s={word}")
+    assert code == 2
+    assert f"argument --compute-s: '{word}' is not a number above 0" in err
+
+
+@given(st.dictionaries(st.integers(0, 10**6), st.floats(0.25, 1000).map(lambda number: round(number, 3)), max_size=5))
+def test_slow_ranks_are_read(slow: dict[int, float]) -> None:
+    assert slow_of(", ".join(f"{rank}: {factor}x" for rank, factor in slow.items())) == slow

@@ -1,0 +1,324 @@
+"""In: plans, seconds of arithmetic, links. Out: the ranks' walk has the times and bytes of closed forms.
+Does not measure: benchmarks/slow_network.py compares it with machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codescent.config.load import load
+from codescent.cost.amounts import phases
+from codescent.cost.events import Clock
+from codescent.cost.lengths import lengths
+from codescent.cost.memory import kept_kinds, wire_bytes
+from codescent.cost.network import Link, Network
+from codescent.cost.ranks_walk import Walk, arithmetic, arithmetic_s, walk
+from codescent.cost.simulate import Costs, Deadlock, simulate
+from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
+from codescent.plan.state import kept_bytes
+from codescent.preflight import plan_of
+from codescent.verbs.plan_period import KEEP, least_period, with_period
+
+GRADIENTS = 497_759_232
+"""Bytes of GPT-2 124M in fp32."""
+FAST = Link(math.inf)
+FP32 = (
+    "train.precision=fp32",
+    "train.microbatch_size=1",
+    "train.eval_every=0",
+    "checkpoint.every=0",
+    "train.num_steps=840000",
+    "train.compile=none",
+)
+FORMS = ("none", "bf16", "int8", "int4", "sign", "powersgd:2", "topk:0.01")
+
+
+@cache
+def plan(ranks: int, *words: str) -> Plan:
+    """A plan with as many samples as ranks, if nothing else is said."""
+    size = () if any("batch_size" in word for word in words) else (f"train.global_batch_size={ranks}",)
+    return plan_of(load("gpt2_124m", [*FP32, *size, *words]).config, ranks)
+
+
+def walked(of: Plan, compute_s: float, link: Link, slow: dict[int, float] | None = None, hosts: int = 1) -> Walk:
+    return walk(of, arithmetic(of, compute_s, slow), link, ranks_per_host=hosts)
+
+
+@pytest.mark.parametrize(("ranks", "reduction_s"), [(2, 81.2), (4, 121.9)])
+def test_the_lab_is_reproduced(ranks: int, reduction_s: float) -> None:
+    """Two ranks send a payload once, four 3/2 of it; nearly nothing of it hides behind 0.2 s of backward."""
+    found = walked(plan(ranks), 0.3, Link(6.12e6))
+    exact = 0.1 + (2 * (ranks - 1) / ranks * (GRADIENTS + 24)) / 6.12e6  # gradients and three scalars; forward
+    assert found.step_s == pytest.approx(exact, rel=1e-9)
+    assert found.step_s == pytest.approx(reduction_s + 0.3, rel=0.005)
+    assert found.tokens_per_s == pytest.approx(1024 * ranks / exact, rel=1e-9)
+    assert found.ranks[0].waits_s == pytest.approx(exact - 0.3, rel=1e-9)
+
+
+def test_latency_counts_each_message_of_a_ring_once() -> None:
+    of = plan(4)
+    collectives = sum(record.times for record in of.traffic)
+    slow, fast = (walked(of, 0.3, Link(6.12e6, latency)) for latency in (0.01, 0.0))
+    assert slow.step_s - fast.step_s == pytest.approx(collectives * 2 * 3 * 0.01)
+
+
+@pytest.mark.parametrize("every", [1, 10, 100])
+def test_averaging_every_n_steps_divides_the_bytes_by_n(every: int) -> None:
+    found = walked(plan(4, f"parallel.average_every={every}"), 0.3, Link(6.12e6))
+    sent = 1.5 * (GRADIENTS + 5 * 8)
+    assert found.ranks[0].sent_bytes == pytest.approx(sent / every)
+    assert found.ranks[0].worst_bytes == sent
+    assert found.step_s == pytest.approx(0.3 + sent / 6.12e6 / every)
+    assert wire_bytes(plan(4, f"parallel.average_every={every}")) == pytest.approx(sent / every)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 30, 90])
+def test_an_overlap_hides_as_much_as_its_steps_compute(overlap: int) -> None:
+    of = plan(2, "parallel.average_every=100", f"parallel.overlap_steps={overlap}")
+    found, sent_s, scalars_s = walked(of, 1.0, Link(6.12e6)), GRADIENTS / 6.12e6, 40 / 6.12e6
+    assert found.ranks[0].waits_s * 100 == pytest.approx(max(0.0, sent_s - overlap) + scalars_s)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("parallel.average_every=8", "parallel.fragments=4", "parallel.overlap_steps=2")]
+)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_format_sends_what_its_traffic_declares(ranks: int, form: str, words: tuple[str, ...]) -> None:
+    of = plan(ranks, f"parallel.wire={form}", *words)
+    period = of.schedule.period
+    declared = [of.sent_bytes(0, number) for number in range(10 * period, 11 * period)]
+    found = walked(of, 0.3, Link(6.12e6))
+    for rank in found.ranks:
+        assert rank.sent_bytes == pytest.approx(sum(declared) / period)
+        assert rank.worst_bytes == pytest.approx(max(declared))
+    assert wire_bytes(of) == pytest.approx(sum(declared) / period)
+
+
+LAYOUTS = (
+    ("parallel.pp=2", "parallel.dp_replicate=2", "train.global_batch_size=8"),
+    ("parallel.dp_shard=4",),
+    ("parallel.dp_shard=2", "parallel.dp_replicate=2", "parallel.average_every=4"),
+    ("parallel.tp=2", "parallel.cp=2", "train.global_batch_size=2"),
+    ("parallel.pp=4", "parallel.schedule=interleaved", "parallel.virtual_stages=3", "train.global_batch_size=8"),
+    ("parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.dp_replicate=2", "parallel.average_every=3"),
+)
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_every_layout_sends_what_its_traffic_declares(words: tuple[str, ...]) -> None:
+    of = plan(4, *words)
+    period = of.schedule.period
+    found = walked(of, 0.3, Link(6.12e6, 1e-3))
+    for number, rank in enumerate(found.ranks):
+        declared = [of.sent_bytes(number, step) for step in range(period)]
+        assert rank.sent_bytes == pytest.approx(sum(declared) / period)
+        assert rank.worst_bytes == pytest.approx(max(declared))
+        assert rank.busy_s <= 0.3 + 1e-9
+    assert max(rank.busy_s for rank in found.ranks) == pytest.approx(0.3)
+
+
+def test_synchronous_ranks_fall_to_the_slowest() -> None:
+    for words in ((), ("parallel.average_every=5",)):
+        found = walked(plan(4, *words), 0.3, FAST, {3: 4.0})
+        assert found.step_s == pytest.approx(1.2)
+        assert [rank.waits_s for rank in found.ranks] == pytest.approx([0.9, 0.9, 0.9, 0.0])
+        assert found.computes == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 3), ("zero-bubble", 1)])
+def test_a_pipeline_takes_as_long_as_its_stages(schedule: str, chunks: int) -> None:
+    """With messages between stages alone, the walk of the ranks is the simulation of the stages (simulate.py)."""
+    words = (f"parallel.schedule={schedule}", f"parallel.virtual_stages={chunks}", "train.global_batch_size=8")
+    for stages, rate in ((2, 5e7), (4, math.inf)):
+        of = plan(stages, f"parallel.pp={stages}", *words)
+        messages = tuple(record for record in of.traffic if record.verb in SENDS)
+        of = replace(of, traffic=messages)
+        units = lengths(of).costs
+        stage = max(simulate(of.schedule, units).stages, key=lambda one: one.busy_s)
+        scale = 0.3 / stage.busy_s
+        costs = Costs(
+            **{name: _scaled(getattr(units, name), scale) for name in (
+                "forward_s", "backward_s", "backward_input_s", "backward_weight_s",
+            )},
+            latency_s=0.004,
+            transfer_s=messages[0].payload_bytes / rate,
+        )  # fmt: skip
+        expected = simulate(of.schedule, costs)
+        found = walk(of, arithmetic(of, 0.3), Link(rate, 0.004), warm_up=0)
+        assert max(span.end_s for span in found.timeline) == pytest.approx(expected.makespan_s)
+        assert [rank.busy_s for rank in found.ranks] == pytest.approx([one.busy_s for one in expected.stages])
+
+
+def _scaled(seconds: float | tuple[float, ...], scale: float) -> float | tuple[float, ...]:
+    return tuple(one * scale for one in seconds) if isinstance(seconds, tuple) else seconds * scale
+
+
+def test_ranks_of_a_host_share_its_card() -> None:
+    """A ring over two hosts of two ranks leaves each host once; two rings of two ranks each share both cards."""
+    ring = 1.5 * (GRADIENTS + 40) / 6.12e6
+    apart = ("parallel.average_every=1",)
+    assert walked(plan(4, *apart), 0.3, Link(6.12e6), hosts=2).step_s == pytest.approx(0.3 + ring)
+    assert walked(plan(4, *apart), 0.3, Link(6.12e6), hosts=4).step_s == pytest.approx(0.3)
+    of = plan(4, "parallel.tp=2", *apart, "train.global_batch_size=2")
+    weights = max(record.payload_bytes for record in of.traffic if record.verb is Verb.AVERAGE)
+    found = walked(of, 0.3, Link(6.12e6), hosts=2)
+    scalars = 1.5 * 40  # a ring over all four ranks; tp exchanges inside of a host
+    assert found.step_s == pytest.approx(0.3 + (2 * weights + scalars) / 6.12e6)
+
+
+def test_phases_have_their_bytes() -> None:
+    words = (
+        "parallel.average_every=10",
+        "parallel.synchronous_steps=20",
+        "parallel.wire=int4",
+        "parallel.wire_from=40",
+    )
+    of = plan(4, *words)
+    assert [(phase.first, phase.until, phase.period) for phase in phases(of)] == [
+        (0, 20, 1),
+        (20, 40, 10),
+        (40, None, 10),
+    ]
+    for phase in phases(of):
+        numbers = range(phase.first, phase.first + phase.period)
+        found = walk(of, arithmetic(of, 0.3), Link(6.12e6), phase=phase, warm_up=0)
+        declared = [of.sent_bytes(0, number) for number in numbers]
+        assert found.ranks[0].sent_bytes == pytest.approx(sum(declared) / len(declared))
+        assert found.ranks[0].worst_bytes == pytest.approx(max(declared))
+
+
+def test_what_is_kept_is_counted_by_kind() -> None:
+    words = ("parallel.average_every=10", "parallel.outer_optimizer=nesterov", "parallel.wire=int4")
+    kinds = kept_kinds(plan(4, *words))
+    assert set(kinds) == {"anchor", "momentum", "residual", "owner residual"}
+    assert kinds["anchor"] == kinds["momentum"] == GRADIENTS
+    assert sum(kinds.values()) == kept_bytes(plan(4, *words), 0)
+    assert kept_kinds(plan(4)) == {}
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "ranks": st.sampled_from((2, 3, 4)),
+        "words": st.sampled_from(
+            (
+                (),
+                ("parallel.wire=int8",),
+                ("parallel.average_every=3",),
+                ("parallel.average_every=6", "parallel.fragments=2", "parallel.overlap_steps=2"),
+                ("parallel.average_every=6", "parallel.fragments=3", "parallel.overlap_steps=3", "parallel.wire=int4"),
+            )
+        ),
+        "compute_s": st.floats(1e-3, 100),
+        "rate": st.floats(1e5, 1e11),
+        "latency_s": st.floats(0, 1),
+        "slow": st.floats(0.25, 8),
+    }
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(CASES)
+def test_no_rank_computes_longer_than_it_takes_and_a_faster_link_never_takes_longer(case: dict) -> None:
+    of, link = plan(case["ranks"], *case["words"]), Link(case["rate"], case["latency_s"])
+    slow = {case["ranks"] - 1: case["slow"]}
+    found = walked(of, case["compute_s"], link, slow)
+    for number, rank in enumerate(found.ranks):
+        assert rank.step_s >= rank.busy_s * (1 - 1e-9)
+        assert rank.busy_s == pytest.approx(case["compute_s"] * slow.get(number, 1.0))
+    assert walked(of, case["compute_s"], link, slow) == found
+    faster = walked(of, case["compute_s"], Link(2 * case["rate"], case["latency_s"]), slow)
+    assert faster.step_s <= found.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("words", [(), ("parallel.fragments=4", "parallel.overlap_steps=5", "parallel.wire=int4")])
+def test_the_least_period_keeps_the_computing_and_one_step_less_does_not(words: tuple[str, ...]) -> None:
+    of, link = plan(4, "parallel.average_every=12", *words), Link(6.12e6, 2e-4)
+    seconds = arithmetic(of, 0.3)
+    least = least_period(of, seconds, link)
+    kept = [walk(with_period(of, period), seconds, link).computes for period in (least - 1, least)]
+    assert kept[0] < KEEP <= kept[1]
+    if not words:
+        exchange_s = 1.5 * (GRADIENTS + 40) / 6.12e6 + 2 * 2 * 3 * 2e-4
+        assert least == math.ceil(KEEP * exchange_s / ((1 - KEEP) * 0.3))
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("parallel.fragments=3", "parallel.overlap_steps=2", "parallel.pp=2", "train.global_batch_size=4")]
+)
+def test_a_plan_with_another_period_is_the_plan_that_is_built_with_it(words: tuple[str, ...]) -> None:
+    one, other = (plan(4, f"parallel.average_every={period}", *words) for period in (20, 7))
+    assert with_period(one, 7) == other
+    if words:
+        with pytest.raises(ValueError, match="no room"):
+            with_period(one, 4)
+
+
+def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
+    of = plan(2, "parallel.pp=2", "train.global_batch_size=2")
+    first = tuple(at for at in of.schedule.programs[0] if at.verb is not Verb.SEND_ACTIVATION)
+    of = replace(of, schedule=replace(of.schedule, programs=(first, of.schedule.programs[1])))
+    with pytest.raises(Deadlock, match="stage 1 waits at 'forward 0'"):
+        walked(of, 0.3, FAST)
+
+
+def test_seconds_from_flops() -> None:
+    of = plan(4)
+    assert arithmetic_s(of, 1e12) == pytest.approx(of.flops().total_flops / 4 / 1e12)
+    stages = plan(4, "parallel.pp=4", "train.global_batch_size=8")
+    mean = stages.flops().total_flops / 4 / 1e12
+    assert mean <= arithmetic_s(stages, 1e12) < 2 * mean
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "latency_s"),
+    [
+        ("49mbit,0.2ms", 6.125e6, 2e-4),
+        ("6.12MB/s", 6.12e6, 0.0),
+        ("1 Gbit/s, 50 us", 1.25e8, 5e-5),
+        ("100kbit,1s", 12_500, 1.0),
+        ("25GB/s", 2.5e10, 0.0),
+        ("800bit", 100, 0.0),
+    ],
+)
+def test_a_link_is_read(text: str, rate: float, latency_s: float) -> None:
+    found = Link.parse(text)
+    assert found.bytes_per_s == pytest.approx(rate)
+    assert found.latency_s == pytest.approx(latency_s)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "49", "mbit", "0mbit", "-1mbit", "1.2.3mbit", "49mbit,5", "49mbit;1ms", "1tbit", "."]
+)
+def test_what_is_no_link_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no link: .* such as 49mbit,0.2ms or 6.12MB/s"):
+        Link.parse(text)
+
+
+def test_a_card_receives_one_message_at_a_time() -> None:
+    """Three ranks send to a fourth at once: its card is the bound, and what it sends back does not wait for them."""
+    clock = Clock()
+    network = Network(clock, Link(100.0, 1.0), hosts=range(4))
+    arrivals = [network.send(rank, 3, 200.0) for rank in range(3)]
+    answer = network.send(3, 0, 100.0)
+    inside = Network(clock, Link(100.0, 1.0), hosts=[0, 0]).send(0, 1, 1e9)
+    clock.run()
+    assert [arrived.at_s for arrived in arrivals] == [3.0, 5.0, 7.0]
+    assert (answer.at_s, inside.at_s) == (2.0, 0.0)
+    card = network.cards[3]
+    assert (card.receiving_s, card.sending_s) == (6.0, 1.0)
+
+
+def test_a_group_does_one_collective_at_a_time() -> None:
+    clock, group = Clock(), (0, 1)
+    network = Network(clock, Link(100.0), hosts=range(2))
+    record = Traffic(Collective.ALL_REDUCE, "dp_replicate", 100, "fp32", Verb.AVERAGE, None, "weights")
+    done = [[network.join(rank, group, record) for _ in range(2)] for rank in group]
+    clock.run()
+    assert done[0] == done[1]
+    assert [one.at_s for one in done[0]] == [1.0, 2.0]
