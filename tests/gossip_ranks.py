@@ -4,7 +4,6 @@ Does not assert anything (test_gossip does) and starts no process (rank_server d
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from codescent.strategies.strategy import Copy
 from codescent.train.assemble import Trainer
 
 Case = dict[str, Any]
-SHAPES = ((40, 30), (30,), (300,))
-"""Of weights that are only exchanged."""
 
 
 class SameTokens(FixedLoader):
@@ -74,9 +71,9 @@ def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0)
         plan = plan_of(case)
         world = joined(plan, place.rank)
         world.divide(plan)
-        tensors = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+        tensors = [torch.zeros(tensor.parameter.shape, dtype=torch.float64) for tensor in plan.trained]
         one = Mixing([Copy(tensor, tensor, True) for tensor in tensors], ThisRank(plan, place.rank, world.groups))
-        for tensor, value in zip(tensors, initial(place.rank)):
+        for tensor, value in zip(tensors, initial(plan, place.rank)):
             tensor.copy_(value)
         seen = [flat(tensors)]
         for number in range(rounds):
@@ -96,10 +93,11 @@ def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0)
     return found
 
 
-def initial(rank: int) -> list[torch.Tensor]:
+def initial(plan: Plan, rank: int) -> list[torch.Tensor]:
     """The weights of a rank before the first exchange of `mixed`."""
     seeded = torch.Generator().manual_seed(100 + rank)
-    return [torch.randn(shape, generator=seeded, dtype=torch.float64) for shape in SHAPES]
+    shapes = [tensor.parameter.shape for tensor in plan.trained]
+    return [torch.randn(shape, generator=seeded, dtype=torch.float64) for shape in shapes]
 
 
 def flat(tensors: Any) -> torch.Tensor:
@@ -143,6 +141,3 @@ def _watched_step(trainer: Trainer, number: int) -> list[list[Any]]:
         executor.step(number, 1e-3)
         executor.arms = arms
     return [one for one in watch.issued if one[-1] in (Verb.EXCHANGE, Verb.STEP)]
-
-
-NUMEL = sum(map(prod, SHAPES))
