@@ -12,7 +12,8 @@ from codescent.cost.events import Clock, Event, Process
 from codescent.cost.lengths import instructions_of, lengths
 from codescent.cost.network import Link, Network
 from codescent.cost.simulate import Deadlock, Flight, Span
-from codescent.plan import SENDS, Instruction, Plan, Traffic, Verb
+from codescent.plan import SENDS, Collective, Instruction, Plan, Traffic, Verb
+from codescent.strategies.gossip_graphs import AXIS, graph_of
 
 Seconds = Callable[[int, Instruction], float]
 """Seconds of arithmetic of a rank in an instruction."""
@@ -167,11 +168,13 @@ class _Walk:
         self.clock = Clock()
         self.ranks = [_Rank(rank, plan.mesh.coordinates(rank)) for rank in range(plan.mesh.world_size)]
         self.network = Network(self.clock, link, [rank.number // ranks_per_host for rank in self.ranks])
+        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
-            verb: getattr(self, f"_{verb}") for verb in Verb
+            verb: getattr(self, f"_{verb}") for verb in verbs
         }
         self.stages = len(plan.schedule.programs)
         self.last_virtual = len(plan.schedule.depths) - 1
+        self.exchanged: dict[tuple[int, int, int], Event] = {}  # by receiver, sender, step
         self.messages: dict[tuple[int, bool, int, int | None, int], Event] = {}
         self.groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self.programs: dict[tuple[int, int], Sequence[tuple[Instruction, _Sums]]] = {}
@@ -262,6 +265,22 @@ class _Walk:
         assert at.fragment is not None
         yield from rank.flying.pop(at.fragment)
         yield from self._compute(rank, at, sums)
+
+    def _exchange(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
+        """Messages to the neighbours of this round; the rank waits for theirs alone. Then what all ranks sum."""
+        graph, index, step = graph_of(self.plan), rank.coordinates[AXIS], len(rank.ends_s)
+        round_number = self.numbers[step] // self.plan.layout.gossip_every
+        group = self.plan.mesh.group(AXIS, rank.number)
+        sent = [(record, times) for record, times in sums.follows if record.collective is Collective.SEND]
+        size = float(sum(record.payload_bytes for record, _ in sent))
+        for target in graph.targets(round_number, index):
+            arrived = self.exchanged.setdefault((group[target], rank.number, step), Event())
+            self.clock.start(self._hand_over(self._message(rank, group[target], size), arrived))
+        for source in graph.matrix(round_number)[index]:
+            if source != index:
+                yield self.exchanged.setdefault((rank.number, group[source], step), Event())
+        others = [one for one in sums.follows if one not in sent]
+        yield from self._compute(rank, at, _Sums(sums.begins, others))
 
     def _send_activation(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
         """A message leaves; nobody waits for it here."""

@@ -42,6 +42,7 @@ COLOURS: dict[Verb, str] = {
     Verb.STEP: BLACK,
     Verb.AVERAGE: VERMILION,
     Verb.MERGE: VERMILION,
+    Verb.EXCHANGE: VERMILION,
 }
 """The colour of each instruction in a picture of a step."""
 PARTS: dict[str, tuple[str, str]] = {

@@ -14,8 +14,8 @@ from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, Collective, Instruction, KeptTensor, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire
-from codescent.strategies.gossip_graphs import SYMMETRIC, Graph
-from codescent.strategies.local_sgd import AXIS, by_holders
+from codescent.strategies.gossip_graphs import AXIS, SYMMETRIC, graph_of
+from codescent.strategies.local_sgd import by_holders
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
 
 SKETCH = 1024
@@ -88,11 +88,6 @@ class Gossip(Strategy):
         from codescent.strategies.mixing import Mixing  # noqa: PLC0415 - keeps torch out of planning
 
         return Mixing(copies, this_rank)
-
-
-def graph_of(plan: Plan) -> Graph:
-    """Who exchanges with whom."""
-    return Graph(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed, plan.layout.gossip_rate)
 
 
 def numels_of(plan: Plan, stage: int) -> list[int]:

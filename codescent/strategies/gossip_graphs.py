@@ -7,6 +7,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from codescent.plan import Plan
+
+AXIS = "dp_replicate"
 SYMMETRIC = ("ring", "complete")
 """Graphs that are the same in every round, with a symmetric matrix."""
 
@@ -93,3 +96,8 @@ class Graph:
         """A pseudo-random number, the same with every version of Python."""
         text = f"{self.seed} {round_number} {index}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+
+
+def graph_of(plan: Plan) -> Graph:
+    """Who exchanges with whom in a plan with gossip."""
+    return Graph(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed, plan.layout.gossip_rate)

@@ -18,9 +18,8 @@ from codescent.plan.wire import Wire
 from codescent.strategies.averaging import Replicas
 from codescent.strategies.collectives import all_reduce
 from codescent.strategies.differences import Differences
-from codescent.strategies.gossip import SKETCH, graph_of
-from codescent.strategies.gossip_graphs import Row
-from codescent.strategies.local_sgd import AXIS
+from codescent.strategies.gossip import SKETCH
+from codescent.strategies.gossip_graphs import AXIS, Row, graph_of
 from codescent.strategies.strategy import Copy, ThisRank
 
 SKETCHED = 1 << 22
