@@ -14,6 +14,7 @@ from codescent.cost.network import Link, Network
 from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
 from codescent.plan import SENDS, Collective, Instruction, Plan, Traffic, Verb
+from codescent.strategies.gossip_graphs import AXIS, graph_of
 
 Seconds = Callable[[int, Instruction], float]
 """Seconds of arithmetic of a rank in an instruction."""
@@ -120,17 +121,12 @@ def walk(
 
     Raises:
         Deadlock: the lists wait for each other.
-        NotWalked: the lists have verbs that the walk does not know.
     """
     phase = phase or phases(plan)[-1]
     if plan.layout.served:  # there is no round: many steps, of which the first ones are not measured
         return _Walk(plan, seconds, link, ranks_per_host, range(SERVED_STEPS), SERVED_STEPS // 5, 1).run()
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, link, ranks_per_host, numbers, warm_up, phase.period).run()
-
-
-class NotWalked(ValueError):
-    """The lists have verbs that the walk does not know."""
 
 
 @dataclass
@@ -180,14 +176,13 @@ class _Walk:
         hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
         self.network = Network(self.clock, link, hosts)
         self.servers = Servers(plan, self.clock, self.network, len(numbers)) if plan.layout.served else None
-        verbs = {at.verb for program in plan.schedule.programs for at in program}
-        if missing := sorted(verb for verb in verbs if not hasattr(self, f"_{verb}")):
-            raise NotWalked(f"no simulation of {', '.join(missing)}")
+        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
             verb: getattr(self, f"_{verb}") for verb in verbs
         }
         self.stages = len(plan.schedule.programs)
         self.last_virtual = len(plan.schedule.depths) - 1
+        self.exchanged: dict[tuple[int, int, int], Event] = {}  # by receiver, sender, step
         self.messages: dict[tuple[int, bool, int, int | None, int], Event] = {}
         self.groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self.programs: dict[tuple[int, int], Sequence[tuple[Instruction, _Sums]]] = {}
@@ -316,6 +311,22 @@ class _Walk:
     def _serve(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
         """A server is a queue (served_walk.py), not a process."""
         yield 0.0
+
+    def _exchange(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
+        """Messages to the neighbours of this round; the rank waits for theirs alone. Then what all ranks sum."""
+        graph, index, step = graph_of(self.plan), rank.coordinates[AXIS], len(rank.ends_s)
+        round_number = self.numbers[step] // self.plan.layout.gossip_every
+        group = self.plan.mesh.group(AXIS, rank.number)
+        sent = [(record, times) for record, times in sums.follows if record.collective is Collective.SEND]
+        size = float(sum(record.payload_bytes for record, _ in sent))
+        for target in graph.targets(round_number, index):
+            arrived = self.exchanged.setdefault((group[target], rank.number, step), Event())
+            self.clock.start(self._hand_over(self._message(rank, group[target], size), arrived))
+        for source in graph.matrix(round_number)[index]:
+            if source != index:
+                yield self.exchanged.setdefault((rank.number, group[source], step), Event())
+        others = [one for one in sums.follows if one not in sent]
+        yield from self._compute(rank, at, _Sums(sums.begins, others))
 
     def _send_activation(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
         """A message leaves; nobody waits for it here."""

@@ -45,6 +45,7 @@ COLOURS: dict[Verb, str] = {
     Verb.PUSH: VERMILION,
     Verb.PULL: VERMILION,
     Verb.SERVE: VERMILION,
+    Verb.EXCHANGE: VERMILION,
 }
 """The colour of each instruction in a picture of a step."""
 PARTS: dict[str, tuple[str, str]] = {

@@ -41,7 +41,7 @@ class LocalSGD(Strategy):
 
     def serves(self, run: Candidate | Plan) -> bool:
         """True if parallel.average_every is given."""
-        return run.layout.apart
+        return run.layout.average_every > 0
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse keys that act within a round, rounds without room for their exchanges, and layouts that know one copy
@@ -56,7 +56,7 @@ class LocalSGD(Strategy):
                 f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
                 [Change({"parallel.outer_optimizer": "none"})],
             )
-        if candidate.layout.apart and candidate.layout.offload != "none":
+        if self.serves(candidate) and candidate.layout.offload != "none":
             yield Refusal(
                 f'parallel.average_every = {candidate.layout.average_every}: parallel.offload = "'
                 f'{candidate.layout.offload}" has the weights in host memory, which are not averaged there',

@@ -81,9 +81,9 @@ def show_plan(plan: Plan, steps: str, head: Sequence[str] = (), more: Sequence[t
 
 def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
     """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
-    if plan.layout.apart:
+    if plan.layout.average_every:
         return plan
-    every_step = changed(config, Change({"parallel.average_every": 1}))
+    every_step = changed(config, Change({"parallel.average_every": 1, "parallel.gossip": "none"}))
     return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
@@ -300,7 +300,9 @@ def _program(plan: Plan) -> Iterator[str]:
     added = [at for at in schedule.programs[0] if at.step is not None]
     if added:
         fragments = len({at.fragment for at in added if at.fragment is not None})
-        yield f"a round: {counted(schedule.period, 'step')}, {counted(fragments, 'fragment')} of the weights"
+        of_weights = f", {counted(fragments, 'fragment')} of the weights" if fragments else ""
+        agree = f"; all ranks agree after {counted(schedule.agreement, 'step')}" if schedule.agreement else ""
+        yield f"a round: {counted(schedule.period, 'step')}{of_weights}{agree}"
     for verb in dict.fromkeys(at.verb for at in added):
         after = [f"{at.step + 1:,}" for at in added if at.verb is verb and at.step is not None]
         yield f"{verb} after step{'s' if len(after) > 1 else ''} {_shown(after)} of the round"
