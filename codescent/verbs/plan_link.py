@@ -14,7 +14,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.cost.amounts import phases
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import NotWalked, Seconds, Walk, arithmetic, arithmetic_s, walk
+from codescent.cost.ranks_walk import Seconds, Walk, arithmetic, arithmetic_s, walk
 from codescent.plan import Plan
 from codescent.verbs.plan_period import KEEP, least_period
 
@@ -49,11 +49,8 @@ class Links:
         return arithmetic(plan, self.step_s(plan), self.slow)
 
     def walk(self, plan: Plan) -> Walk:
-        """The steady rounds of a plan. Raises UserError: it has verbs that cannot be simulated."""
-        try:
-            return walk(plan, self.seconds(plan), self.link, ranks_per_host=self.ranks_per_host)
-        except NotWalked as error:
-            raise UserError(f"--link: {error}; without --link the plan is printed") from error
+        """The steady rounds of a plan."""
+        return walk(plan, self.seconds(plan), self.link, ranks_per_host=self.ranks_per_host)
 
 
 def links_of(arguments: Namespace) -> Links | None:
