@@ -12,7 +12,7 @@ import pytest
 import torch
 from declared_cases import case
 from declared_ranks import plan_of
-from declared_traffic import DTYPE
+from declared_traffic import DTYPE, check_issued
 from forker import Forker
 from gossip_ranks import flat, initial
 from hypothesis import given, settings
@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from refused import planned, refusals
 from runs import losses, make_project
 
+from codescent.cost.network import Link
+from codescent.cost.ranks_walk import walk
 from codescent.plan import Plan, Verb
 from codescent.plan.wire import Wire
 from codescent.strategies.differences import Differences
@@ -343,3 +345,26 @@ def test_stop_and_resume_is_bitwise(project: Path, forker: Forker, words: tuple[
     agreed = [row["step"] for row in whole.read_metrics() if row["consensus"] is not None]
     assert agreed == [5, 10, 15]
     assert all(row["consensus"] > 0 for row in whole.read_metrics() if row["consensus"] is not None)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_walk_of_ranks_sends_the_bytes_of_the_plan(graph: str) -> None:
+    plan = plan_of(gossip(graph, 4, "fp32", gossip_every=2, agree_every=4))
+    found = walk(plan, lambda rank, at: 0.01 * (at.verb is Verb.FORWARD), Link(1e6, 1e-3))
+    mean = sum(plan.sent_bytes(0, number) for number in range(4)) / 4
+    for rank in found.ranks:
+        assert rank.busy_s == pytest.approx(0.01)
+        # The weight of push-sum travels with the weights.
+        assert rank.sent_bytes == pytest.approx(mean, abs=8)
+    assert found.step_s > 0.01 + plan.sent_bytes(0, 1) / 2 / 1e6
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_many_ranks_issue_what_is_declared(tmp_path: Path, forker: Forker, ranks: int) -> None:
+    cases = {graph: gossip(graph, ranks, "fp32", agree_every=1) for graph in ("ring", "pairs", "exponential")}
+    (found,) = forker.call("declared_ranks:on_fake_ranks", tmp_path, cases=cases)
+    for name, answers in found.items():
+        plan = plan_of(cases[name])
+        for rank, answer in answers.items():
+            assert "failed" not in answer, answer["failed"]
+            check_issued(plan, int(rank), answer["issued"])
