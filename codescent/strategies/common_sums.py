@@ -31,7 +31,11 @@ def _scalars(plan: Plan) -> Iterator[Traffic]:
     """The sums of scalars: of each step; where replicas train apart also of each round, and of the opening steps."""
     if plan.layout.served:
         return  # they travel with pushes and pulls
-    everyone, opening, what = plan.mesh.joint(*AXES), plan.schedule.opening_steps, "loss, stop request, gradient norm"
+    everyone, opening, what = (
+        plan.mesh.joint(*AXES),
+        plan.schedule.opening_steps,
+        "loss, stop request and gradient norm",
+    )
     of_step = Traffic(Collective.ALL_REDUCE, plan.together, SCALARS * 8, "fp64", Verb.STEP, None, what, since=opening)
     sums = [of_step]
     if plan.apart:
