@@ -57,7 +57,7 @@ class DDP(Strategy):
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse a `wire` that has no gradients to send, or not all of them."""
         layout, mesh = candidate.layout, candidate.mesh
-        if layout.wire == "none" or layout.apart:
+        if layout.wire == "none" or layout.apart or layout.servers:
             return
         without, given = Change({"parallel.wire": "none"}), f'parallel.wire = "{layout.wire}"'
         if layout.reduce_dtype != "auto":

@@ -242,7 +242,10 @@ def _wrong_rounds(candidate: Candidate) -> Iterator[str]:
             yield Refusal(
                 f"{key} = {steps}: not a multiple of parallel.average_every = {period}; replicas agree at the end of a "
                 "round only",
-                [*each(key, nearest_multiples(steps, period)), *each("parallel.average_every", nearest(periods, period))],
+                [
+                    *each(key, nearest_multiples(steps, period)),
+                    *each("parallel.average_every", nearest(periods, period)),
+                ],
             )
 
 
