@@ -111,6 +111,11 @@ class DDP(Strategy):
             for state in wire.state(_shapes(plan, stage, bucket), dtype, plan.mesh.degree(replicas(plan))):
                 yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
 
+    def exact(self, plan: Plan) -> bool:
+        """False if the format of messages loses anything."""
+        wire = _wire(plan)
+        return wire is None or wire.exact
+
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
     ) -> Gradients | None:
