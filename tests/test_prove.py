@@ -203,6 +203,7 @@ EXCHANGES = (
 )
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
