@@ -127,6 +127,19 @@ class LocalSGD(Strategy):
             ):
                 yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
 
+    def exact(self, plan: Plan) -> bool:
+        """True if each step is averaged and the update is linear in the gradient: the mean of x - r g_i is x - r g.
+
+        Adam divides by a root of squared gradients, and clipping by a norm: their means are of other values.
+        """
+        layout, update = plan.layout, plan.update
+        is_linear = update.get("kind") == "sgd" and not update.get("max_grad_norm")
+        if plan.mesh.degree(AXIS) > 1 and not (layout.average_every == 1 and is_linear):
+            return False
+        outer = (layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum)
+        is_mean = layout.outer_optimizer == "none" or outer == ("sgd", 1.0, 0.0)
+        return is_mean and Wire.parse(layout.wire).exact
+
     def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
         """`Averaging`, which does AVERAGE and MERGE."""
         from codescent.strategies.averaging import Averaging  # noqa: PLC0415 - keeps torch out of planning
