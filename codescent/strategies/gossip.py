@@ -58,6 +58,13 @@ class Gossip(Strategy):
         exchange = Instruction(Verb.EXCHANGE, step=every - 1)
         return replace(with_round(schedule, every, [exchange]), agreement=agreement(candidate))
 
+    def exact(self, plan: Plan) -> bool:
+        """True if all replicas take the mean of all after each step, and the update is linear: see `LocalSGD.exact`."""
+        layout, update = plan.layout, plan.update
+        is_linear = update.get("kind") == "sgd" and not update.get("max_grad_norm")
+        is_mean = layout.gossip == "complete" and layout.gossip_every == 1 and layout.gossip_rate == 1.0
+        return is_linear and is_mean and Wire.parse(layout.wire).exact
+
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """The messages of an exchange, and the sum of the projections where the ranks agree."""
         numels, dtype, every = numels_of(plan, stage), plan.trained[0].optimizer_dtype, plan.schedule.agrees_every

@@ -96,6 +96,13 @@ class ParameterServer(Strategy):
         steps = [steps for steps in candidate.due.values() if steps]
         return replace(schedule, programs=programs, period=math.gcd(*steps) or 1)
 
+    def exact(self, plan: Plan) -> bool:
+        """True if servers add the pushes of each step, computed with the weights of the step before; or if there is
+        one worker, whose pushes are never late."""
+        layout = plan.layout
+        is_synchronous = layout.updates == "synchronous" or layout.staleness == 0
+        return (is_synchronous or plan.mesh.world_size == 1) and Wire.parse(layout.wire).exact
+
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """A worker pushes each server's part once a step. A server sends its part to each worker."""
         workers, wire = plan.mesh.world_size, Wire.parse(plan.layout.wire)
