@@ -159,9 +159,19 @@ class Plan:
 
     def sent_bytes(self, rank: int, number: int) -> float:
         """Bytes that a rank sends to other ranks in step `number` (from 0), by the ring algorithms."""
-        stage = self.role(rank)
-        records = (record for record in self.traffic if record.stage in (None, stage) and record.runs_in(number))
-        return sum(record.times * record.wire_bytes(self.mesh.degree(record.axis)) for record in records)
+        always, others = self._sent[self.role(rank)]
+        return always + sum(size for record, size in others if record.runs_in(number))
+
+    @cached_property
+    def _sent(self) -> tuple[tuple[float, tuple[tuple[Traffic, float], ...]], ...]:
+        """By stage: the bytes that a rank sends in every step, and the collectives of some steps with their bytes."""
+        stages = []
+        for stage in range(len(self.schedule.programs)):
+            mine = [record for record in self.traffic if record.stage in (None, stage)]
+            sizes = [(one, one.times * one.wire_bytes(self.mesh.degree(one.axis))) for one in mine]
+            always = sum(size for record, size in sizes if record.in_every_step)
+            stages.append((always, tuple((record, size) for record, size in sizes if not record.in_every_step)))
+        return tuple(stages)
 
     def trajectory(self) -> dict[str, Scalar]:
         """All values that determine the losses of a run, by config key.
