@@ -69,11 +69,11 @@ def walked(
 
 
 def simulated(
-    folder: str, ranks: int, kind: str, optimizer: str, steps: int, period: int, outer: list[Any] | None
+    folder: str, replicas: int, kind: str, optimizer: str, steps: int, period: int, outer: list[Any] | None
 ) -> list[list[dict[str, list[float]]]]:
     """`walked` of all ranks, in one process without codescent. `outer`: learning rate, momentum, whether Nesterov's."""
     first = made(kind)
-    modules = [copy.deepcopy(first) for _ in range(ranks)]
+    modules = [copy.deepcopy(first) for _ in range(replicas)]
     rules = [make_optimizer(optimizer, module) for module in modules]
     anchors = [parameter.detach().clone() for parameter in first.parameters()]
     momenta = [torch.zeros_like(anchor) for anchor in anchors]
@@ -162,9 +162,13 @@ def resumed(
     def ended(module: nn.Module, rule: torch.optim.Optimizer) -> list[Any]:
         for step in range(before, before + after):
             taken(module, rule, ranks.rank, step)
-        states = [
-            own_ranks.whole(v) for one in rule.state.values() for v in one.values() if isinstance(v, torch.Tensor)
-        ]
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        states = {
+            f"{key} {names[parameter]}": own_ranks.whole(value)
+            for parameter, state in rule.state.items()
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor)
+        }
         return [values(module), states]
 
     module, rule = built()
@@ -248,7 +252,7 @@ def two_optimizers(folder: str) -> list[Any]:
             parameter.fill_(0.5)
     agreed = []
     for step in range(6):
-        module(torch.full((1, 2), float(ranks.rank + step))).square().sum().backward()
+        module(torch.full((1, 2), (ranks.rank + step) / 10)).square().sum().backward()
         second.step()
         if step % 2:  # the first optimizer takes half as many steps
             first.step()

@@ -59,7 +59,7 @@ def test_rounds_are_those_of_one_process_with_copies(
     run: Run, ranks: int, kind: str, optimizer: str, outer: Any, options: dict[str, Any]
 ) -> None:
     known = {"kind": kind, "optimizer": optimizer, "steps": 9}
-    (wanted,) = run(1, "simulated", ranks=ranks, period=4, outer=outer, **known)
+    (wanted,) = run(1, "simulated", replicas=ranks, period=4, outer=outer, **known)
     tolerance = 1e-5 if kind == "mixed" else 1e-9
     everyone = run(ranks, "walked", average_every=4, **known, **options)
     for found, alone in zip(everyone, wanted, strict=True):
@@ -168,7 +168,7 @@ def test_the_steps_of_the_given_optimizer_make_a_round(run: Run) -> None:
 
 
 def test_one_rank_computes_as_torch_does(run: Run) -> None:
-    (wanted,) = run(1, "simulated", ranks=1, period=99, outer=None, kind="norm", optimizer="adamw", steps=5)
+    (wanted,) = run(1, "simulated", replicas=1, period=99, outer=None, kind="norm", optimizer="adamw", steps=5)
     for options in ({**DILOCO, "average_every": 2, "wire": "int8"}, {"wire": "sign"}):
         (found,) = run(1, "walked", kind="norm", optimizer="adamw", steps=5, **options)
         assert found == wanted[0]

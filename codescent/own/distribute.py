@@ -170,7 +170,6 @@ def distribute(
     if rounds is None:
         _after_each_step(module, optimizer)
     else:
-        optimizer.register_step_pre_hook(lambda *_: rounds.before_step())
         optimizer.register_step_post_hook(lambda *_: rounds.stepped())
 
 

@@ -140,8 +140,8 @@ def _note_wrapper(parent: nn.Module, _name: str, child: nn.Module | None) -> Non
         _wrappers.add(parent)
 
 
-def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-    """Before a step of any optimizer: refuse a change of a module whose parameters it updates."""
+def _before_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    """Before a step of any optimizer: refuse a change of a module whose parameters it updates; begin its round."""
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module, known in list(_modules.items()):
         is_its = any(parameter in known.parameters for parameter in updated)
@@ -164,6 +164,8 @@ def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: ob
                 "of the call, so ranks do not average its gradient: set requires_grad before codescent.distribute; "
                 "freezing is possible after it"
             )
+        if is_its and known.rounds is not None:
+            known.rounds.before_step()
 
 
 def _listed(names: list[str]) -> str:
@@ -172,4 +174,4 @@ def _listed(names: list[str]) -> str:
 
 
 register_module_module_registration_hook(_note_wrapper)
-register_optimizer_step_pre_hook(_refuse_changes)
+register_optimizer_step_pre_hook(_before_step)

@@ -122,7 +122,7 @@ class Rounds:
         return WireSum(self.wire, [tuple(weight.shape) for weight in weights], world, weights[0].device, kind)
 
     def before_step(self) -> None:
-        """Before an optimizer step. Raises UserError if the weights are lent."""
+        """Before a step of any optimizer of the weights. Raises UserError if they are lent."""
         if self.is_lent:
             raise UserError("codescent.averaged: an optimizer step inside it would be lost: end the `with` block first")
         self.begin()
