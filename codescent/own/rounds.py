@@ -135,6 +135,8 @@ class Rounds:
 
     def stepped(self) -> None:
         """After an optimizer step: if it is the last one of a round, average weights and buffers. Then collective."""
+        if self.buffers.module() is None:  # the script has let it go
+            return
         self.done = (self.done + 1) % self.period
         if self.done == 0 and self.ranks > 1:
             self._average()

@@ -46,6 +46,8 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     when all its files are on the disk; then the previous save is deleted. So there is always a complete save. Tensors
     are in safetensors files with SHA-256 hashes.
 
+    Of ranks that train apart (`average_every`) it has the mean of weights and optimizer state, and each rank's own.
+
     Args:
         path: a folder, on a file system that all ranks share. It is created if it does not exist.
         module: its parameters and persistent buffers are saved.
@@ -117,7 +119,8 @@ def load(
 
         extra = codescent.load("run/last", model, optimizer)
 
-    Strategy and number of ranks may differ from those of the save. No tensor changes before all files are verified.
+    Strategy and number of ranks may differ from those of the save; other values of `average_every`, `outer_*` and `wire`
+    are refused, if both have some. With the same number of ranks a run goes on bitwise. No tensor changes before all files are verified.
     Rows of `codescent.Metrics` that were written after the save are deleted: their steps come again. Without an
     optimizer only the module is loaded. Then it need not be distributed, a single process need not call
     `codescent.init`, and no rows are deleted.
