@@ -27,6 +27,7 @@ from codescent.plan.work import Scalar, TaskFacts, Work
 
 SERVED = ("servers", "updates", "staleness")
 OUTER = ("outer_learning_rate", "outer_momentum")
+GOSSIP = ("gossip", "gossip_every", "gossip_rate")
 REPLICAS = "parallel.dp_replicate"
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
@@ -199,10 +200,12 @@ class Plan:
         keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
         outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
         found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER, *SERVED)), None)
-        if apart:
+        if layout.average_every:
             found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
         if layout.served and not (layout.updates == "synchronous" or layout.staleness == 0):  # those are exact
             found |= {f"parallel.{key}": getattr(layout, key) for key in SERVED}
+        gossips = layout.gossip != "none"
+        found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}
         degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
         return {
             **found,

@@ -18,7 +18,39 @@ from codescent.strategies.strategy import Copy, ThisRank
 from codescent.strategies.wire import Channel, WireSum
 
 
-class Averaging:
+class Replicas:
+    """What a rank needs to exchange weights with its like in other replicas, which train apart.
+
+    `alike` has the indices of the tensors that travel together: see `by_holders`.
+
+    Args:
+        copies: of each trained tensor of this rank's stage, in the plan's order.
+        this_rank: with a process group for dp_replicate.
+    """
+
+    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+        plan = this_rank.plan
+        self.copies, self.degree = list(copies), plan.mesh.degree(AXIS)
+        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+        self.places = {tensor.parameter.name: index for index, tensor in enumerate(this_rank.trained)}
+        self.alike = [self.indices(tensors) for tensors in by_holders(plan, this_rank.trained)]
+
+    def indices(self, tensors: Sequence[TensorPlan]) -> list[int]:
+        """Of some trained tensors, among `copies`."""
+        return [self.places[tensor.parameter.name] for tensor in tensors]
+
+    @torch.no_grad()
+    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """See Exchange."""
+        for message in self.alike if self.degree > 1 else ():
+            sent = [gradients[index] for index in message]
+            flat = torch.cat([gradient.reshape(-1) for gradient in sent])
+            all_reduce(flat, group=self.group)
+            for gradient, piece in zip(sent, torch.split(flat, [gradient.numel() for gradient in sent])):
+                gradient.copy_(piece.view_as(gradient))
+
+
+class Averaging(Replicas):
     """AVERAGE and MERGE on one rank, for its part of the weights of a replica.
 
     Replicas are weighted by the number of losses that they have computed since a fragment last left. Steps between
@@ -30,21 +62,13 @@ class Averaging:
     """
 
     def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
-        plan, self.copies = this_rank.plan, list(copies)
-        layout, names = plan.layout, [tensor.parameter.name for tensor in this_rank.trained]
-        self.names, self.opening, self.wire_from = names, plan.schedule.opening_steps, layout.wire_from
+        super().__init__(copies, this_rank)
+        plan, layout = this_rank.plan, this_rank.plan.layout
+        self.names, self.opening, self.wire_from = list(self.places), plan.schedule.opening_steps, layout.wire_from
         self.overlaps, self.agrees = layout.overlap_steps > 0, layout.agrees_at_ends
-        places = {name: index for index, name in enumerate(names)}
-
-        def indices(tensors: Sequence[TensorPlan]) -> list[int]:
-            return [places[tensor.parameter.name] for tensor in tensors]
-
         fragments = fragments_of(plan, this_rank.coordinates["pp"])
-        self.fragments = [indices(one) for one in fragments]
-        self.messages = [[indices(tensors) for tensors in by_holders(plan, one)] for one in fragments]
-        self.of_gradients = [indices(tensors) for tensors in by_holders(plan, this_rank.trained)]
-        self.degree = plan.mesh.degree(AXIS)
-        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+        self.fragments = [self.indices(one) for one in fragments]
+        self.messages = [[self.indices(tensors) for tensors in by_holders(plan, one)] for one in fragments]
         self.wire, self.dtype = Wire.parse(layout.wire), plan.trained[0].optimizer_dtype
         device = self.copies[0].master.device if self.copies else torch.device("cpu")
         self.channel = Channel(device)
@@ -76,16 +100,6 @@ class Averaging:
                 self.outer.begin([copy.master for copy in self.copies])
             return
         self.losses += torch.tensor((own_losses, losses))
-
-    @torch.no_grad()
-    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """See Exchange."""
-        for message in self.of_gradients if self.degree > 1 else ():
-            sent = [gradients[index] for index in message]
-            flat = torch.cat([gradient.reshape(-1) for gradient in sent])
-            all_reduce(flat, group=self.group)
-            for gradient, piece in zip(sent, torch.split(flat, [gradient.numel() for gradient in sent])):
-                gradient.copy_(piece.view_as(gradient))
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:

@@ -52,7 +52,7 @@ class ParameterServer(Strategy):
                     f"{said}: a worker is one rank with the whole model, but parallel.{axis} = {mesh.degree(axis)}",
                     [Change({f"parallel.{axis}": 1, "parallel.dp_replicate": None}), off],
                 )
-        if layout.apart:
+        if layout.average_every:
             yield Refusal(
                 f"{said}: parallel.average_every = {layout.average_every} looks after the same replicas",
                 [Change({"parallel.average_every": 0}), off],

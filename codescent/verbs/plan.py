@@ -19,7 +19,7 @@ from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes
+from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes, state_of_rank
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
@@ -81,9 +81,9 @@ def show_plan(plan: Plan, steps: str, head: Sequence[str] = (), more: Sequence[t
 
 def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
     """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
-    if plan.layout.apart:
+    if plan.layout.average_every:
         return plan
-    every_step = changed(config, Change({"parallel.average_every": 1}))
+    every_step = changed(config, Change({"parallel.average_every": 1, "parallel.gossip": "none"}))
     return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
@@ -124,7 +124,11 @@ def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[s
         ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
         (
             "mesh",
-            [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {counted(mesh.world_size, 'rank')}"],
+            [
+                " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES)
+                + f" = {counted(mesh.world_size, 'rank')}"
+                + (f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else "")
+            ],
         ),
         (
             "batch",
@@ -198,7 +202,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
         kinds.setdefault((record.collective, between, record.every), []).append(record)
     for (collective, between, every), records in kinds.items():
-        by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+        by_stage = [[t for t in records if t.stage in (None, role)] for role in range(len(plan.schedule.programs))]
         # A collective has bytes between ranks or, without an axis, bytes between memories of a rank.
         sent = [
             sum(t.times * (t.wire_bytes(plan.mesh.degree(t.axis)) + t.inside_bytes) for t in mine) for mine in by_stage
@@ -208,7 +212,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
         most = "at most " if len({number for number in sent if number}) > 1 else ""
         steps = f", once in {every} steps" if every > 1 else ""
         yield f"{_counts(by_stage)} {collective} {between}{what}{steps}: {most}{of_bytes(max(sent))}{_hidden(records)}"
-    who = "each rank" if plan.mesh.pp == 1 else "the busiest rank"
+    who = "each rank" if len(plan.schedule.programs) == 1 else "the busiest rank"
     if any(record.axis for record in plan.traffic):
         yield f"{who} sends {_in_steps(_sent(plan, steady))}"
     for phase in earlier:
@@ -248,6 +252,9 @@ def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
     else:
         yield "  together", [of_bytes(state.total_bytes)]
+    if plan.layout.server_ranks:
+        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
+        yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
 
 
 def _where(memory: Memory) -> str:
@@ -285,14 +292,17 @@ def _program(plan: Plan) -> Iterator[str]:
     """The schedule of a pipeline, the instructions of its first and last stage, and those of a round."""
     schedule, layout = plan.schedule, plan.layout
     programs = [[at for at in program if at.step is None] for program in schedule.programs]
-    if len(programs) > 1:
+    if plan.mesh.pp > 1:
         yield layout.schedule + (f", {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else "")
     for stage in sorted({0, len(programs) - 1}):
-        yield (f"stage {stage}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
+        name = ("server" if stage else "worker") if layout.served else f"stage {stage}"
+        yield (f"{name}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
     added = [at for at in schedule.programs[0] if at.step is not None]
     if added:
         fragments = len({at.fragment for at in added if at.fragment is not None})
-        yield f"a round: {counted(schedule.period, 'step')}, {counted(fragments, 'fragment')} of the weights"
+        of_weights = f", {counted(fragments, 'fragment')} of the weights" if fragments else ""
+        agree = f"; all ranks agree after {counted(schedule.agreement, 'step')}" if schedule.agreement else ""
+        yield f"a round: {counted(schedule.period, 'step')}{of_weights}{agree}"
     for verb in dict.fromkeys(at.verb for at in added):
         after = [f"{at.step + 1:,}" for at in added if at.verb is verb and at.step is not None]
         yield f"{verb} after step{'s' if len(after) > 1 else ''} {_shown(after)} of the round"
