@@ -3,7 +3,10 @@ Does not assert what the values are (test_own_averaging does) and starts no proc
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,6 +265,46 @@ def two_optimizers(folder: str) -> list[Any]:
         dist.all_gather(everyone, flat)
         agreed.append(all(torch.equal(flat, one) for one in everyone))
     return [agreed, float(flat.abs().max())]
+
+
+def accumulated(folder: str, wire: str) -> dict[str, list[float]]:
+    """Gradients of two backward passes that add, of three dtypes; and of one that follows."""
+    ranks = codescent.init(device="cpu")
+    module = nn.ModuleList([nn.Linear(3, 3, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)])
+    for number, parameter in enumerate(module.parameters()):
+        nn.init.constant_(parameter, 0.5 + number)
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), wire=wire, bucket_bytes=40)
+    found: dict[str, list[float]] = {}
+    for number in range(3):
+        if number == 2:
+            module.zero_grad()
+        x = torch.full((1, 3), 1.0 + ranks.rank + number)
+        with codescent.accumulate(module) if number == 0 else contextlib.nullcontext():
+            sum(part(x.to(part.weight.dtype)).double().square().sum() for part in module).backward()
+        if number:
+            found |= {f"{name} {number}": own_ranks.whole(p.grad) for name, p in module.named_parameters()}
+            assert all(p.grad is not None and p.grad.dtype == p.dtype for p in module.parameters())
+    return found
+
+
+def let_go(folder: str) -> list[bool]:
+    """Whether a module that the script drops is gone, though its optimizer is not and takes steps."""
+    codescent.init(device="cpu")
+    gone = []
+    for options in ({"average_every": 2, "outer_optimizer": "sgd", "wire": "int8"}, {"wire": "int8"}):
+        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        rule = torch.optim.SGD(module.parameters())
+        codescent.distribute(module, rule, **options)
+        with codescent.accumulate(module):
+            module(torch.randn(4, 2)).sum().backward()
+        module(torch.randn(4, 2)).sum().backward()
+        known = weakref.ref(module)
+        del module
+        gc.collect()
+        rule.step()
+        rule.step()
+        gone.append(known() is None)
+    return gone
 
 
 WRONG: dict[str, dict[str, Any]] = {

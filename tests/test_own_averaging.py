@@ -174,6 +174,20 @@ def test_one_rank_computes_as_torch_does(run: Run) -> None:
         assert found == wanted[0]
 
 
+@pytest.mark.parametrize(("wire", "tolerance"), [("topk:1", 1e-6), ("bf16", 0.02), ("int8", 0.03)])
+def test_gradients_that_add_up_travel_once_in_each_dtype(run: Run, wire: str, tolerance: float) -> None:
+    wanted = run(2, "accumulated", wire="none")[0]
+    one, two = run(2, "accumulated", wire=wire)
+    assert one == two
+    for name, numbers in wanted.items():
+        rounding = 0.01 if name.startswith("2.") else 0.0  # bf16
+        assert one[name] == pytest.approx(numbers, rel=tolerance + rounding), name
+
+
+def test_a_module_that_is_let_go_leaves_nothing(run: Run) -> None:
+    assert run(2, "let_go") == [[True, True]] * 2
+
+
 REFUSALS = {
     "zero": "average_every: must be a whole number above 0, or None, not 0",
     "fraction": "average_every: must be a whole number above 0, or None, not 1.5",

@@ -119,8 +119,8 @@ def load(
 
         extra = codescent.load("run/last", model, optimizer)
 
-    Strategy and number of ranks may differ from those of the save; other values of `average_every`, `outer_*` and `wire`
-    are refused, if both have some. With the same number of ranks a run goes on bitwise. No tensor changes before all files are verified.
+    Strategy and number of ranks may differ from those of the save. Other values of `average_every`, `outer_*` and
+    `wire` are refused, if both have some. No tensor changes before all files are verified.
     Rows of `codescent.Metrics` that were written after the save are deleted: their steps come again. Without an
     optimizer only the module is loaded. Then it need not be distributed, a single process need not call
     `codescent.init`, and no rows are deleted.
