@@ -12,7 +12,8 @@ import torch
 from codescent.plan import TensorPlan
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.collectives import all_reduce
-from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of, has_momentum, needs_anchor
+from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of, needs_anchor
+from codescent.strategies.outer import Outer
 from codescent.strategies.strategy import Copy, ThisRank
 from codescent.strategies.wire import Channel, WireSum
 
@@ -76,9 +77,9 @@ class Averaging(Replicas):
         self.losses = torch.zeros(len(fragments), 2, dtype=torch.float64)  # of this replica, and of all; on the host
         self.number = 0
         self.flying: dict[int, tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]] = {}
-        self.anchors = [copy.master.detach().clone() for copy in self.copies] if needs_anchor(plan) else []
-        self.outer = _outer(self.anchors, plan.layout.outer_optimizer, layout) if self.anchors else None
-        self.momentum = has_momentum(plan)
+        masters = [copy.master for copy in self.copies] if needs_anchor(plan) else []
+        rule = layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum
+        self.outer = Outer(masters, *rule) if masters else None
         self.squares = torch.zeros(2, dtype=torch.float64, device=device)
 
     def _sums(self, wire: Wire) -> list[list[WireSum]]:
@@ -95,9 +96,8 @@ class Averaging(Replicas):
         """See Exchange. The opening steps are not averaged: the first round begins at their end."""
         self.number = number
         if number < self.opening:
-            if number + 1 == self.opening:
-                for anchor, copy in zip(self.anchors, self.copies):
-                    anchor.copy_(copy.master)
+            if number + 1 == self.opening and self.outer is not None:
+                self.outer.begin([copy.master for copy in self.copies])
             return
         self.losses += torch.tensor((own_losses, losses))
 
@@ -110,8 +110,8 @@ class Averaging(Replicas):
         self.losses[fragment].zero_()
         share = own / every
         then = [master.clone() for master in masters] if self.overlaps else masters
-        if self.anchors:
-            sent = [self.anchors[index] - master for index, master in zip(indices, masters)]
+        if self.outer is not None:
+            sent = self.outer.changes(indices, masters)
         else:
             sent = [master.clone() for master in masters]
         if sent:
@@ -132,17 +132,10 @@ class Averaging(Replicas):
         if not sums:
             return
         indices = self.fragments[fragment]
-        means = sums
-        if self.outer is not None:
-            means = [self.anchors[index] - change for index, change in zip(indices, sums)]
+        means = sums if self.outer is None else self.outer.means(indices, sums)
         self._count(indices, then, means)
         if self.outer is not None:
-            for index, change in zip(indices, sums):
-                self.anchors[index].grad = change
-            self.outer.step()
-            for index in indices:
-                self.anchors[index].grad = None
-            means = [self.anchors[index] for index in indices]
+            means = self.outer.step(indices, sums)
         for index, before, mean in zip(indices, then, means):
             copy = self.copies[index]
             if self.overlaps:
@@ -178,11 +171,7 @@ class Averaging(Replicas):
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """See Exchange."""
-        found: dict[str, torch.Tensor] = {}
-        for name, anchor in zip(self.names, self.anchors):
-            found[f"outer.anchor.model.{name}"] = anchor.detach()
-            if self.momentum and self.outer is not None:
-                found[f"outer.momentum.model.{name}"] = self.outer.state[anchor]["momentum_buffer"]
+        found: dict[str, torch.Tensor] = dict(self.outer.state(self.names)) if self.outer is not None else {}
         if self.degree > 1 and not self.agrees:
             found[LOSSES] = self.losses
         for number, one in enumerate(itertools.chain(*self.sums)):
@@ -202,13 +191,3 @@ class Averaging(Replicas):
         for one in itertools.chain(*self.sums, *self.whole):
             one.close()
         self.group = None
-
-
-def _outer(anchors: Sequence[torch.Tensor], kind: str, layout: Any) -> torch.optim.SGD:
-    """The outer optimizer, with momentum buffers of zeros. "none": plain means, which are SGD at rate 1."""
-    rate, momentum = (1.0, 0.0) if kind == "none" else (layout.outer_learning_rate, layout.outer_momentum)
-    optimizer = torch.optim.SGD(list(anchors), lr=rate, momentum=momentum, nesterov=kind == "nesterov")
-    if momentum:
-        for anchor in anchors:
-            optimizer.state[anchor]["momentum_buffer"] = torch.zeros_like(anchor)
-    return optimizer
