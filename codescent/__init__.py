@@ -11,6 +11,7 @@ __all__ = [
     "Metrics",
     "UserError",
     "accumulate",
+    "averaged",
     "clip_",
     "distribute",
     "init",
@@ -26,6 +27,7 @@ _NAMES = {
     "own.distribute": ("accumulate", "clip_", "distribute"),
     "own.metrics": ("Metrics",),
     "own.profile": ("profile",),
+    "own.rounds": ("averaged",),
     "own.sampler": ("sampler", "validation_sampler"),
     "own.saved": ("load", "save"),
     "own.session": ("init",),
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from codescent.own.distribute import accumulate, clip_, distribute
     from codescent.own.metrics import Metrics
     from codescent.own.profile import profile
+    from codescent.own.rounds import averaged
     from codescent.own.sampler import sampler, validation_sampler
     from codescent.own.saved import load, save
     from codescent.own.session import init

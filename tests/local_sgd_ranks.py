@@ -24,7 +24,7 @@ from codescent.train.tensor_hash import tensor_hash
 
 
 class Counting(TorchDispatchMode):
-    """Counts, by step (from 0), the collectives in which all ranks meet. Those between two steps count for the first."""
+    """The steps (from 0) of collectives in which all ranks meet. One between two steps counts for the first."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -73,10 +73,12 @@ def _described(value: torch.Tensor | Box) -> list[Any]:
 
 def ended(place: Place, words: list[str]) -> None:
     """A run, which must end well."""
+    code: object = None
     try:
         layout_ranks.run(place, words, resume=False)
     except SystemExit as end:
-        assert not end.code, end.code
+        code = end.code
+    assert not code, code
 
 
 def averaged(

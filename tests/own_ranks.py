@@ -778,12 +778,17 @@ def measured(folder: str) -> dict[str, Any]:
     return vars(profile)
 
 
-def act(place: Place, job: str, options: dict[str, Any]) -> Any:
-    """What one rank returns for a job, in the environment that our launcher gives it."""
+def launched(place: Place) -> None:
+    """Give this process the environment that our launcher gives a rank."""
     sizes = {"RANK": place.rank, "LOCAL_RANK": place.rank, "WORLD_SIZE": place.ranks, "LOCAL_WORLD_SIZE": place.ranks}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.listener.getsockname()[1]}
     os.environ.update({name: str(value) for name, value in {**sizes, **address}.items()})
     if place.rank == 0:
         os.environ["CODESCENT_STORE_FD"] = str(os.dup(place.listener.fileno()))
     place.listener.close()
+
+
+def act(place: Place, job: str, options: dict[str, Any]) -> Any:
+    """What one rank returns for a job."""
+    launched(place)
     return globals()[job](str(place.folder), **options)

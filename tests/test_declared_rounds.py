@@ -1,5 +1,5 @@
-"""In: replicas that train apart, and gradients, in each format of `wire`. Out: every step issues what is declared, and a
-rank keeps what is declared. Does not run a step itself: declared_ranks does."""
+"""In: replicas that train apart, and gradients, in each format of `wire`. Out: every step issues, and each
+rank keeps, what is declared. Does not run a step itself: declared_ranks does."""
 
 from __future__ import annotations
 

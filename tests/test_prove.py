@@ -192,3 +192,47 @@ def test_what_it_refuses(project: Path, words: list[str], expected: str) -> None
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+EXCHANGES = (
+    "dp_replicate=2,average_every=1",
+    "dp_replicate=2,average_every=4,outer_optimizer=nesterov,fragments=2,overlap_steps=1",
+    "dp_replicate=2,wire=int4",
+    "dp_replicate=2,wire=topk:1",
+    "dp_replicate=2",
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("optimizer.kind=sgd", "optimizer.max_grad_norm=0"), ["same", "drift", "drift", "same", "same"]),
+        (("optimizer.kind=adamw",), ["drift", "drift", "drift", "same", "same"]),
+    ],
+)
+def test_another_method_drifts_and_is_never_the_same(
+    project: Path, words: tuple[str, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    layouts = "; ".join(EXCHANGES)
+    done = codescent(project, "prove", "run.toml", *words, "--steps", "8", "--layouts", layouts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if " of 5: " in line]
+    assert lines == expected
+    assert "drift: another method" in done.stdout
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith(" dp_replicate=2 wire=int4")]
+    loss, _, _, step, _ = row.split()[-5:]
+    assert float(loss) > 1e-9
+    assert 1 <= int(step) <= 8
+
+
+def test_a_layout_that_decides_losses_is_not_resumed_in_one_process(project: Path, tmp_path: Path) -> None:
+    prover = prove.Prover(str(project / "run.toml"), (), 8, "fp64", tmp_path, 4)
+    apart = LayoutCase((("dp_replicate", "2"), ("average_every", "4")), 2)
+    assert apart.period == 4
+    assert not prover.continues(apart)
+    assert prover.continues(LayoutCase((("dp_replicate", "2"),), 2))
+    assert "train.eval_every=4" in prover.words

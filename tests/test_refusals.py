@@ -285,6 +285,114 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         10,
         ["but the run has 10", "train.global_batch_size = 10 or 20, or train.global_batch_size = 10 or 15 on 5 ranks"],
     ),
+    "a round that fits nothing by default": (
+        {"parallel.average_every": 32, "train.eval_every": 0, "checkpoint.every": 0},
+        2,
+        [
+            "train.num_steps = 1000: not a multiple of parallel.average_every = 32; replicas agree at the end of a "
+            "round only; nearest that would do: train.num_steps = 992 or 1024, or parallel.average_every = 25 or 40"
+        ],
+    ),
+    "validations within a round": (
+        {"parallel.average_every": 100, "checkpoint.every": 200},
+        2,
+        [
+            "train.eval_every = 250: not a multiple of parallel.average_every = 100; replicas agree at the end of a "
+            "round only; nearest that would do: train.eval_every = 200 or 300, or parallel.average_every = 50"
+        ],
+    ),
+    "synchronous steps within a round": (
+        {"parallel.average_every": 50, "parallel.synchronous_steps": 120},
+        2,
+        [
+            "parallel.synchronous_steps = 120: not a multiple of parallel.average_every = 50; replicas agree at the "
+            "end of a round only; nearest that would do: parallel.synchronous_steps = 100 or 150, or "
+            "parallel.average_every = 10"
+        ],
+    ),
+    "more fragments than blocks": (
+        {"parallel.average_every": 50, "parallel.fragments": 7},
+        2,
+        [
+            "parallel.fragments = 7: the model has 6 blocks, and a round 50 steps (parallel.average_every); nearest "
+            "that would do: parallel.fragments = 6"
+        ],
+    ),
+    "more fragments than steps": (
+        {"parallel.average_every": 2, "parallel.fragments": 3},
+        2,
+        ["the model has 6 blocks, and a round 2 steps (parallel.average_every); nearest that would do: parallel.f"],
+    ),
+    "an overlap as long as a round": (
+        {"parallel.average_every": 10, "parallel.overlap_steps": 10},
+        2,
+        [
+            "parallel.overlap_steps = 10: a round has 10 steps (parallel.average_every), and 1 of them send a "
+            "fragment; nearest that would do: parallel.overlap_steps = 9"
+        ],
+    ),
+    "one replica that trains apart": (
+        {"parallel.average_every": 10, "parallel.dp_shard": 2},
+        2,
+        [
+            "parallel.average_every = 10: needs replicas that can train apart, and parallel.dp_replicate is 1; ranks "
+            "along dp_shard, tp, pp and cp share each step; nearest that would do: parallel.average_every = 0"
+        ],
+    ),
+    "Nesterov without a momentum": (
+        {"parallel.average_every": 10, "parallel.outer_optimizer": "nesterov", "parallel.outer_momentum": 0},
+        2,
+        [
+            'parallel.outer_optimizer = "nesterov": parallel.outer_momentum = 0 leaves plain SGD; nearest that would '
+            'do: parallel.outer_optimizer = "sgd", or parallel.outer_momentum = 0.9'
+        ],
+    ),
+    "an outer optimizer without rounds": (
+        {"parallel.outer_optimizer": "sgd"},
+        2,
+        [
+            'parallel.outer_optimizer = "sgd": needs parallel.average_every; nearest that would do: '
+            'parallel.outer_optimizer = "none"'
+        ],
+    ),
+    "a wire for gradients that fully_shard sums": (
+        {"parallel.wire": "int8", "parallel.dp_shard": 2, "parallel.dp_replicate": 2},
+        4,
+        [
+            'parallel.wire = "int8": with parallel.dp_shard = 2 torch\'s fully_shard sums the gradients; nearest that '
+            'would do: parallel.wire = "none"'
+        ],
+    ),
+    "a wire for activations": (
+        {"parallel.wire": "int8", "parallel.tp": 2},
+        2,
+        [
+            'parallel.wire = "int8": sends gradients along parallel.dp_replicate, which is 1; activations, and what '
+            "travels along dp_shard, tp and pp, have the format of train.precision; nearest that would do: "
+            'parallel.wire = "none"'
+        ],
+    ),
+    "two formats of gradients": (
+        {"parallel.wire": "int8", "parallel.reduce_dtype": "bf16"},
+        2,
+        [
+            'parallel.wire = "int8": parallel.reduce_dtype = "bf16" is another format of the same messages; nearest '
+            'that would do: parallel.reduce_dtype = "auto", or parallel.wire = "none"'
+        ],
+    ),
+    "a wire that nobody knows": (
+        {"parallel.wire": "int3"},
+        2,
+        ["parallel.wire: 'int3' is no form of wire: it is none, bf16, int8, int4, sign, powersgd:r with a whole"],
+    ),
+    "an average of what is in the host's memory": (
+        {"parallel.average_every": 10, "parallel.offload": "optimizer", "train.precision": "bf16"},
+        2,
+        [
+            'parallel.average_every = 10: parallel.offload = "optimizer" has the weights in host memory, which are not '
+            'averaged there; nearest that would do: parallel.offload = "none"'
+        ],
+    ),
     "devices of one process": (
         {"parallel.data_parallel": 5, "train.microbatch_size": 4},
         1,

@@ -166,7 +166,7 @@ def test_ranks_of_a_host_share_its_card() -> None:
     assert walked(plan(4, *apart), 0.3, Link(6.12e6), hosts=2).step_s == pytest.approx(0.3 + ring)
     assert walked(plan(4, *apart), 0.3, Link(6.12e6), hosts=4).step_s == pytest.approx(0.3)
     of = plan(4, "parallel.tp=2", *apart, "train.global_batch_size=2")
-    weights = max(record.payload_bytes for record in of.traffic if record.verb is Verb.AVERAGE)
+    weights = sum(record.payload_bytes for record in of.traffic if record.verb is Verb.AVERAGE)
     found = walked(of, 0.3, Link(6.12e6), hosts=2)
     scalars = 1.5 * 40  # a ring over all four ranks; tp exchanges inside of a host
     assert found.step_s == pytest.approx(0.3 + (2 * weights + scalars) / 6.12e6)
@@ -196,7 +196,7 @@ def test_phases_have_their_bytes() -> None:
 def test_what_is_kept_is_counted_by_kind() -> None:
     words = ("parallel.average_every=10", "parallel.outer_optimizer=nesterov", "parallel.wire=int4")
     kinds = kept_kinds(plan(4, *words))
-    assert set(kinds) == {"anchor", "momentum", "residual", "owner residual"}
+    assert {"anchor", "momentum", "residual", "owner residual"} <= set(kinds)
     assert kinds["anchor"] == kinds["momentum"] == GRADIENTS
     assert sum(kinds.values()) == kept_bytes(plan(4, *words), 0)
     assert kept_kinds(plan(4)) == {}

@@ -197,12 +197,15 @@ class Checkpoints:
         for path in self.incomplete():
             remove(path)
 
-    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
+    def load(
+        self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box], is_optional: Callable[[str], bool] | None = None
+    ) -> dict[str, Any]:
         """Load all tensors in place, in their current layout. First all files are verified.
 
         Args:
             saved: result of `latest`, equal on every rank.
             tensors: by name. All ranks together must name all tensors of the checkpoint. Each rank gets its parts.
+            is_optional: tensors of the checkpoint, by name, that need not be named. None: no tensor.
 
         Returns the saved state. Raises CheckpointError on every rank: files are missing, truncated or changed; or
         tensors are missing, extra, or have another shape or dtype.
@@ -217,7 +220,8 @@ class Checkpoints:
         (manifest,) = read
         if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
-        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, set(chain.from_iterable(names))))
+        wanted = {*chain.from_iterable(names), *(filter(is_optional, manifest.tensors) if is_optional else ())}
+        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, wanted))
         _refuse(f"{saved.path} is of another model or config:", misfits)
         damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, _share_of(manifest)))
         _refuse("", damage, self._way_back(saved.step, saved.path))

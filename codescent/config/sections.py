@@ -37,6 +37,9 @@ RECORDS = at_least("profile.active", 1)
 AVERAGES = other_than("parallel.average_every", 0)
 """Only a run whose replicas train apart reads the key."""
 
+GOSSIPS = other_than("parallel.gossip", "none")
+"""Only a run whose replicas exchange weights with neighbours reads the key."""
+
 SERVED = other_than("parallel.servers", 0)
 """Only a run with parameter servers reads the key."""
 
@@ -368,6 +371,26 @@ class Parallel(Section):
         "steps at the beginning that do not use parallel.wire",
         ge=0,
         only=other_than("parallel.wire", "none"),
+    )
+    gossip: Literal["none", "ring", "pairs", "complete", "exponential", "push-sum"] = key(
+        "none",
+        "with whom each model replica exchanges weights, after steps of its own: ring: two neighbours; pairs: one, "
+        "drawn anew each time; complete: all; exponential: to one, 1, 2, 4, ... further, in turn; push-sum: to one, "
+        "drawn anew, and weights are divided by what arrives",
+    )
+    gossip_every: int = key(1, "steps from one exchange of weights to the next", ge=1, only=GOSSIPS)
+    gossip_rate: float = key(
+        1.0,
+        "how far an exchange goes: 1: to the mean with the neighbours; less for coarse wire",
+        gt=0,
+        le=1,
+        only=GOSSIPS,
+    )
+    agree_every: int | None = auto(
+        "steps after which all ranks sum loss and requests to stop; the run saves, validates and stops there only; "
+        "auto: as seldom as the keys for these allow, at most 32 exchanges",
+        ge=1,
+        only=GOSSIPS,
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
 

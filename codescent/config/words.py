@@ -48,26 +48,24 @@ def toml_value(value: object) -> str:
 
 
 def _wanted(field: FieldInfo) -> str:
-    kind, optional = field.annotation, False
-    if kind == int | str:
-        return "whole number or string"
-    words: list[str] = []
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        optional = type(None) in typing.get_args(kind)
-        kind, *others = (part for part in typing.get_args(kind) if part is not type(None))
-        words = [toml_value(choice) for part in others for choice in typing.get_args(part)]
+    kind = field.annotation
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    choices = [choice for one in kinds if one is not type(None) for choice in _choices(one, field)]
+    if type(None) in kinds:
+        choices.append(f'"{AUTO}"')
+    return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
+
+
+def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
     bounds = list(field.metadata)
     while typing.get_origin(kind) is Annotated:
         kind, *metadata = typing.get_args(kind)
         bounds += [item for found in metadata for item in getattr(found, "metadata", ())]
     if typing.get_origin(kind) is Literal:
-        choices = [toml_value(choice) for choice in typing.get_args(kind)]
-    else:
-        names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
-        choices = [names[typing.cast(type, kind)] + _bounds(bounds), *words]
-    if optional:
-        choices.append(f'"{AUTO}"')
-    return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
+        return [toml_value(choice) for choice in typing.get_args(kind)]
+    names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
+    return [names[kind] + (_bounds(bounds) if kind in (int, float) else "")]
 
 
 def _bounds(metadata: Sequence[Any]) -> str:

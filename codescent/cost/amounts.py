@@ -57,7 +57,8 @@ def busiest(plan: Plan, bytes_of: Callable[[Traffic], float], phase: Phase | Non
     """
     phase = phase or phases(plan)[-1]
     records = list(runs_in(plan, phase))
-    stages = [[t for t in records if t.stage in (None, stage)] for stage in range(len(plan.schedule.programs))]
+    roles = range(len(plan.schedule.programs))
+    stages = [[t for t in records if t.stage in (None, role)] for role in roles]
     means = [sum(t.times * bytes_of(t) / t.every for t in mine) for mine in stages]
     steps = [
         sum(t.times * bytes_of(t) for t in mine if number % t.every == t.at)
@@ -73,10 +74,12 @@ def runs_in(plan: Plan, phase: Phase) -> Iterator[Traffic]:
 
 
 def one_step(plan: Plan, number: int) -> Plan:
-    """The plan of step `number` (from 0) alone: its instructions and its collectives, as if every step had them."""
+    """The plan of step `number` (from 0) alone: its instructions and its collectives, as if every step had them.
+
+    Of servers' lists there is none: only those of pipeline stages, or of the workers.
+    """
     programs = tuple(
-        tuple(replace(at, step=None) for at in plan.schedule.program(stage, number))
-        for stage in range(len(plan.schedule.programs))
+        tuple(replace(at, step=None) for at in plan.schedule.program(stage, number)) for stage in range(plan.mesh.pp)
     )
     schedule = replace(plan.schedule, programs=programs, period=1, opening=(), opening_steps=0)
     records = (record for record in plan.traffic if record.runs_in(number))

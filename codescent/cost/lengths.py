@@ -120,7 +120,7 @@ def instructions_of(record: Traffic, plan: Plan, program: tuple[Instruction, ...
     verb = record.verb if record.during is None or averages else record.during
     if verb is Verb.BACKWARD:  # a split backward pass: gradients of activations begin it
         verb = plan.schedule.weight_verb if record.verb is Verb.REDUCE else plan.schedule.input_verb
-    alike = [at for at in program if at.verb is verb and at.step in (None, record.at)]
+    alike = [at for at in program if at.verb is verb and at.step in (None, record.at % plan.schedule.period)]
     if record.verb is verb and record.times >= plan.work.num_microbatches:
         return alike
     times = record.times if record.verb is verb else 1

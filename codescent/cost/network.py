@@ -12,6 +12,10 @@ from codescent.cost.events import Clock, Event, Process
 from codescent.cost.simulate import Flight
 from codescent.plan import Collective, Traffic
 
+PIECES = 16
+"""Into so many pieces a message is cut that shares its cards with others."""
+TURN_S = 1e-9
+"""After a piece the messages that wait look at the cards first: they share them fairly, as connections of TCP do."""
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 """Bytes per second of each unit of a rate, in lower case: bits as tc(8) writes them, or bytes (B)."""
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -88,12 +92,19 @@ class Network:
         self.cards: dict[int, Card] = defaultdict(Card)
         self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
+        self.waiting: list[Event] = []  # messages in pieces that wait for a card
         self.flights: list[Flight] = []  # from rank to rank, while the bytes leave
 
     def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
         """Send a message now. Returns its arrival."""
         arrived = Event()
         self.clock.start(self._carry(sender, receiver, payload_bytes, arrived))
+        return arrived
+
+    def share(self, sender: int, receiver: int, payload_bytes: float) -> Event:
+        """Send a message now, beside others of the same cards: piece by piece. Returns its arrival."""
+        arrived = Event()
+        self.clock.start(self._carry_pieces(sender, receiver, payload_bytes, arrived))
         return arrived
 
     def join(self, rank: int, group: tuple[int, ...], record: Traffic, times: float = 1.0) -> Event:
@@ -117,6 +128,23 @@ class Network:
     def _carry(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
         if self.hosts[sender] != self.hosts[receiver]:
             yield self._transfer(sender, receiver, payload_bytes) + self.link.latency_s - self.clock.now_s
+        self.clock.happens(arrived)
+
+    def _carry_pieces(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
+        """A piece leaves when both cards are free. The others that wait come first then."""
+        if self.hosts[sender] != self.hosts[receiver]:
+            out, into = self.cards[self.hosts[sender]], self.cards[self.hosts[receiver]]
+            for _ in range(PIECES):
+                while max(out.sends_free_s, into.receives_free_s) > self.clock.now_s:
+                    freed = Event()
+                    self.waiting.append(freed)
+                    yield freed
+                yield self._transfer(sender, receiver, payload_bytes / PIECES) - self.clock.now_s
+                waiting, self.waiting = self.waiting, []
+                for freed in waiting:
+                    self.clock.happens(freed)
+                yield TURN_S
+            yield self.link.latency_s
         self.clock.happens(arrived)
 
     def _meet(

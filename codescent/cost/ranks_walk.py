@@ -11,11 +11,15 @@ from codescent.cost.amounts import Phase, phases
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.lengths import instructions_of, lengths
 from codescent.cost.network import Link, Network
+from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
-from codescent.plan import SENDS, Instruction, Plan, Traffic, Verb
+from codescent.plan import SENDS, Collective, Instruction, Plan, Traffic, Verb
+from codescent.strategies.gossip_graphs import AXIS, graph_of
 
 Seconds = Callable[[int, Instruction], float]
 """Seconds of arithmetic of a rank in an instruction."""
+SERVED_STEPS = 100
+"""Steps that are walked with parameter servers."""
 _Timed = TypeVar("_Timed", Span, Flight)
 
 
@@ -84,7 +88,7 @@ def arithmetic(plan: Plan, compute_s: float, slow: Mapping[int, float] | None = 
         return float(found[at.chunk * stages + stage] if isinstance(found, tuple) else found)
 
     most = max(sum(units(stage, at) for at in program) for stage, program in enumerate(plan.schedule.programs))
-    stage_of = [plan.mesh.coordinates(rank)["pp"] for rank in range(plan.mesh.world_size)]
+    stage_of = [plan.role(rank) for rank in range(plan.world_size)]
     return lambda rank, at: units(stage_of[rank], at) * compute_s / most * slow.get(rank, 1.0)
 
 
@@ -119,6 +123,8 @@ def walk(
         Deadlock: the lists wait for each other.
     """
     phase = phase or phases(plan)[-1]
+    if plan.layout.served:  # there is no round: many steps, of which the first ones are not measured
+        return _Walk(plan, seconds, link, ranks_per_host, range(SERVED_STEPS), SERVED_STEPS // 5, 1).run()
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, link, ranks_per_host, numbers, warm_up, phase.period).run()
 
@@ -150,6 +156,7 @@ class _Rank:
     busy_s: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
     at: Instruction | None = None
+    has_ended: bool = False
 
 
 class _Walk:
@@ -166,12 +173,16 @@ class _Walk:
         self.warm_up = warm_up * period  # steps that are not measured
         self.clock = Clock()
         self.ranks = [_Rank(rank, plan.mesh.coordinates(rank)) for rank in range(plan.mesh.world_size)]
-        self.network = Network(self.clock, link, [rank.number // ranks_per_host for rank in self.ranks])
+        hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
+        self.network = Network(self.clock, link, hosts)
+        self.servers = Servers(plan, self.clock, self.network, len(numbers)) if plan.layout.served else None
+        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
-            verb: getattr(self, f"_{verb}") for verb in Verb
+            verb: getattr(self, f"_{verb}") for verb in verbs
         }
         self.stages = len(plan.schedule.programs)
         self.last_virtual = len(plan.schedule.depths) - 1
+        self.exchanged: dict[tuple[int, int, int], Event] = {}  # by receiver, sender, step
         self.messages: dict[tuple[int, bool, int, int | None, int], Event] = {}
         self.groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self.programs: dict[tuple[int, int], Sequence[tuple[Instruction, _Sums]]] = {}
@@ -180,11 +191,11 @@ class _Walk:
     def run(self) -> Walk:
         """Walk to the ends of all lists."""
         for rank in self.ranks:
-            self.clock.start(self._steps(rank))
+            self.clock.start(self._steps(rank) if self.servers is None else self._portions(rank, self.servers))
         self.clock.run()
-        if stuck := {rank.number: rank.at for rank in self.ranks if len(rank.ends_s) < len(self.numbers)}:
+        if stuck := {rank.number: rank.at for rank in self.ranks if not rank.has_ended}:
             raise Deadlock({rank: (at, "another rank") for rank, at in stuck.items() if at is not None})
-        begin_s = max(rank.ends_s[self.warm_up - 1] for rank in self.ranks) if self.warm_up else 0.0
+        begin_s = max(rank.ends_s[self._warm_up(rank) - 1] for rank in self.ranks) if self.warm_up else 0.0
         ranks = tuple(self._times(rank) for rank in self.ranks)
         speeds = [1 / rank.step_s if rank.step_s else 0.0 for rank in ranks]
         speed = sum(speeds) / len(speeds)
@@ -192,29 +203,54 @@ class _Walk:
             1 / speed if speed else 0.0,
             self.plan.work.tokens * speed,
             ranks,
+            servers=self._loads(),
+            staleness=tuple(self.servers.staleness) if self.servers else (),
             timeline=_since(sorted(self.spans, key=lambda span: (span.start_s, span.stage)), begin_s),
             flights=_since(self.network.flights, begin_s),
         )
 
     def _times(self, rank: _Rank) -> RankTimes:
-        warm_up, steps = self.warm_up, len(self.numbers) - self.warm_up
+        warm_up = self._warm_up(rank)
+        steps = len(rank.ends_s) - warm_up
         took_s = rank.ends_s[-1] - (rank.ends_s[warm_up - 1] if warm_up else 0.0)
         sent = rank.sent[warm_up:]
         return RankTimes(took_s / steps, sum(rank.busy_s[warm_up:]) / steps, sum(sent) / steps, max(sent))
 
+    def _warm_up(self, rank: _Rank) -> int:
+        """Steps of a rank that are not measured. With servers a slow rank has fewer steps than others."""
+        return self.warm_up if self.servers is None else max(1, len(rank.ends_s) // 5)
+
+    def _loads(self) -> tuple[float, ...]:
+        """See `Walk.servers`."""
+        if self.servers is None or not self.clock.now_s:
+            return ()
+        cards = [self.network.cards[self.network.hosts[queue.rank]] for queue in self.servers.queues]
+        return tuple(max(card.sending_s, card.receiving_s) / self.clock.now_s for card in cards)
+
     def _steps(self, rank: _Rank) -> Process:
         """The process of a rank: its lists, step after step."""
         for number in self.numbers:
-            rank.busy_s.append(0.0)
-            rank.sent.append(0.0)
-            for instruction, sums in self._program(rank.coordinates["pp"], number):
-                rank.at = instruction
-                start_s, busy_s = self.clock.now_s, rank.busy_s[-1]
-                yield from self.arms[instruction.verb](rank, instruction, sums)
-                if len(rank.ends_s) >= self.warm_up:
-                    waits_s = self.clock.now_s - start_s - (rank.busy_s[-1] - busy_s)
-                    self.spans.append(Span(rank.number, instruction, start_s, self.clock.now_s, max(0.0, waits_s)))
-            rank.ends_s.append(self.clock.now_s)
+            yield from self._step_of(rank, number)
+        rank.has_ended = True
+
+    def _portions(self, rank: _Rank, servers: Servers) -> Process:
+        """The process of a worker: portions, as long as there are any."""
+        yield from servers.pull(rank.number)
+        while servers.take(rank.number):
+            yield from self._step_of(rank, 0)
+        rank.has_ended = True
+
+    def _step_of(self, rank: _Rank, number: int) -> Process:
+        rank.busy_s.append(0.0)
+        rank.sent.append(0.0)
+        for instruction, sums in self._program(rank.coordinates["pp"], number):
+            rank.at = instruction
+            start_s, busy_s = self.clock.now_s, rank.busy_s[-1]
+            yield from self.arms[instruction.verb](rank, instruction, sums)
+            if len(rank.ends_s) >= self.warm_up:
+                waits_s = self.clock.now_s - start_s - (rank.busy_s[-1] - busy_s)
+                self.spans.append(Span(rank.number, instruction, start_s, self.clock.now_s, max(0.0, waits_s)))
+        rank.ends_s.append(self.clock.now_s)
 
     def _compute(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
         """Arithmetic, beside the collectives that begin with it; then those for which the rank waits."""
@@ -262,6 +298,35 @@ class _Walk:
         assert at.fragment is not None
         yield from rank.flying.pop(at.fragment)
         yield from self._compute(rank, at, sums)
+
+    def _push(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
+        assert self.servers is not None
+        rank.sent[-1] += self.servers.pushed_bytes
+        yield from self.servers.push(rank.number)
+
+    def _pull(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
+        assert self.servers is not None
+        yield from self.servers.pull(rank.number)
+
+    def _serve(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
+        """A server is a queue (served_walk.py), not a process."""
+        yield 0.0
+
+    def _exchange(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
+        """Messages to the neighbours of this round; the rank waits for theirs alone. Then what all ranks sum."""
+        graph, index, step = graph_of(self.plan), rank.coordinates[AXIS], len(rank.ends_s)
+        round_number = self.numbers[step] // self.plan.layout.gossip_every
+        group = self.plan.mesh.group(AXIS, rank.number)
+        sent = [(record, times) for record, times in sums.follows if record.collective is Collective.SEND]
+        size = float(sum(record.payload_bytes for record, _ in sent))
+        for target in graph.targets(round_number, index):
+            arrived = self.exchanged.setdefault((group[target], rank.number, step), Event())
+            self.clock.start(self._hand_over(self._message(rank, group[target], size), arrived))
+        for source in graph.matrix(round_number)[index]:
+            if source != index:
+                yield self.exchanged.setdefault((rank.number, group[source], step), Event())
+        others = [one for one in sums.follows if one not in sent]
+        yield from self._compute(rank, at, _Sums(sums.begins, others))
 
     def _send_activation(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
         """A message leaves; nobody waits for it here."""
@@ -330,7 +395,7 @@ def _with_sums(plan: Plan, stage: int, number: int) -> list[tuple[Instruction, _
     for record in plan.traffic:
         if record.stage not in (None, stage) or record.verb in SENDS or not record.runs_in(number):
             continue
-        if plan.mesh.degree(record.axis) == 1:
+        if plan.mesh.degree(record.axis) == 1 or record.collective in (Collective.PUSH, Collective.PULL):
             continue
         instructions = instructions_of(record, plan, program)
         for at in instructions:

@@ -58,6 +58,12 @@ def _whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def _finite(value: object) -> float:
+    """A number; -1 for what is none."""
+    found = number(value)
+    return -1.0 if found is None else found
+
+
 def _are_modules(value: object) -> bool:
     listed = isinstance(value, Iterable) and not isinstance(value, str | Iterator | torch.Tensor)
     return listed and all(isinstance(one, nn.Module) for one in value)  # type: ignore[attr-defined]
@@ -79,6 +85,7 @@ TEXT = Kind("a string", lambda value: isinstance(value, str))
 WHOLE = Kind("a whole number", _whole)
 COUNT = Kind("a whole number above 0", lambda value: _whole(value) and value > 0)
 POSITIVE = Kind("a number above 0", lambda value: (number(value) or 0.0) > 0)
+MOMENTUM = Kind("a number of at least 0 and below 1", lambda value: 0 <= _finite(value) < 1)
 SECONDS = Kind("a number of seconds above 0", lambda value: 0 < (number(value) or 0.0) < math.inf)
 
 

@@ -13,10 +13,18 @@ from torch import nn
 from codescent.base.dtypes import TRAINED
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan.wire import Wire
 from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.ddp import BucketedGradients, buckets
+from codescent.strategies.wire import WireSum
+from codescent.strategies.wire_buckets import CompressedBuckets
 
 DTYPE_NAMES = {TORCH_DTYPE[name]: name for name in TRAINED}
+
+
+def wide_name(dtype: torch.dtype) -> str:
+    """The dtype of sums, "fp32" or "fp64", of tensors of a floating-point dtype."""
+    return "fp64" if dtype == torch.float64 else "fp32"
 
 
 class AveragedGradients:
@@ -31,6 +39,7 @@ class AveragedGradients:
         parameters: trainable parameters, of the dtypes in DTYPE_NAMES, in the module's order.
         others: trainable parameters of the module that are not averaged here.
         bucket_bytes: approximate size of a bucket.
+        wire: how buckets travel. What it does not deliver is added to the next sum (error feedback).
     """
 
     def __init__(
@@ -39,6 +48,7 @@ class AveragedGradients:
         parameters: Sequence[nn.Parameter],
         others: Sequence[nn.Parameter],
         bucket_bytes: int,
+        wire: Wire,
     ) -> None:
         self.running: set[int] = set()  # backward passes that have begun and not ended
         self.hooks: list[Any] = [
@@ -50,7 +60,13 @@ class AveragedGradients:
         self.parts = [
             # Each dtype has its own process group. A group matches collectives by their order, and autograd may choose
             # another order of dtypes on another rank. Buckets of one dtype have the same order on all ranks.
-            _OneDtype([p for p in parameters if p.dtype == kind], bucket_bytes, dist.new_group() if number else None)
+            # In an own thread (wire), sums need an own group, too.
+            _OneDtype(
+                [p for p in parameters if p.dtype == kind],
+                bucket_bytes,
+                dist.new_group() if number or wire.method != "none" else None,
+                wire,
+            )
             for number, kind in enumerate(kinds)
         ]
         self.part_of: dict[torch.Tensor, _OneDtype] = {p: part for part in self.parts for p in part.parameters}
@@ -87,6 +103,11 @@ class AveragedGradients:
         for part in self.parts:
             part.gradients.before_backward(last=last)
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the wire has not delivered on this rank, by name. To load it, copy into these tensors."""
+        parts = enumerate(self.parts)
+        return {f"{number}.{name}": value for number, part in parts for name, value in part.gradients.state().items()}
+
     def close(self) -> None:
         """Remove the hooks from the parameters, and drop the references to process groups."""
         for hook in self.hooks:
@@ -105,7 +126,9 @@ class _OneDtype:
     that lacks a gradient sends its counters from page-locked memory, and waits only to read the sums.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], bucket_bytes: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], bucket_bytes: int, group: dist.ProcessGroup | None, wire: Wire
+    ) -> None:
         self.parameters = parameters
         group = group or dist.group.WORLD
         assert group is not None
@@ -115,10 +138,30 @@ class _OneDtype:
         self.index_of: dict[torch.Tensor, int] = {p: index for index, p in enumerate(parameters)}
         self.ones = torch.ones(len(parameters), dtype=dtype, device=parameters[0].device)
         self.counters = nn.Parameter(torch.zeros_like(self.ones))
-        filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, DTYPE_NAMES[dtype])
+        sent = DTYPE_NAMES[dtype] if wire.method == "none" else wide_name(dtype)
+        filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, sent)
         reduced = [*parameters, self.counters]
-        self.gradients = BucketedGradients(reduced, [*filled, [len(parameters)]], dtype, dtype, group)
+        self.gradients = BucketedGradients(
+            reduced,
+            [*filled, [len(parameters)]],
+            TORCH_DTYPE[sent],
+            dtype,
+            group,
+            self._compressed(filled, sent, group, wire),
+        )
         self.gradients.before_backward(last=True)
+
+    def _compressed(
+        self, filled: list[list[int]], sent: str, group: dist.ProcessGroup, wire: Wire
+    ) -> CompressedBuckets | None:
+        """The sums of the buckets in the format of the wire, and of the counters as they are; None: no wire."""
+        if wire.method == "none" or self.world_size == 1:
+            return None
+        shapes = [[tuple(self.parameters[index].shape) for index in bucket] for bucket in filled]
+        device = self.ones.device
+        found = CompressedBuckets(wire, shapes, group, device, sent, since=0)
+        found.sums.append(WireSum(Wire(), [tuple(self.ones.shape)], group, device, sent, found.channel))
+        return found
 
     def mark_used(self, parameter: torch.Tensor) -> bool:
         """Note that a parameter has a gradient in this backward pass. Returns False for a second gradient."""
@@ -148,7 +191,7 @@ class _OneDtype:
         *means, counters = self.gradients.collect()
         used_anywhere = mine if all(mine) else [counter > 0 for counter in counters.tolist()]
         for parameter, mean, is_used in zip(self.parameters, means, used_anywhere, strict=True):
-            parameter.grad = mean if is_used else None
+            parameter.grad = mean.to(parameter.dtype) if is_used else None
         self.counters.grad = None
         self.gradients.release()
 

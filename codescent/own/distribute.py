@@ -20,12 +20,14 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.operators.products import sum_wide
 from codescent.own import registry
-from codescent.own.arguments import COUNT, MODULE, MODULES, OPTIMIZER, POSITIVE, TEXT, public
+from codescent.own.arguments import COUNT, MODULE, MODULES, MOMENTUM, OPTIMIZER, POSITIVE, TEXT, number, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import divide_, hand_over
+from codescent.own.rounds import Options, Rounds
 from codescent.own.session import Ranks, everywhere, joined
+from codescent.plan.wire import Wire
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
 from codescent.train.norm import gradient_norm
 
@@ -42,6 +44,11 @@ _KINDS = {
     "replicas": COUNT,
     "blocks": MODULES.or_none(),
     "bucket_bytes": COUNT,
+    "average_every": COUNT.or_none(),
+    "outer_optimizer": TEXT,
+    "outer_learning_rate": POSITIVE.or_none(),
+    "outer_momentum": MOMENTUM.or_none(),
+    "wire": TEXT,
 }
 
 
@@ -54,6 +61,11 @@ def distribute(
     replicas: int = 1,
     blocks: Sequence[nn.Module] | None = None,
     bucket_bytes: int = 16 * 2**20,
+    average_every: int | None = None,
+    outer_optimizer: str = "none",
+    outer_learning_rate: float | None = None,
+    outer_momentum: float | None = None,
+    wire: str = "none",
 ) -> None:
     """Change a module and its optimizer, in place, so that all ranks train it. The loop stays as it is.
 
@@ -107,21 +119,34 @@ def distribute(
         blocks: the submodules that "zero3" gathers one at a time; []: none. None: submodules of one class in a list,
             such as the layers of torch.nn.Transformer.
         bucket_bytes: with "ddp", approximate bytes of one all-reduce.
+        average_every: with "ddp", for slow networks: each rank trains apart, without communication. After each
+            `average_every`-th step of `optimizer` the weights are averaged over the ranks, in place, and so are the
+            buffers ("local SGD"). Optimizer state is each rank's own. See docs/own_module.md.
+        outer_optimizer: "none": the weights after a round are the mean. "sgd" or "nesterov": the mean change of a round
+            is the gradient of an outer optimizer step ("DiLoCo").
+        outer_learning_rate, outer_momentum: of the outer optimizer; None: 0.7 and 0.9.
+        wire: with "ddp", the format in which gradients or, with `average_every`, weights travel: "none", "bf16",
+            "int8", "int4", "sign", "powersgd:r" or "topk:share". Lossy ones have error feedback.
 
     Raises:
         UserError: on every rank: all problems of strategy, optimizer and module, each with a way to correct it.
     """
     ranks = joined("distribute")
+    period = None if average_every is None else int(average_every)
+    options = Options(period, outer_optimizer, number(outer_learning_rate), number(outer_momentum), wire)
     chosen: list[nn.Module] = []
 
     def look() -> tuple[dict[str, Any], list[str]]:
-        _refuse(module, optimizer, strategy, replicas, ranks)
+        _refuse(
+            module, optimizer, strategy, replicas, ranks, options.problems(strategy if STAGES.get(strategy) else None)
+        )
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
         tensors = chain(module.named_parameters(), module.named_buffers())
         described = [
             f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors
         ]
         asked = {"strategy": strategy, "optimizer": type(optimizer).__name__, "replicas": int(replicas)}
+        asked |= options.described()
         return {**asked, "number of blocks": len(chosen), "bucket_bytes": int(bucket_bytes)}, described
 
     _refuse_differences(together(UserError, look))
@@ -135,12 +160,17 @@ def distribute(
         after = dict(module.named_parameters(remove_duplicate=False))
         hand_over(optimizer, {old: after[name] for name, old in before.items()})
         parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
-    averaged = AveragedGradients(module, whole, parts, bucket_bytes)
-    ranks.closing.add(averaged)
-    # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.
-    finalize(module, averaged.close).atexit = False
-    registry.add(module, strategy, averaged, before.values())
-    _after_each_step(module, optimizer)
+    rounds = None if average_every is None else Rounds(module, options)
+    averaged = AveragedGradients(module, whole if rounds is None else [], parts, bucket_bytes, Wire.parse(wire))
+    for one in (averaged,) if rounds is None else (averaged, rounds):
+        ranks.closing.add(one)
+        # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.
+        finalize(module, one.close).atexit = False
+    registry.add(module, strategy, averaged, before.values(), options, rounds)
+    if rounds is None:
+        _after_each_step(module, optimizer)
+    else:
+        optimizer.register_step_post_hook(lambda *_: rounds.stepped())
 
 
 @public("codescent.accumulate", module=MODULE)
@@ -228,9 +258,16 @@ def _after_each_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     optimizer.register_step_post_hook(act)
 
 
-def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, replicas: int, ranks: Ranks) -> None:
-    """Raise UserError with all problems that this rank can find without communication."""
-    problems = []
+def _refuse(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: str,
+    replicas: int,
+    ranks: Ranks,
+    of_options: Iterator[str],
+) -> None:
+    """Raise UserError with all problems that this rank can find without communication, and those of the options."""
+    problems = list(of_options)
     if wrapper := registry.wrapper_of(module):
         problems.append(f"{wrapper} sums gradients or divides the module itself: leave it out: do not create it")
     if strategy not in STAGES:

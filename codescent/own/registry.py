@@ -19,6 +19,7 @@ from codescent.strategies.fully_shard import free_gathered
 
 if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
+    from codescent.own.rounds import Options, Rounds
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 """Modules of torch that sum gradients themselves. With them gradients would be summed twice, or lost."""
@@ -35,12 +36,16 @@ class Distributed:
         averaged: the averaging of the gradients of replicated parameters.
         parameters: all parameters of the module after `distribute`, and whether each is trained.
         replaced: the parameters that became shards, by id.
+        options: how whole models exchange gradients or weights.
+        rounds: of ranks that train apart; None: they average gradients in each step.
     """
 
     strategy: str
     averaged: AveragedGradients
     parameters: dict[torch.Tensor, bool]
     replaced: dict[int, ref[torch.Tensor]]
+    options: Options
+    rounds: Rounds | None
 
     def has_replaced(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter was one of the module before `distribute`, and is not any more."""
@@ -52,11 +57,18 @@ _modules: WeakKeyDictionary[nn.Module, Distributed] = WeakKeyDictionary()
 _wrappers: WeakSet[nn.Module] = WeakSet()
 
 
-def add(module: nn.Module, strategy: str, averaged: AveragedGradients, before: Iterable[torch.Tensor]) -> None:
+def add(
+    module: nn.Module,
+    strategy: str,
+    averaged: AveragedGradients,
+    before: Iterable[torch.Tensor],
+    options: Options,
+    rounds: Rounds | None,
+) -> None:
     """Remember a module that was distributed now. `before`: its parameters before."""
     known: dict[torch.Tensor, bool] = {p: p.requires_grad for p in module.parameters()}
     replaced = {id(parameter): ref(parameter) for parameter in before if parameter not in known}
-    _modules[module] = Distributed(strategy, averaged, known, replaced)
+    _modules[module] = Distributed(strategy, averaged, known, replaced, options, rounds)
 
 
 def strategy_of(module: nn.Module) -> str | None:
@@ -91,6 +103,23 @@ def refuse_other(module: nn.Module, caller: str) -> None:
         find(module, caller)
 
 
+def exchanging(module: nn.Module, caller: str) -> Distributed | None:
+    """How a module was distributed, if with average_every or wire; else None.
+
+    Raises UserError: it is a part of such a module, or such a module is a part of it.
+    """
+    mine = set(module.parameters())
+    if not any(known.options.exchanges and not mine.isdisjoint(known.parameters) for known in _modules.values()):
+        return None
+    try:
+        return find(module, caller)[1]
+    except UserError:
+        raise UserError(
+            f"codescent.{caller}: this {type(module).__name__} shares parameters with a module that was distributed "
+            "with average_every or wire: give that module"
+        ) from None
+
+
 def wrapper_of(module: nn.Module) -> str | None:
     """The class of a wrapper of torch that a module is in, or has in it; None: there is none."""
     inside = [one for one in module.modules() if isinstance(one, WRAPPERS)]
@@ -111,8 +140,8 @@ def _note_wrapper(parent: nn.Module, _name: str, child: nn.Module | None) -> Non
         _wrappers.add(parent)
 
 
-def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-    """Before a step of any optimizer: refuse a change of a module whose parameters it updates."""
+def _before_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    """Before a step of any optimizer: refuse a change of a module whose parameters it updates; begin its round."""
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module, known in list(_modules.items()):
         is_its = any(parameter in known.parameters for parameter in updated)
@@ -135,6 +164,8 @@ def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: ob
                 "of the call, so ranks do not average its gradient: set requires_grad before codescent.distribute; "
                 "freezing is possible after it"
             )
+        if is_its and known.rounds is not None:
+            known.rounds.before_step()
 
 
 def _listed(names: list[str]) -> str:
@@ -143,4 +174,4 @@ def _listed(names: list[str]) -> str:
 
 
 register_module_module_registration_hook(_note_wrapper)
-register_optimizer_step_pre_hook(_refuse_changes)
+register_optimizer_step_pre_hook(_before_step)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import DEEPEST, MANIFEST, StoredTensor, is_too_deep, read_manifest
-from codescent.own import metrics, registry
+from codescent.own import metrics, registry, replicas
 from codescent.own.arguments import MODULE, OPTIMIZER, PATH, public
 from codescent.own.divide import state_like
 from codescent.own.session import joined, joined_or_alone
@@ -45,6 +46,8 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     when all its files are on the disk; then the previous save is deleted. So there is always a complete save. Tensors
     are in safetensors files with SHA-256 hashes.
 
+    Of ranks that train apart (`average_every`) it has the mean of weights and optimizer state, and each rank's own.
+
     Args:
         path: a folder, on a file system that all ranks share. It is created if it does not exist.
         module: its parameters and persistent buffers are saved.
@@ -65,8 +68,9 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     values: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
 
-    def look() -> tuple[int, bool]:
+    def look() -> tuple[int, bool, Any]:
         registry.refuse_other(module, "save")
+        replicas.refuse_lent(registry.exchanging(module, "save"))
         _refuse_file(Path(path))
         _refuse([f"the values are nested deeper than {DEEPEST} levels"] if is_too_deep([extra]) else [])
         _refuse(problem for name, value in extra.items() for problem in _json_problems(name, value))
@@ -79,16 +83,22 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
             for name, tensor in tensors.items()
             if tensor.dtype not in DTYPE_CODES
         )
-        return steps_of(optimizer), (checkpoints.newest_step() or 0) > steps_of(optimizer)
+        return steps_of(optimizer), (checkpoints.newest_step() or 0) > steps_of(optimizer), settings["values"]
 
-    number, is_behind = together(UserError, look)[0]
-    compare(_replicated_tensors(module, tensors), f"codescent.save: {path}")
-    if rank() == 0:
-        checkpoints.clean()
+    found = together(UserError, look)
+    number, is_behind, _ = found[0]
     # JSON converts tuples and subclasses of dict and list: store the values that `load` will return.
     state = {"extra": json.loads(json.dumps(extra)), "optimizer": {"kind": type(optimizer).__name__, **values}}
     state["metrics"] = metrics.rows_before(Path(path))
-    folder = checkpoints.save(number, tensors, state, rotates=not is_behind)
+    with ExitStack() as stack:
+        own: dict[str, torch.Tensor] = {}
+        if (known := registry.exchanging(module, "save")) is not None:
+            state["replicas"] = replicas.record(known, [of_rank for *_, of_rank in found])
+            own = stack.enter_context(replicas.as_means(known, tensors, _tensor_names(module)))
+        compare(_replicated_tensors(module, tensors), f"codescent.save: {path}")
+        if rank() == 0:
+            checkpoints.clean()
+        folder = checkpoints.save(number, {**tensors, **own}, state, rotates=not is_behind)
     if is_behind:
         from_first(UserError, lambda: _replace_later(checkpoints, number))
     return folder
@@ -109,7 +119,8 @@ def load(
 
         extra = codescent.load("run/last", model, optimizer)
 
-    Strategy and number of ranks may differ from those of the save. No tensor changes before all files are verified.
+    Strategy and number of ranks may differ from those of the save. Other values of `average_every`, `outer_*` and
+    `wire` are refused, if both have some. No tensor changes before all files are verified.
     Rows of `codescent.Metrics` that were written after the save are deleted: their steps come again. Without an
     optimizer only the module is loaded. Then it need not be distributed, a single process need not call
     `codescent.init`, and no rows are deleted.
@@ -134,22 +145,32 @@ def load(
     free_gathered(module)
     saved = _latest(Path(path))
     model = _model_tensors(module)
+    known = registry.exchanging(module, "load")
     if optimizer is None:
         wholes = read_tensors(saved.path, _only_model(saved, model))
         with torch.no_grad():
             for name, tensor in model.items():
                 _fill(tensor, wholes[name])
+        replicas.Continued(known, None, ()).end()
         return dict(saved.state["extra"])
     names, stored = _names(module), saved.state["optimizer"]
     together(UserError, lambda: _refuse_optimizer(saved.path, stored, optimizer, names))
-    states = _states(saved, optimizer, names)
-    tensors = {f"optimizer.{key}.{names[p]}": value for p, state in states.items() for key, value in state.items()}
-    Checkpoints(saved.path.parent, keep_last=1, keep_best=False).load(saved, {**model, **tensors})
+    inside = read_manifest(saved.path).tensors
+    going_on = replicas.Continued(known, saved.state.get("replicas"), inside)
+    together(UserError, going_on.refuse)
+    states = _states(inside, optimizer, names, going_on.optimizer)
+    tensors = {going_on.name(name): tensor for name, tensor in model.items()}
+    for parameter, state in states.items():
+        tensors |= {f"{going_on.optimizer}{key}.{names[parameter]}": value for key, value in state.items()}
+    tensors |= going_on.tensors(_tensor_names(module))
+    Checkpoints(saved.path.parent, keep_last=1, keep_best=False).load(saved, tensors, going_on.is_optional)
+    values = going_on.values(stored["values"])
     optimizer.state.clear()
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        state = {**states.get(parameter, {}), **stored["values"].get(names[parameter], {})}
+        state = {**states.get(parameter, {}), **values.get(names[parameter], {})}
         if state:
             optimizer.state[parameter] = state
+    going_on.end()
     for group, settings in zip(optimizer.param_groups, stored["groups"], strict=True):
         _set(group, {key: value for key, value in settings.items() if key != "params"})
     set_steps(optimizer, saved.step)
@@ -159,6 +180,12 @@ def load(
 
 def _names(module: nn.Module) -> dict[torch.Tensor, str]:
     return {parameter: _plain(name) for name, parameter in module.named_parameters()}
+
+
+def _tensor_names(module: nn.Module) -> dict[torch.Tensor, str]:
+    """Parameters and buffers by the names of a checkpoint."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {tensor: f"model.{_plain(name)}" for name, tensor in named}
 
 
 def _plain(name: str) -> str:
@@ -184,7 +211,7 @@ def _replicated_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) 
     parameters = {f"model.{_plain(name)}" for name, _ in module.named_parameters()}
     copies: Copies = defaultdict(dict)
     for name, tensor in tensors.items():
-        if name.startswith("optimizer.") or name in parameters:
+        if name.startswith(("optimizer.", replicas.SHARED)) or name in parameters:
             if not isinstance(tensor, DTensor):
                 copies["whole"][name] = tensor
             elif any(not placement.is_shard() for placement in tensor.placements):
@@ -293,16 +320,15 @@ def _refuse_optimizer(path: Path, stored: dict[str, Any], optimizer: torch.optim
         )
 
 
-def _states(saved: Saved, optimizer: torch.optim.Optimizer, names: Names) -> States:
-    """Memory for the optimizer state in the checkpoint, sharded as the parameters are now."""
+def _states(stored: Mapping[str, StoredTensor], optimizer: torch.optim.Optimizer, names: Names, prefix: str) -> States:
+    """Memory for the optimizer state whose names begin with `prefix`, sharded as the parameters are now."""
     groups = {names[parameter]: (parameter, group) for group in optimizer.param_groups for parameter in group["params"]}
     states: States = {}
-    for name, stored in read_manifest(saved.path).tensors.items():
-        kind, _, rest = name.partition(".")
-        key, _, owner = rest.partition(".")
-        if kind == "optimizer" and owner in groups:
+    for name, one in stored.items():
+        key, _, owner = name.removeprefix(prefix).partition(".")
+        if name.startswith(prefix) and owner in groups:
             parameter, group = groups[owner]
-            states.setdefault(parameter, {})[key] = _memory(parameter, key, stored, group)
+            states.setdefault(parameter, {})[key] = _memory(parameter, key, one, group)
     return states
 
 

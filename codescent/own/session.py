@@ -30,6 +30,7 @@ from codescent.train.world import World
 
 if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
+    from codescent.own.rounds import Rounds
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -54,7 +55,7 @@ class Ranks:
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
         dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
-        self.closing: WeakSet[AveragedGradients] = WeakSet()
+        self.closing: WeakSet[AveragedGradients | Rounds] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
         self._has_failed = False  # an exception has left the `with` block
         self._hook = ErrorHook(place, self.world.store, self.world.give_up)

@@ -35,6 +35,10 @@ class Layout:
     staleness: int | None = brief(None)
     wire: str = brief("none")
     wire_from: int = brief(0)
+    gossip: str = brief("none")
+    gossip_every: int = brief(1)
+    gossip_rate: float = brief(1.0)
+    agree_every: int | None = brief(None)
 
     @property
     def computes_blocks_again(self) -> bool:
@@ -44,7 +48,7 @@ class Layout:
     @property
     def apart(self) -> bool:
         """Whether the replicas of dp_replicate train apart, with their own gradients."""
-        return self.average_every > 0
+        return self.average_every > 0 or self.gossip != "none"
 
     @property
     def served(self) -> bool:
@@ -65,4 +69,5 @@ class Layout:
     @property
     def agrees_at_ends(self) -> bool:
         """Whether all replicas have the same weights at the end of a round."""
-        return not self.apart or (self.fragments == 1 and self.overlap_steps == 0)
+        averages = self.gossip == "none" and self.fragments == 1 and self.overlap_steps == 0
+        return not self.apart or averages

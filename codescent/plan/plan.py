@@ -27,6 +27,7 @@ from codescent.plan.work import Scalar, TaskFacts, Work
 
 SERVED = ("servers", "updates", "staleness")
 OUTER = ("outer_learning_rate", "outer_momentum")
+GOSSIP = ("gossip", "gossip_every", "gossip_rate")
 REPLICAS = "parallel.dp_replicate"
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
@@ -158,9 +159,19 @@ class Plan:
 
     def sent_bytes(self, rank: int, number: int) -> float:
         """Bytes that a rank sends to other ranks in step `number` (from 0), by the ring algorithms."""
-        stage = self.role(rank)
-        records = (record for record in self.traffic if record.stage in (None, stage) and record.runs_in(number))
-        return sum(record.times * record.wire_bytes(self.mesh.degree(record.axis)) for record in records)
+        always, others = self._sent[self.role(rank)]
+        return always + sum(size for record, size in others if record.runs_in(number))
+
+    @cached_property
+    def _sent(self) -> tuple[tuple[float, tuple[tuple[Traffic, float], ...]], ...]:
+        """By stage: the bytes that a rank sends in every step, and the collectives of some steps with their bytes."""
+        stages = []
+        for stage in range(len(self.schedule.programs)):
+            mine = [record for record in self.traffic if record.stage in (None, stage)]
+            sizes = [(one, one.times * one.wire_bytes(self.mesh.degree(one.axis))) for one in mine]
+            always = sum(size for record, size in sizes if record.in_every_step)
+            stages.append((always, tuple((record, size) for record, size in sizes if not record.in_every_step)))
+        return tuple(stages)
 
     def trajectory(self) -> dict[str, Scalar]:
         """All values that determine the losses of a run, by config key.
@@ -199,10 +210,12 @@ class Plan:
         keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
         outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
         found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER, *SERVED)), None)
-        if apart:
+        if layout.average_every:
             found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
         if layout.served and not (layout.updates == "synchronous" or layout.staleness == 0):  # those are exact
             found |= {f"parallel.{key}": getattr(layout, key) for key in SERVED}
+        gossips = layout.gossip != "none"
+        found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}
         degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
         return {
             **found,

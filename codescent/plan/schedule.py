@@ -27,6 +27,7 @@ class Verb(StrEnum):
     RECEIVE_GRADIENT = "receive_gradient"  # input of BACKWARD
     AVERAGE = "average"  # begin to average a fragment of the weights over replicas that train apart
     MERGE = "merge"  # wait for this average and put it into the weights
+    EXCHANGE = "exchange"  # exchange weights with neighbours among replicas that train apart, and mix them
     PUSH = "push"  # send the gradients of a portion of the batch to the parameter servers
     PULL = "pull"  # fetch weights from the servers, then the next portion
     SERVE = "serve"  # a server: apply pushes until the step is complete, answer pulls
@@ -36,8 +37,9 @@ SCALARS = 3
 """Number of values that STEP sums over all ranks: loss, number of ranks with a stop request, squared gradient norm."""
 
 ROUND_SCALARS = 5
-"""Number of values that the last MERGE of a round sums over all ranks: loss of its last step, ranks with a stop
-request, replicas that skipped a step, squared distance of the replicas from their mean, squared norm of this mean."""
+"""Number of values that all ranks sum where they agree, at the last MERGE of a round or an EXCHANGE: loss of the last
+step, ranks with a stop request, replicas that skipped a step, squared distance of the replicas from their mean, squared
+norm of this mean."""
 
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
@@ -48,7 +50,7 @@ class Instruction:
     """One entry of an instruction list.
 
     Attributes:
-        microbatch: index of its micro-batch; None for REDUCE, STEP, AVERAGE and MERGE.
+        microbatch: index of its micro-batch; None for REDUCE, STEP, AVERAGE, MERGE and EXCHANGE.
         last: marks the last BACKWARD or BACKWARD_WEIGHT of a chunk, which completes the gradients. The gradient
             reduction may begin during it. Also marks the last MERGE of a round, after which all ranks agree.
         chunk: index of the virtual stage within its stage (see `Schedule`).
@@ -87,6 +89,7 @@ class Schedule:
     `depths[number]` is the model part of virtual stage `number`: depths [first, end) (see `Parameter.depths`).
     Of p stages, chunk c of stage s is virtual stage c p + s.
     `opening[stage]` is the list of each of the first `opening_steps` steps, a multiple of the period.
+    `agreement`: all ranks agree after a multiple of so many steps, a multiple of the period; 0: after each round.
     """
 
     programs: tuple[tuple[Instruction, ...], ...]
@@ -94,6 +97,7 @@ class Schedule:
     period: int = brief(1)
     opening: tuple[tuple[Instruction, ...], ...] = brief(())
     opening_steps: int = brief(0)
+    agreement: int = brief(0)
 
     def program(self, stage: int, number: int) -> tuple[Instruction, ...]:
         """The instructions of a stage, or of a role, in step `number` (from 0)."""
@@ -115,8 +119,13 @@ class Schedule:
         return tuple(stages)
 
     def agrees_after(self, steps: int) -> bool:
-        """Whether all ranks know the same sums after so many steps: at the end of a round, or in the opening steps."""
-        return steps <= self.opening_steps or steps % self.period == 0
+        """Whether all ranks know the same sums after so many steps: where rounds agree, or in the opening steps."""
+        return steps <= self.opening_steps or steps % self.agrees_every == 0
+
+    @property
+    def agrees_every(self) -> int:
+        """Steps from one sum over all ranks to the next, after the opening steps."""
+        return self.agreement or self.period
 
     def parts(self, stage: int) -> list[range]:
         """The depths of each chunk of a stage, as ranges."""

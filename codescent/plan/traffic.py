@@ -61,6 +61,11 @@ class Traffic:
     since: int = brief(0)
     until: int | None = brief(None)
 
+    @property
+    def in_every_step(self) -> bool:
+        """Whether it runs in every step of the run."""
+        return self.every == 1 and self.since == 0 and self.until is None
+
     def runs_in(self, number: int) -> bool:
         """Whether it runs in step `number` (from 0)."""
         ends = self.until is not None and number >= self.until

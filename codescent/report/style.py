@@ -42,6 +42,10 @@ COLOURS: dict[Verb, str] = {
     Verb.STEP: BLACK,
     Verb.AVERAGE: VERMILION,
     Verb.MERGE: VERMILION,
+    Verb.PUSH: VERMILION,
+    Verb.PULL: VERMILION,
+    Verb.SERVE: VERMILION,
+    Verb.EXCHANGE: VERMILION,
 }
 """The colour of each instruction in a picture of a step."""
 PARTS: dict[str, tuple[str, str]] = {

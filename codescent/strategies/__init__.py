@@ -8,6 +8,7 @@ from dataclasses import replace
 from codescent.plan import KeptTensor, Plan, Traffic
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
+from codescent.strategies.gossip import Gossip
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
 from codescent.strategies.offload import Offload
@@ -30,6 +31,7 @@ ORDER = (
     Offload(),
     Muon(),
     LocalSGD(),
+    Gossip(),
     ParameterServer(),
 )
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""

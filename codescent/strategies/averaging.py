@@ -12,12 +12,45 @@ import torch
 from codescent.plan import TensorPlan
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.collectives import all_reduce
-from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of, has_momentum, needs_anchor
+from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of, needs_anchor
+from codescent.strategies.outer import Outer
 from codescent.strategies.strategy import Copy, ThisRank
 from codescent.strategies.wire import Channel, WireSum
 
 
-class Averaging:
+class Replicas:
+    """What a rank needs to exchange weights with its like in other replicas, which train apart.
+
+    `alike` has the indices of the tensors that travel together: see `by_holders`.
+
+    Args:
+        copies: of each trained tensor of this rank's stage, in the plan's order.
+        this_rank: with a process group for dp_replicate.
+    """
+
+    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+        plan = this_rank.plan
+        self.copies, self.degree = list(copies), plan.mesh.degree(AXIS)
+        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+        self.places = {tensor.parameter.name: index for index, tensor in enumerate(this_rank.trained)}
+        self.alike = [self.indices(tensors) for tensors in by_holders(plan, this_rank.trained)]
+
+    def indices(self, tensors: Sequence[TensorPlan]) -> list[int]:
+        """Of some trained tensors, among `copies`."""
+        return [self.places[tensor.parameter.name] for tensor in tensors]
+
+    @torch.no_grad()
+    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """See Exchange."""
+        for message in self.alike if self.degree > 1 else ():
+            sent = [gradients[index] for index in message]
+            flat = torch.cat([gradient.reshape(-1) for gradient in sent])
+            all_reduce(flat, group=self.group)
+            for gradient, piece in zip(sent, torch.split(flat, [gradient.numel() for gradient in sent])):
+                gradient.copy_(piece.view_as(gradient))
+
+
+class Averaging(Replicas):
     """AVERAGE and MERGE on one rank, for its part of the weights of a replica.
 
     Replicas are weighted by the number of losses that they have computed since a fragment last left. Steps between
@@ -29,21 +62,13 @@ class Averaging:
     """
 
     def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
-        plan, self.copies = this_rank.plan, list(copies)
-        layout, names = plan.layout, [tensor.parameter.name for tensor in this_rank.trained]
-        self.names, self.opening, self.wire_from = names, plan.schedule.opening_steps, layout.wire_from
+        super().__init__(copies, this_rank)
+        plan, layout = this_rank.plan, this_rank.plan.layout
+        self.names, self.opening, self.wire_from = list(self.places), plan.schedule.opening_steps, layout.wire_from
         self.overlaps, self.agrees = layout.overlap_steps > 0, layout.agrees_at_ends
-        places = {name: index for index, name in enumerate(names)}
-
-        def indices(tensors: Sequence[TensorPlan]) -> list[int]:
-            return [places[tensor.parameter.name] for tensor in tensors]
-
         fragments = fragments_of(plan, this_rank.coordinates["pp"])
-        self.fragments = [indices(one) for one in fragments]
-        self.messages = [[indices(tensors) for tensors in by_holders(plan, one)] for one in fragments]
-        self.of_gradients = [indices(tensors) for tensors in by_holders(plan, this_rank.trained)]
-        self.degree = plan.mesh.degree(AXIS)
-        self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
+        self.fragments = [self.indices(one) for one in fragments]
+        self.messages = [[self.indices(tensors) for tensors in by_holders(plan, one)] for one in fragments]
         self.wire, self.dtype = Wire.parse(layout.wire), plan.trained[0].optimizer_dtype
         device = self.copies[0].master.device if self.copies else torch.device("cpu")
         self.channel = Channel(device)
@@ -52,9 +77,9 @@ class Averaging:
         self.losses = torch.zeros(len(fragments), 2, dtype=torch.float64)  # of this replica, and of all; on the host
         self.number = 0
         self.flying: dict[int, tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]] = {}
-        self.anchors = [copy.master.detach().clone() for copy in self.copies] if needs_anchor(plan) else []
-        self.outer = _outer(self.anchors, plan.layout.outer_optimizer, layout) if self.anchors else None
-        self.momentum = has_momentum(plan)
+        masters = [copy.master for copy in self.copies] if needs_anchor(plan) else []
+        rule = layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum
+        self.outer = Outer(masters, *rule) if masters else None
         self.squares = torch.zeros(2, dtype=torch.float64, device=device)
 
     def _sums(self, wire: Wire) -> list[list[WireSum]]:
@@ -71,21 +96,10 @@ class Averaging:
         """See Exchange. The opening steps are not averaged: the first round begins at their end."""
         self.number = number
         if number < self.opening:
-            if number + 1 == self.opening:
-                for anchor, copy in zip(self.anchors, self.copies):
-                    anchor.copy_(copy.master)
+            if number + 1 == self.opening and self.outer is not None:
+                self.outer.begin([copy.master for copy in self.copies])
             return
         self.losses += torch.tensor((own_losses, losses))
-
-    @torch.no_grad()
-    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """See Exchange."""
-        for message in self.of_gradients if self.degree > 1 else ():
-            sent = [gradients[index] for index in message]
-            flat = torch.cat([gradient.reshape(-1) for gradient in sent])
-            all_reduce(flat, group=self.group)
-            for gradient, piece in zip(sent, torch.split(flat, [gradient.numel() for gradient in sent])):
-                gradient.copy_(piece.view_as(gradient))
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
@@ -96,8 +110,8 @@ class Averaging:
         self.losses[fragment].zero_()
         share = own / every
         then = [master.clone() for master in masters] if self.overlaps else masters
-        if self.anchors:
-            sent = [self.anchors[index] - master for index, master in zip(indices, masters)]
+        if self.outer is not None:
+            sent = self.outer.changes(indices, masters)
         else:
             sent = [master.clone() for master in masters]
         if sent:
@@ -118,17 +132,10 @@ class Averaging:
         if not sums:
             return
         indices = self.fragments[fragment]
-        means = sums
-        if self.outer is not None:
-            means = [self.anchors[index] - change for index, change in zip(indices, sums)]
+        means = sums if self.outer is None else self.outer.means(indices, sums)
         self._count(indices, then, means)
         if self.outer is not None:
-            for index, change in zip(indices, sums):
-                self.anchors[index].grad = change
-            self.outer.step()
-            for index in indices:
-                self.anchors[index].grad = None
-            means = [self.anchors[index] for index in indices]
+            means = self.outer.step(indices, sums)
         for index, before, mean in zip(indices, then, means):
             copy = self.copies[index]
             if self.overlaps:
@@ -164,11 +171,7 @@ class Averaging:
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """See Exchange."""
-        found: dict[str, torch.Tensor] = {}
-        for name, anchor in zip(self.names, self.anchors):
-            found[f"outer.anchor.model.{name}"] = anchor.detach()
-            if self.momentum and self.outer is not None:
-                found[f"outer.momentum.model.{name}"] = self.outer.state[anchor]["momentum_buffer"]
+        found: dict[str, torch.Tensor] = dict(self.outer.state(self.names)) if self.outer is not None else {}
         if self.degree > 1 and not self.agrees:
             found[LOSSES] = self.losses
         for number, one in enumerate(itertools.chain(*self.sums)):
@@ -188,13 +191,3 @@ class Averaging:
         for one in itertools.chain(*self.sums, *self.whole):
             one.close()
         self.group = None
-
-
-def _outer(anchors: Sequence[torch.Tensor], kind: str, layout: Any) -> torch.optim.SGD:
-    """The outer optimizer, with momentum buffers of zeros. "none": plain means, which are SGD at rate 1."""
-    rate, momentum = (1.0, 0.0) if kind == "none" else (layout.outer_learning_rate, layout.outer_momentum)
-    optimizer = torch.optim.SGD(list(anchors), lr=rate, momentum=momentum, nesterov=kind == "nesterov")
-    if momentum:
-        for anchor in anchors:
-            optimizer.state[anchor]["momentum_buffer"] = torch.zeros_like(anchor)
-    return optimizer

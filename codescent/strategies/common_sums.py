@@ -31,14 +31,18 @@ def _scalars(plan: Plan) -> Iterator[Traffic]:
     """The sums of scalars: of each step; where replicas train apart also of each round, and of the opening steps."""
     if plan.layout.served:
         return  # they travel with pushes and pulls
-    everyone, opening, what = plan.mesh.joint(*AXES), plan.schedule.opening_steps, "loss, stop request, gradient norm"
+    everyone, opening, what = (
+        plan.mesh.joint(*AXES),
+        plan.schedule.opening_steps,
+        "loss, stop request and gradient norm",
+    )
     of_step = Traffic(Collective.ALL_REDUCE, plan.together, SCALARS * 8, "fp64", Verb.STEP, None, what, since=opening)
     sums = [of_step]
     if plan.apart:
-        period = plan.schedule.period
+        every, verb = plan.schedule.agrees_every, Verb.MERGE if plan.layout.gossip == "none" else Verb.EXCHANGE
         what = "loss, stop request, skipped steps, distance of the replicas"
-        of_round = replace(of_step, axis=everyone, payload_bytes=ROUND_SCALARS * 8, verb=Verb.MERGE, what=what)
-        sums.append(replace(of_round, every=period, at=period - 1))
+        of_round = replace(of_step, axis=everyone, payload_bytes=ROUND_SCALARS * 8, verb=verb, what=what)
+        sums.append(replace(of_round, every=every, at=every - 1))
     if opening:
         sums.append(replace(of_step, axis=everyone, since=0, until=opening))
     yield from (record for record in sums if plan.mesh.degree(record.axis) > 1)

@@ -57,7 +57,7 @@ class DDP(Strategy):
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse a `wire` that has no gradients to send, or not all of them."""
         layout, mesh = candidate.layout, candidate.mesh
-        if layout.wire == "none" or layout.apart or layout.served:
+        if layout.wire == "none" or layout.apart or layout.servers:
             return
         without, given = Change({"parallel.wire": "none"}), f'parallel.wire = "{layout.wire}"'
         if layout.reduce_dtype != "auto":
@@ -110,6 +110,11 @@ class DDP(Strategy):
         for number, bucket in enumerate(buckets(numels, plan.layout.bucket_bytes, dtype)):
             for state in wire.state(_shapes(plan, stage, bucket), dtype, plan.mesh.degree(replicas(plan))):
                 yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
+
+    def exact(self, plan: Plan) -> bool:
+        """False if the format of messages loses anything."""
+        wire = _wire(plan)
+        return wire is None or wire.exact
 
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None

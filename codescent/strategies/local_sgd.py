@@ -41,7 +41,7 @@ class LocalSGD(Strategy):
 
     def serves(self, run: Candidate | Plan) -> bool:
         """True if parallel.average_every is given."""
-        return run.layout.apart
+        return run.layout.average_every > 0
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse keys that act within a round, rounds without room for their exchanges, and layouts that know one copy
@@ -56,7 +56,7 @@ class LocalSGD(Strategy):
                 f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
                 [Change({"parallel.outer_optimizer": "none"})],
             )
-        if candidate.layout.apart and candidate.layout.offload != "none":
+        if self.serves(candidate) and candidate.layout.offload != "none":
             yield Refusal(
                 f'parallel.average_every = {candidate.layout.average_every}: parallel.offload = "'
                 f'{candidate.layout.offload}" has the weights in host memory, which are not averaged there',
@@ -126,6 +126,19 @@ class LocalSGD(Strategy):
                 _shapes(plan, tensors), tensors[0].optimizer_dtype, plan.mesh.degree(AXIS)
             ):
                 yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
+
+    def exact(self, plan: Plan) -> bool:
+        """True if each step is averaged and the update is linear in the gradient: the mean of x - r g_i is x - r g.
+
+        Adam divides by a root of squared gradients, and clipping by a norm: their means are of other values.
+        """
+        layout, update = plan.layout, plan.update
+        is_linear = update.get("kind") == "sgd" and not update.get("max_grad_norm")
+        if plan.mesh.degree(AXIS) > 1 and not (layout.average_every == 1 and is_linear):
+            return False
+        outer = (layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum)
+        is_mean = layout.outer_optimizer == "none" or outer == ("sgd", 1.0, 0.0)
+        return is_mean and Wire.parse(layout.wire).exact
 
     def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
         """`Averaging`, which does AVERAGE and MERGE."""

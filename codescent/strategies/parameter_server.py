@@ -54,7 +54,7 @@ class ParameterServer(Strategy):
                     f"{said}: a worker is one rank with the whole model, but parallel.{axis} = {mesh.degree(axis)}",
                     [Change({f"parallel.{axis}": 1, "parallel.dp_replicate": None}), off],
                 )
-        if layout.apart:
+        if layout.average_every:
             yield Refusal(
                 f"{said}: parallel.average_every = {layout.average_every} looks after the same replicas",
                 [Change({"parallel.average_every": 0}), off],
@@ -108,6 +108,13 @@ class ParameterServer(Strategy):
         programs = (tuple(worker), (Instruction(Verb.SERVE),)) if candidate.layout.server_ranks else (tuple(worker),)
         steps = [steps for steps in candidate.due.values() if steps]
         return replace(schedule, programs=programs, period=math.gcd(*steps) or 1)
+
+    def exact(self, plan: Plan) -> bool:
+        """True if servers add the pushes of each step, computed with the weights of the step before; or if there is
+        one worker, whose pushes are never late."""
+        layout = plan.layout
+        is_synchronous = layout.updates == "synchronous" or layout.staleness == 0
+        return (is_synchronous or plan.mesh.world_size == 1) and Wire.parse(layout.wire).exact
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """A worker pushes each server's part once a step. A server, here the largest, sends its part to each worker.

@@ -212,6 +212,10 @@ class Strategy:
         """What a rank of a pipeline stage keeps between steps. The caller sets `KeptTensor.stage`."""
         yield from ()
 
+    def exact(self, plan: Plan) -> bool:
+        """Whether the losses of the plan are those of one process, up to rounding."""
+        return True
+
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Reduce a part of the model, on the meta device, to what this rank holds of it."""
 

@@ -430,16 +430,28 @@ class Executor:
         self.exchange.average(instruction.fragment)
 
     def _merge(self, instruction: Instruction) -> None:
-        """After the last fragment of a round all ranks know: loss, requests to stop, skipped steps, distance."""
+        """After the last fragment of a round all ranks agree."""
         assert self.exchange is not None
         assert instruction.fragment is not None
         self.exchange.merge(instruction.fragment)
         if instruction.last:
-            skips = self.skips if self.leads else torch.zeros_like(self.skips)
-            values = torch.stack((*self._own(), skips, *self.exchange.distance().to(self.device)))
-            loss, stop, *others = self.world.sum_over(values, self.everyone).unbind()
-            self.sums = torch.stack((loss, stop, self.sums[-1], *others))
-            self.skips.zero_()
+            self._agree_on_round()
+
+    def _exchange(self, instruction: Instruction) -> None:
+        assert self.exchange is not None
+        self.exchange.average(0)
+        self.exchange.merge(0)
+        if self.plan.schedule.agrees_after(self.number + 1):
+            self._agree_on_round()
+
+    def _agree_on_round(self) -> None:
+        """Sum over all ranks: loss of this step, requests to stop, skipped steps, distance."""
+        assert self.exchange is not None
+        skips = self.skips if self.leads else torch.zeros_like(self.skips)
+        values = torch.stack((*self._own(), skips, *self.exchange.distance().to(self.device)))
+        loss, stop, *others = self.world.sum_over(values, self.everyone).unbind()
+        self.sums = torch.stack((loss, stop, self.sums[-1], *others))
+        self.skips.zero_()
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:

@@ -275,7 +275,7 @@ class _Steps:
         if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             is_round = self.plan.layout.apart and step > self.plan.schedule.opening_steps
-            period = self.plan.schedule.period if is_round else 1
+            period = self.plan.schedule.agrees_every if is_round else 1
             raise self.report.failed(step, why, ruined_step=step - self.skipped * period)
         if not result.stop:
             saved = self._save_if_due(step, val_loss)
@@ -287,7 +287,7 @@ class _Steps:
     def _is_due(self, step: int, every: int, last: int) -> bool:
         """Whether a multiple of `every` is among the steps since the ranks agreed before, or `step` is the last one."""
         schedule = self.plan.schedule
-        steps = schedule.period if step > schedule.opening_steps else 1
+        steps = schedule.agrees_every if step > schedule.opening_steps else 1
         return bool(every) and (step == last or step // every > (step - steps) // every)
 
     def _count(self, step: int, result: StepResult) -> None:

@@ -19,7 +19,7 @@ COLUMN: dict[Verb, str] = {
     Verb.LOAD: "data_s",
     Verb.FORWARD: "forward_s",
     **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "backward_s"),
-    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE, Verb.AVERAGE, Verb.MERGE), WAIT_COLUMN),
+    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE, Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE), WAIT_COLUMN),
     **dict.fromkeys((Verb.PUSH, Verb.PULL, Verb.SERVE), WAIT_COLUMN),
     Verb.STEP: "optimizer_s",
 }

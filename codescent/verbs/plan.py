@@ -19,7 +19,7 @@ from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes
+from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes, state_of_rank
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
@@ -82,9 +82,9 @@ def show_plan(plan: Plan, steps: str, head: Sequence[str] = (), more: Sequence[t
 
 def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
     """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
-    if plan.layout.apart:
+    if plan.layout.average_every:
         return plan
-    every_step = changed(config, Change({"parallel.average_every": 1}))
+    every_step = changed(config, Change({"parallel.average_every": 1, "parallel.gossip": "none"}))
     return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
@@ -125,7 +125,11 @@ def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[s
         ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
         (
             "mesh",
-            [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {counted(mesh.world_size, 'rank')}"],
+            [
+                " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES)
+                + f" = {counted(mesh.world_size, 'rank')}"
+                + (f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else "")
+            ],
         ),
         *([("servers", list(_servers(plan)))] if plan.layout.served else []),
         (
@@ -261,6 +265,9 @@ def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
     else:
         yield "  together", [of_bytes(state.total_bytes)]
+    if plan.layout.server_ranks:
+        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
+        yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
 
 
 def _where(memory: Memory) -> str:
@@ -300,15 +307,17 @@ def _program(plan: Plan) -> Iterator[str]:
     programs = [[at for at in program if at.step is None] for program in schedule.programs]
     if plan.mesh.pp > 1:
         yield layout.schedule + (f", {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else "")
-    names = ["worker", "server"] if layout.served else [f"stage {stage}" for stage in range(len(programs))]
     for stage in sorted({0, len(programs) - 1}):
-        yield (f"{names[stage]}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
+        name = ("server" if stage else "worker") if layout.served else f"stage {stage}"
+        yield (f"{name}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
     if layout.served:
         yield f"all ranks validate, save and stop together after each {counted(schedule.period, 'step')}"
     added = [at for at in schedule.programs[0] if at.step is not None]
     if added:
         fragments = len({at.fragment for at in added if at.fragment is not None})
-        yield f"a round: {counted(schedule.period, 'step')}, {counted(fragments, 'fragment')} of the weights"
+        of_weights = f", {counted(fragments, 'fragment')} of the weights" if fragments else ""
+        agree = f"; all ranks agree after {counted(schedule.agreement, 'step')}" if schedule.agreement else ""
+        yield f"a round: {counted(schedule.period, 'step')}{of_weights}{agree}"
     for verb in dict.fromkeys(at.verb for at in added):
         after = [f"{at.step + 1:,}" for at in added if at.verb is verb and at.step is not None]
         yield f"{verb} after step{'s' if len(after) > 1 else ''} {_shown(after)} of the round"

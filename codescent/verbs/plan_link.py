@@ -109,15 +109,15 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
 
     `apart`: the plan whose replicas train apart, asked for where there are replicas. It may raise UserError.
     """
-    hosts, mesh = math.ceil(plan.mesh.world_size / links.ranks_per_host), plan.mesh
+    hosts, mesh = math.ceil(plan.world_size / links.ranks_per_host), plan.mesh
     size = f"{of_rate(links.link.bytes_per_s, 'B/s')} and {of_seconds(links.link.latency_s)}"
-    each = counted(min(links.ranks_per_host, mesh.world_size), "rank")
+    each = counted(min(links.ranks_per_host, plan.world_size), "rank")
     yield "simulated", [f"{size} between {counted(hosts, 'host')} of {each}; nothing is measured"]
     slow = ", ".join(f"rank {rank}: {factor:g} times as long" for rank, factor in sorted(links.slow.items()))
     most = " on the stage that computes most" if mesh.pp > 1 else ""
     yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
     tokens = f"{of_number(found.tokens_per_s)} tokens/s"
-    period = phases(plan)[-1].period
+    period = 1 if plan.layout.served else phases(plan)[-1].period
     mean = f", mean of {counted(period, 'step')}" if period > 1 else ""
     yield "  step", [f"{of_seconds(found.step_s)}{mean}: {tokens}"]
     yield "  waiting", [_waiting(found)]
@@ -126,7 +126,7 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
     if found.staleness:
         mean_age = sum(found.staleness) / len(found.staleness)
         yield "  staleness", [f"{mean_age:.2f} versions on average, at most {max(found.staleness)}"]
-    if mesh.dp_replicate > 1:
+    if mesh.dp_replicate > 1 and not plan.layout.served:
         yield "  period", [_period(links, apart)]
 
 

@@ -28,11 +28,18 @@ from codescent.plan import AXES
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
-from codescent.strategies import ORDER
+from codescent.strategies import ORDER, serving
 from codescent.verbs.replay import replay_run
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
+EXCHANGES = (
+    *("average_every", "synchronous_steps", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
+    *("fragments", "overlap_steps", "wire", "wire_from", "gossip", "gossip_every", "gossip_rate", "agree_every"),
+    *("servers", "updates", "staleness"),
+)
+"""Keys of [parallel] with which replicas do something else than to sum the gradients of each step."""
+DEFAULTS = {key: field.default for key, field in Parallel.model_fields.items()}
 MAX_RANKS = 64  # per layout: all ranks of a layout run on this machine
 
 
@@ -59,6 +66,13 @@ class LayoutCase:
         """The layout as overrides for a command line."""
         words = [f"parallel.{key}={value}" for key, value in self.keys]
         return [*words, f"parallel.ranks={self.ranks}", *self._microbatches("train.")]
+
+    @property
+    def period(self) -> int:
+        """The steps of a round (`average_every`, `gossip_every`); 1 if there are none."""
+        given = dict(self.keys)
+        steps = given.get("average_every") or given.get("gossip_every", "")
+        return max(1, int(steps)) if steps.isdecimal() else 1
 
     def _microbatches(self, section: str) -> list[str]:
         return [] if self.microbatch_size is None else [f"{section}microbatch_size={self.microbatch_size}"]
@@ -93,6 +107,7 @@ class Finding:
         worst_step: the step with the largest difference of the loss.
         refused: why the layout is not possible; else "".
         failed: why its run failed; else "".
+        is_exact: False: the method is another one than a step of one process, so a difference is no error.
     """
 
     layout: str
@@ -101,13 +116,16 @@ class Finding:
     worst_step: int = 0
     refused: str = ""
     failed: str = ""
+    is_exact: bool = True
 
     def verdict(self, tolerance: float) -> str:
-        """One of same, DIFFERS, FAILED and refused."""
+        """One of same, drift, DIFFERS, FAILED and refused."""
         if self.refused:
             return "refused"
         if self.failed:
             return "FAILED"
+        if not self.is_exact and all(map(math.isfinite, self.differences.values())):
+            return "drift"
         return "same" if all(value <= tolerance for value in self.differences.values()) else "DIFFERS"
 
 
@@ -152,6 +170,7 @@ def parse_layouts(text: str) -> list[LayoutCase]:
         if len(given) < len(pairs):
             problems.append(f"--layouts: {part!r} gives a key twice")
         ranks = math.prod(int(value[:20]) for key, value in given.items() if key in AXES and value.isdecimal())
+        ranks += int(servers[:20]) if (servers := given.get("servers", "")).isdecimal() else 0
         if not 1 <= ranks <= MAX_RANKS:
             problems.append(
                 f"--layouts: {part!r} is {counted(ranks, 'rank')}; from 1 to {MAX_RANKS} can be tried on one machine"
@@ -165,9 +184,14 @@ def parse_layouts(text: str) -> list[LayoutCase]:
 
 
 class Prover:
-    """Runs one config in several layouts, for `steps` steps each, in subfolders of `folder`."""
+    """Runs one config in several layouts, for `steps` steps each, in subfolders of `folder`.
 
-    def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
+    Validations are at multiples of `period`.
+    """
+
+    def __init__(
+        self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path, period: int = 1
+    ) -> None:
         self.config, self.steps, self.folder = config, steps, folder
         self.precision, self.tolerance = precision, TOLERANCE[precision]
         given = load(config, overrides).config
@@ -178,7 +202,7 @@ class Prover:
             *(f"parallel.{key}={value}" for key, value in defaults),
             *overrides,
             f"train.precision={precision}",
-            f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
+            f"train.eval_every={max(1, steps // 2 // period) * period if given.train.eval_every else 0}",
             f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
             "train.num_epochs=auto",
             "train.stop_after=0",
@@ -191,6 +215,8 @@ class Prover:
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
             "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
+            # One process has no replicas; a layout may set other values.
+            *(f"parallel.{key}={value}" for key, value in _keys({key: DEFAULTS[key] for key in EXCHANGES})),
         ]
         self.number = 0
 
@@ -228,7 +254,18 @@ class Prover:
         name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
         if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
-        return _finding(name, ranks, self._train(layouts), expected)
+        plans = [plan_of(self._config(layout), layout.ranks) for layout in layouts]
+        found, exact = self._train(layouts), all(strategy.exact(plan) for plan in plans for strategy in serving(plan))
+        if not (exact or isinstance(found, str)):  # with asynchronous servers a row may stand for several steps
+            steps = {row["step"] for row in found}
+            expected = [row for row in expected if row["step"] in steps]
+        trains_apart = any(plan.apart or plan.layout.updates != "synchronous" for plan in plans)
+        return replace(_finding(name, ranks, found, expected, trains_apart=trains_apart), is_exact=exact)
+
+    def continues(self, layout: LayoutCase) -> bool:
+        """Whether a run of one process can go on in a layout: its keys decide no losses."""
+        plans = [plan_of(self._config(one), one.ranks) for one in (ALONE, layout)]
+        return plans[0].trajectory() == plans[1].trajectory()
 
     def _refused(self, layout: LayoutCase) -> str:
         try:
@@ -256,14 +293,24 @@ class Prover:
         return rows
 
 
-def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expected: list[dict[str, float]]) -> Finding:
+def _finding(
+    layout: str,
+    ranks: int,
+    found: list[dict[str, float]] | str,
+    expected: list[dict[str, float]],
+    *,
+    trains_apart: bool = False,
+) -> Finding:
+    """`trains_apart`: gradients are those of a replica, so their norms are not compared."""
     if isinstance(found, str):
         return Finding(layout, ranks, {}, failed=found)
     if len(found) != len(expected):
         return Finding(layout, ranks, {}, failed=f"{counted(len(found), 'step')} instead of {len(expected)}")
-    differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in COLUMNS}
+    columns = [column for column in COLUMNS if not (trains_apart and column == "grad_norm")]
+    differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in columns}
     worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
-    return Finding(layout, ranks, {column: max(values) for column, values in differences.items()}, worst + 1)
+    largest = {column: max(values) for column, values in differences.items()}
+    return Finding(layout, ranks, largest, int(expected[worst]["step"]))
 
 
 def _difference(found: float | None, expected: float | None) -> float:
@@ -276,7 +323,7 @@ def _difference(found: float | None, expected: float | None) -> float:
 
 
 def main(arguments: Namespace) -> int:
-    """Run the layouts and print the table. Returns 0 if a layout ran and all that ran have the verdict "same", else 1.
+    """Run the layouts and print the table. Returns 0 if a layout ran, and each that ran is the same or drifts, else 1.
 
     Raises UserError: invalid arguments, or a config that does not run on one process.
     """
@@ -292,7 +339,9 @@ def main(arguments: Namespace) -> int:
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
     console = Console(highlight=False)
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
-        prover = Prover(arguments.config, arguments.overrides, arguments.steps, arguments.precision, Path(folder))
+        period = math.lcm(*(layout.period for layout in tried))
+        words = arguments.config, arguments.overrides, arguments.steps, arguments.precision
+        prover = Prover(*words, Path(folder), period)
         prover.check(tried)
         tried = [prover.filled(layout) for layout in tried]
         with console.status("one process") as status:
@@ -303,12 +352,14 @@ def main(arguments: Namespace) -> int:
                 findings.append(prover.attempt([layout], expected))
                 _show_progress(console, f"{number} of {len(tried)}: ", findings[-1], prover)
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
-            for pair in itertools.pairwise([ALONE, *fit, ALONE]) if arguments.resume else ():
+            fit = [layout for layout in fit if arguments.resume and prover.continues(layout)]
+            for pair in itertools.pairwise([ALONE, *fit, ALONE]) if fit else ():
                 status.update(escape(" -> ".join(map(str, pair))))
                 findings.append(prover.attempt(pair, expected))
                 _show_progress(console, "", findings[-1], prover)
     _show(console, findings, prover)
-    return 0 if {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"} else 1
+    verdicts = {finding.verdict(prover.tolerance) for finding in findings} - {"refused"}
+    return 0 if verdicts and verdicts <= {"same", "drift"} else 1
 
 
 def _show_progress(console: Console, number: str, finding: Finding, prover: Prover) -> None:
@@ -325,11 +376,13 @@ def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for finding in findings:
-        numbers = [f"{finding.differences[column]:.1e}" if finding.differences else "" for column in COLUMNS]
+        numbers = [f"{finding.differences[column]:.1e}" if column in finding.differences else "" for column in COLUMNS]
         step = str(finding.worst_step) if finding.worst_step else ""
         table.add_row(Text(finding.layout), str(finding.ranks), *numbers, step, finding.verdict(prover.tolerance))
     console.print(f"{prover.steps} steps in {prover.precision}, largest relative differences from one process")
     console.print(f"same: at most {prover.tolerance:g}")
+    if any(not finding.is_exact for finding in findings):
+        console.print("drift: another method than the steps of one process, so its losses are others")
     console.print(table)
     reasons: dict[str, list[str]] = {}
     for finding in findings:

@@ -63,17 +63,19 @@ def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
-    steps = phases(plan)[-1].period
+    makespan = max((span.end_s for span in walk.timeline), default=0.0) * UNITS_PER_S
+    steps = max(1, round(makespan / UNITS_PER_S / walk.step_s)) if walk.step_s else 1
     ranks = [
         StageTimes(
             rank.busy_s * steps * UNITS_PER_S,
             0.0,
             rank.waits_s * steps * UNITS_PER_S,
             0.0,
-            plan.schedule.most_in_flight(plan.mesh.coordinates(number)["pp"]),
+            plan.schedule.most_in_flight(plan.role(number)),
         )
         for number, rank in enumerate(walk.ranks)
     ]
+    ranks += [StageTimes(0.0, 0.0, makespan, 0.0, 0)] * plan.layout.server_ranks
     timeline = tuple(
         dataclasses.replace(
             at, start_s=at.start_s * UNITS_PER_S, end_s=at.end_s * UNITS_PER_S, waits_s=at.waits_s * UNITS_PER_S
@@ -83,7 +85,6 @@ def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
     flights = tuple(
         dataclasses.replace(at, start_s=at.start_s * UNITS_PER_S, end_s=at.end_s * UNITS_PER_S) for at in walk.flights
     )
-    makespan = max((span.end_s for span in timeline), default=0.0)
     simulation = Simulation(makespan, tuple(ranks), timeline, flights, lane="rank")
     title = _title(plan)
     said = f"{counted(steps, 'step')} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"

@@ -1,0 +1,229 @@
+"""In: the weights of a replica that trains apart. Out: mixed with those of its neighbours, by sends and receives.
+Does not decide when and with whom: the plan and gossip_graphs.py do. Does not encode messages (differences.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from codescent.base.ranges import Flight
+from codescent.base.stopwatch import waiting
+from codescent.plan import Collective
+from codescent.plan.wire import Wire
+from codescent.strategies.averaging import Replicas
+from codescent.strategies.collectives import all_reduce
+from codescent.strategies.differences import Differences
+from codescent.strategies.gossip import SKETCH
+from codescent.strategies.gossip_graphs import AXIS, Row, graph_of
+from codescent.strategies.strategy import Copy, ThisRank
+
+SKETCHED = 1 << 22
+"""Elements that are projected at once, to bound the memory of their signs."""
+
+
+class Mixing(Replicas):
+    """EXCHANGE on one rank, for its part of the weights of a replica. AVERAGE begins it, MERGE ends it.
+
+    Push-sum: replica i has numerators x_i and a weight w_i, and trains z_i = x_i / w_i. What training changes in z_i is
+    added to x_i (Assran et al. 2019, algorithm 1). Sums over replicas of x_i and of w_i stay.
+
+    Args:
+        copies: of each trained tensor of this rank's stage, in the plan's order, with initial values, which are the
+            same on all replicas.
+        this_rank: with a process group for dp_replicate.
+    """
+
+    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+        super().__init__(copies, this_rank)
+        plan, layout = this_rank.plan, this_rank.plan.layout
+        self.graph, self.every, self.wire_from = graph_of(plan), layout.gossip_every, layout.wire_from
+        self.index, self.number = this_rank.coordinates[AXIS], 0
+        self.parts = [_Part([self.copies[index] for index in indices]) for indices in self.alike]
+        self.weight: Tensor | None = None
+        wire = Wire.parse(layout.wire)
+        for part in self.parts:
+            whole = part.weights()
+            if layout.gossip == "push-sum":
+                part.numerator = whole
+                self.weight = torch.ones(1, dtype=torch.float64, device=whole.device)
+            if wire.lossy:
+                part.differences = Differences(wire, whole)
+        self.flying: _Flying | None = None
+
+    def stepped(self, number: int, own_losses: int, losses: int) -> None:
+        """See Exchange. Replicas count equally, however many losses they have computed."""
+        self.number = number
+
+    @torch.no_grad()
+    def average(self, fragment: int) -> None:
+        """See Exchange: send to the neighbours, begin to receive from them."""
+        round_number = self.number // self.every
+        row, targets = self.graph.matrix(round_number)[self.index], self.graph.targets(round_number, self.index)
+        flight, is_whole, ops = Flight(Collective.SEND, self.group), self.number < self.wire_from, list[dist.P2POp]()
+        wholes = [part.mixable(self.weight) for part in self.parts]
+        messages = [
+            whole if part.differences is None or is_whole else part.differences.encode(whole)
+            for part, whole in zip(self.parts, wholes)
+        ]
+        values = [self._ops(message, row, targets, ops) for message in messages]
+        weights = {} if self.weight is None else self._ops(self.weight.clone(), row, targets, ops)
+        works = dist.batch_isend_irecv(ops) if ops else []
+        self.flying = _Flying(row, wholes, is_whole, values, weights, works, flight)
+
+    def _ops(self, message: Tensor, row: Row, targets: Sequence[int], ops: list[dist.P2POp]) -> dict[int, Tensor]:
+        """Add sends and receives of a message to `ops`. Returns by replica of the row what arrives from it.
+
+        Messages between two replicas arrive in the order of `ops`.
+        """
+        values = {source: message if source == self.index else torch.empty_like(message) for source in row}
+        for source, memory in values.items():
+            if source != self.index:
+                ops.append(dist.P2POp(dist.irecv, memory, group=self.group, group_peer=source))
+        ops += [dist.P2POp(dist.isend, message, group=self.group, group_peer=target) for target in targets]
+        return values
+
+    @torch.no_grad()
+    def merge(self, fragment: int) -> None:
+        """See Exchange: wait for the neighbours' weights, and mix them."""
+        assert self.flying is not None
+        one, self.flying = self.flying, None
+        with waiting():
+            for work in one.works:
+                work.wait()
+        one.flight.waited()
+        if self.weight is not None:
+            self.weight.copy_(_mixed(one.row, one.weights))
+        for part, whole, values in zip(self.parts, one.wholes, one.values):
+            if part.differences is None:
+                part.put(_mixed(one.row, values), self.weight)
+            elif one.is_whole:
+                mixed = _mixed(one.row, values)
+                part.differences.restart(whole, mixed)
+                part.put(mixed, self.weight)
+            else:
+                part.put(part.differences.mix(whole, self.index, one.row, values), self.weight)
+
+    @torch.no_grad()
+    def distance(self) -> Tensor:
+        """See Exchange: estimated from random projections, which keep norms on average (Alon et al. 1996, 2.2)."""
+        if not self.copies:
+            return torch.zeros(2, dtype=torch.float64)
+        own = torch.zeros(SKETCH, dtype=torch.float64, device=self.copies[0].master.device)
+        for index, copy in enumerate(self.copies):
+            if copy.counted:
+                own += _projections(copy.master.reshape(-1), index)
+        mean = own / self.degree
+        all_reduce(mean, group=self.group)
+        return torch.stack([(own - mean).square().sum(), mean.square().sum()])
+
+    @torch.no_grad()
+    def means(self) -> Sequence[Tensor]:
+        """See Exchange. With push-sum the sum of the numerators over the number of replicas."""
+        found = dict[int, Tensor]()
+        for part, indices in zip(self.parts, self.alike):
+            mean = part.mixable(self.weight).div_(self.degree)
+            all_reduce(mean, group=self.group)
+            pieces = torch.split(mean, part.sizes)
+            found |= {index: piece.view_as(self.copies[index].master) for index, piece in zip(indices, pieces)}
+        return [found[index].clone() for index in range(len(self.copies))]  # one by one: a view would be saved whole
+
+    def state(self) -> Mapping[str, Tensor]:
+        """See Exchange."""
+        found: dict[str, Tensor] = {} if self.weight is None else {"gossip.weight": self.weight}
+        for number, part in enumerate(self.parts):
+            if part.numerator is not None:
+                found[f"gossip.{number}.numerator"] = part.numerator
+            if part.differences is not None:
+                found[f"gossip.{number}.public"] = part.differences.public
+                found[f"gossip.{number}.mixed"] = part.differences.mixed
+        return found
+
+    def buffers(self) -> Iterator[Tensor]:
+        """See Exchange. An exchange begins and ends within one instruction."""
+        yield from ()
+
+    def close(self) -> None:
+        """See Exchange."""
+        self.group = None
+
+
+class _Part:
+    """Weights that travel in one message.
+
+    `numerator`: push-sum, after the last exchange. `differences`: with a lossy wire.
+    """
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self.copies = copies
+        self.sizes = [copy.master.numel() for copy in copies]
+        self.numerator: Tensor | None = None
+        self.differences: Differences | None = None
+
+    def weights(self) -> Tensor:
+        """The weights of this rank as one vector, copied."""
+        return torch.cat([copy.master.detach().reshape(-1) for copy in self.copies])
+
+    def mixable(self, weight: Tensor | None) -> Tensor:
+        """What is mixed: the weights; with push-sum the numerators, with what training has changed since. A copy."""
+        weights = self.weights()
+        if self.numerator is None or weight is None:
+            return weights
+        return self.numerator + (weights - self.numerator / weight.to(weights.dtype))
+
+    def put(self, mixed: Tensor, weight: Tensor | None) -> None:
+        """Replace the weights."""
+        if self.numerator is not None and weight is not None:
+            self.numerator.copy_(mixed)
+            mixed = self.numerator / weight.to(mixed.dtype)
+        for copy, piece in zip(self.copies, torch.split(mixed, self.sizes)):
+            copy.master.copy_(piece.view_as(copy.master))
+            if copy.weights is not copy.master:
+                copy.weights.copy_(copy.master)
+
+
+@dataclass
+class _Flying:
+    """An exchange that has begun.
+
+    Attributes:
+        row: of the mixing matrix.
+        wholes: by part: what this replica mixes.
+        is_whole: whether it is sent so, whatever the wire; else differences to its public copy are.
+        values: by part and replica of the row: its message.
+        weights: push-sum: by replica of the row, its weight.
+    """
+
+    row: Row
+    wholes: list[Tensor]
+    is_whole: bool
+    values: list[dict[int, Tensor]]
+    weights: dict[int, Tensor]
+    works: list[Any]
+    flight: Flight
+
+
+def _mixed(row: Row, values: Mapping[int, Tensor]) -> Tensor:
+    """The weighted sum, in the order of replicas: in a complete graph all of them get the same bits."""
+    (first, weight), *others = row.items()
+    mixed = values[first] * weight
+    for source, weight in others:
+        mixed.add_(values[source], alpha=weight)
+    return mixed
+
+
+def _projections(values: Tensor, seed: int) -> Tensor:
+    """SKETCH sums of the elements with random signs, fp64 [SKETCH]. Element e is in sum e mod SKETCH."""
+    signed = torch.Generator(values.device).manual_seed(seed)
+    sums = torch.zeros(SKETCH, dtype=torch.float64, device=values.device)
+    for piece in torch.split(values, SKETCHED):
+        signs = torch.randint(0, 2, piece.shape, generator=signed, dtype=torch.int8, device=piece.device)
+        flipped = torch.where(signs.bool(), piece, -piece)
+        whole = len(flipped) // SKETCH * SKETCH
+        sums += flipped[:whole].view(-1, SKETCH).sum(0, dtype=torch.float64)
+        sums[: len(flipped) - whole] += flipped[whole:]
+    return sums

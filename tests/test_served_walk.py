@@ -1,0 +1,66 @@
+"""In: plans with parameter servers, a link. Out: what the simulated ranks do agrees with closed forms.
+Does not start ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from codescent.build import build
+from codescent.config.load import load
+from codescent.cost.network import Link
+from codescent.cost.ranks_walk import Walk, arithmetic, walk
+from codescent.plan import Collective, Plan
+
+RATE = 1e6
+COMPUTE_S = 0.5
+
+
+def plan_of(ranks: int, *words: str) -> Plan:
+    overrides = ["train.global_batch_size=12", "data.seq_len=16", *words]
+    return build(load("gpt2_124m", ["train.microbatch_size=1", *overrides]).config, None, ranks)
+
+
+def walked(plan: Plan, slow: dict[int, float] | None = None, rate: float = RATE) -> Walk:
+    return walk(plan, arithmetic(plan, COMPUTE_S, slow), Link(rate))
+
+
+def sizes(plan: Plan, collective: Collective) -> list[int]:
+    return [record.payload_bytes for record in plan.traffic if record.collective is collective]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_one_server_receives_and_sends_for_each_worker_in_turn(workers: int) -> None:
+    """All workers push at once, and pull when the step is complete. They share its card fairly."""
+    plan = plan_of(workers + 1, "parallel.servers=1")
+    (pushed,), (pulled,) = sizes(plan, Collective.PUSH), sizes(plan, Collective.PULL)
+    found = walked(plan)
+    assert found.step_s == pytest.approx(COMPUTE_S + workers * (pushed + pulled) / RATE, rel=0.03)
+    assert set(found.staleness) == {0}
+
+
+def test_two_servers_carry_twice_as_much_as_one() -> None:
+    one, two = (walked(plan_of(4 + servers, f"parallel.servers={servers}"), rate=1e5) for servers in (1, 2))
+    assert one.step_s / two.step_s == pytest.approx(2.0, rel=0.05)
+
+
+def test_synchronous_workers_fall_to_the_slowest_and_asynchronous_ones_do_not() -> None:
+    """On a fast link: with a rank four times slower, three and a quarter workers are left."""
+    slow = {3: 4.0}
+    together = walked(plan_of(5, "parallel.servers=1"), slow, 1e15)
+    alone = walked(plan_of(5, "parallel.servers=1", "parallel.updates=asynchronous"), slow, 1e15)
+    equal = walked(plan_of(5, "parallel.servers=1"), None, 1e15)
+    assert together.tokens_per_s == pytest.approx(equal.tokens_per_s / 4, rel=0.02)
+    assert alone.tokens_per_s == pytest.approx(equal.tokens_per_s * 3.25 / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_update_is_older_than_the_bound(bound: int) -> None:
+    words = ("parallel.servers=2", "parallel.updates=asynchronous", f"parallel.staleness={bound}")
+    found = walked(plan_of(6, *words), {1: 7.0})
+    assert max(found.staleness) <= bound
+
+
+def test_the_staleness_of_equal_workers_is_the_number_of_the_others() -> None:
+    found = walked(plan_of(5, "parallel.servers=1", "parallel.updates=asynchronous"), rate=1e15)
+    late = found.staleness[len(found.staleness) // 2 :]
+    assert sum(late) / len(late) == pytest.approx(3.0, abs=0.1)
