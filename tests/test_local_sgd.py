@@ -280,14 +280,14 @@ def test_a_request_to_stop_ends_the_round(project: Path, forker: Forker) -> None
 
 
 def test_a_skipped_step_of_one_replica_is_known_to_all(project: Path, forker: Forker) -> None:
-    """The last rank skips step 3. At the end of the round nothing is saved; the next round is a good one."""
+    """The last rank skips step 3. At the end of the round all know it. The weights are good, and are saved."""
     words = ("run.name=skipped", "parallel.average_every=5", "checkpoint.every=5")
     done = forker.run(project, 2, list(words), fault="infinite_gradient")
     assert done.codes == [0, 0], done.said
     run = RunFolder.open(project / "runs" / "skipped")
     skips = [event for event in run.read_events() if "skip" in event["kind"]]
-    assert [event["step"] for event in skips] == [5]
-    assert "step_00000005" not in {path.name for path in run.checkpoints.iterdir()}
+    assert [(event["kind"], event["step"], event["count"]) for event in skips] == [("skipped_steps", 5, 1)]
+    assert not [event for event in run.read_events() if event["kind"] == "not_saved"]
     assert all(bool(value.isfinite().all()) for value in read_tensors(max(run.checkpoints.iterdir())).values())
 
 

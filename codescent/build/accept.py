@@ -255,6 +255,12 @@ def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> It
             f'text, not model.kind = "{kind}"',
             [Change({"log.sample_tokens": 0})],
         )
+    if config.profile.active and candidate.layout.served:
+        yield Refusal(
+            f"profile.active = {config.profile.active}: with parallel.servers ranks take different steps at a time, so "
+            "they have no common window",
+            [Change({"profile.active": 0}), Change({"parallel.servers": 0})],
+        )
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
         yield Refusal(
             f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",

@@ -217,13 +217,17 @@ class Plan:
         gossips = layout.gossip != "none"
         found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}
         degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
+        in_parts = layout.average_every > 0 and (layout.fragments > 1 or layout.overlap_steps > 0)
+        by_rank = lossy or in_parts or layout.gossip == "push-sum"
+        if lossy and layout.served:
+            found["parallel.servers"] = layout.servers
         return {
             **found,
             "parallel.wire": layout.wire if lossy else None,
             "parallel.wire_from": layout.wire_from if lossy else None,
             "parallel.bucket_bytes": layout.bucket_bytes if lossy and not apart else None,
-            # Compression rounds pieces of what a rank holds. Averaging divides a batch by replicas only.
-            **{key: degree if lossy or (apart and key == REPLICAS) else None for key, degree in degrees.items()},
+            # Residuals, counts and numerators are those of a rank. Averaging divides a batch by replicas only.
+            **{key: degree if by_rank or (apart and key == REPLICAS) else None for key, degree in degrees.items()},
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -334,7 +334,7 @@ class Executor:
     def _divisor(self) -> int:
         """The number of losses whose mean the step minimises."""
         own = self.apart or (self.worker is not None and not self.plan.layout.in_steps)
-        return self.portion.own_losses if own else self.portion.losses
+        return max(1, self.portion.own_losses if own else self.portion.losses)
 
     def _backward(self, instruction: Instruction) -> None:
         _, one = self._operands(instruction)
@@ -448,7 +448,9 @@ class Executor:
         """Sum over all ranks: loss of this step, requests to stop, skipped steps, distance."""
         assert self.exchange is not None
         skips = self.skips if self.leads else torch.zeros_like(self.skips)
-        values = torch.stack((*self._own(), skips, *self.exchange.distance().to(self.device)))
+        loss, stop = self._own()
+        loss = loss + self.sums.sum() * 0.0  # not finite if this replica has skipped its last step
+        values = torch.stack((loss, stop, skips, *self.exchange.distance().to(self.device)))
         loss, stop, *others = self.world.sum_over(values, self.everyone).unbind()
         self.sums = torch.stack((loss, stop, self.sums[-1], *others))
         self.skips.zero_()

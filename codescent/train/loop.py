@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from codescent.base.agreement import together
 from codescent.base.beats import ENDED
@@ -146,6 +147,7 @@ class _Steps:
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
         self.times = RankTimes()
         self.skipped = 0  # consecutive skipped steps, up to the current step
+        self.good = run.first_step  # the last step that all ranks know, and none has skipped
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
         self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
         self.validations = Validations(self.config.train.stop_after)
@@ -246,10 +248,8 @@ class _Steps:
         order, and only rank 0 is told of every step."""
         assert result.staleness is not None
         mean, most = result.staleness
-        numbers: list[float] = [result.train_loss, result.grad_norm, mean]
-        counts = [result.skips, most, self.skipped]
-        numbers, counts = self.run.world.from_first(lambda: [numbers, counts])
-        (loss, norm, mean), (skips, most, self.skipped) = numbers, counts
+        mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped]
+        loss, norm, mean, skips, most, self.skipped = self.run.world.from_first(lambda: mine)
         stop = not self.run.world.all_agree(not result.stop)
         return replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
 
@@ -274,9 +274,7 @@ class _Steps:
             self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
         if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
-            is_round = self.plan.layout.apart and step > self.plan.schedule.opening_steps
-            period = self.plan.schedule.agrees_every if is_round else 1
-            raise self.report.failed(step, why, ruined_step=step - self.skipped * period)
+            raise self.report.failed(step, why, ruined_step=self.good)
         if not result.stop:
             saved = self._save_if_due(step, val_loss)
             if not saved and self._is_due(step, self.config.train.check_every, self.last):
@@ -291,13 +289,20 @@ class _Steps:
         return bool(every) and (step == last or step // every > (step - steps) // every)
 
     def _count(self, step: int, result: StepResult) -> None:
-        """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted."""
-        self.skipped = self.skipped + 1 if result.skipped else 0
+        """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted.
+
+        Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
+        """
+        before, of_each = self.skipped, result.skips // self.plan.mesh.dp_replicate if self.plan.apart else 1
+        self.skipped = self.skipped + max(1, of_each) if result.skipped else 0
         if self.skipped:
             self.report.skipped(step, result)
         else:
+            self.good = step
             self._rotate()
-        if self.skipped == 1:  # the cause may be one rank's weights
+            if result.skips:
+                self.report.skipped_before(step, result.skips)
+        if self.skipped and not before:  # the cause may be one rank's weights
             self._compare(step)
 
     def _save_if_due(self, step: int, val_loss: float | None) -> bool:

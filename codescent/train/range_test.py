@@ -69,6 +69,11 @@ def range_test(config: Config, place: Rank) -> RangeTest:
     """
     with connect(config, place) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
+        if plan.apart or plan.layout.served:
+            raise UserError(
+                "--find-learning-rate: needs the loss of all ranks after each step, which they do not know with "
+                "parallel.average_every, parallel.gossip and parallel.servers; try it without them"
+            )
         compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
             StopRequest(alone=place.world_size == 1, saves=False) as stop,

@@ -308,6 +308,11 @@ class Report:
             "are not changed"
         )
 
+    def skipped_before(self, step: int, count: int) -> None:
+        """Report that replicas have skipped steps since they agreed before, and not the last one."""
+        self._event("skipped_steps", step=step, count=count)
+        self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
+
     def slow(self, step: int, advice: str | None) -> None:
         """Report what a new trial of the threads has found; None: nothing."""
         if advice is not None:

@@ -64,8 +64,12 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether loss or gradients were not finite; then no rank has updated its weights."""
-        return self.skips > 0 or not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
+        """Whether loss or gradients were not finite; then no rank has updated its weights.
+
+        Of a round the last step counts, of any replica: steps that replicas skipped before it (`skips`) have left the
+        weights good.
+        """
+        return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
 
 
 class Pending:

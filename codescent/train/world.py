@@ -128,7 +128,9 @@ class World:
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
-            if "[" not in axis:  # axes with the same ranks share a group
+            if axis == "dp_replicate" and plan.apart:  # a thread sends beside the other groups' messages
+                self.groups[axis] = self._new_group(ranks)
+            elif "[" not in axis:  # axes with the same ranks share a group
                 if ranks not in created:
                     created[ranks] = self._new_group(ranks)
                 self.groups[axis] = created[ranks]
