@@ -3,6 +3,7 @@ Does not know which parts a step has (train/execute.py does)."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,13 +107,22 @@ class Stopwatch:
         return self.before
 
 
+_thread = threading.local()
+
+
+def beside() -> None:
+    """From now on this thread works beside the steps of this process: its waiting is none of theirs."""
+    _thread.is_beside = True
+
+
 @contextmanager
 def waiting() -> Iterator[None]:
     """A block in which this rank waits for others: for a message, or for a collective that nothing hides.
 
-    Outside of a step, and inside another such block, it does nothing. A profile has a range of the same length.
+    Outside of a step, inside another such block, and in a thread that is `beside` the step, it does nothing. A profile
+    has a range of the same length.
     """
-    watch = Stopwatch.running
+    watch = None if getattr(_thread, "is_beside", False) else Stopwatch.running
     if watch is None or watch.part == watch.waits:
         yield
         return

@@ -165,6 +165,8 @@ def _served_beside(config: Config, plan: Plan, world: World, first_step: int) ->
 def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest) -> Trainer:
     """The objects of a rank that is a parameter server and nothing else."""
     weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
+    if (folder := plan.model.weights) is not None:  # the workers have read all of it, and say what is wrong
+        together(UserError, lambda: _refuse(folder, []))
     optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
     serving = listening(plan, world, optimizer, first_step)
     dtype = TORCH_DTYPE[plan.work.precision]

@@ -118,13 +118,21 @@ class World:
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
         created = {tuple(range(plan.world_size)): world}
-        if plan.layout.server_ranks and not plan.only_serves(this_rank):
-            created[tuple(range(self.mesh.world_size))] = self._new_group(tuple(range(self.mesh.world_size)))
-        if this_rank in plan.servers:
-            self.servers = self._new_group(plan.servers) if len(plan.servers) > 1 else None
         self.role = plan.role(this_rank)
-        if plan.only_serves(this_rank):
+        if len(plan.servers) > 1:
+            serves = this_rank in plan.servers
+            group = self._new_group(plan.servers if serves else (this_rank,))
+            self.servers = group if serves else None
+        if plan.only_serves(this_rank):  # it is in no group of the mesh, and makes as many as the workers
+            workers = tuple(range(self.mesh.world_size))
+            created[workers] = self._new_group((this_rank,))
+            for axis in AXES:
+                if self.mesh.group(axis, 0) not in created:
+                    created[self.mesh.group(axis, 0)] = self._new_group((this_rank,))
             return
+        if plan.layout.server_ranks:
+            workers = tuple(range(self.mesh.world_size))
+            created[workers] = self._new_group(workers)
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
