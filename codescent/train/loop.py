@@ -246,10 +246,8 @@ class _Steps:
         order, and only rank 0 is told of every step."""
         assert result.staleness is not None
         mean, most = result.staleness
-        numbers: list[float] = [result.train_loss, result.grad_norm, mean]
-        counts = [result.skips, most, self.skipped]
-        numbers, counts = self.run.world.from_first(lambda: [numbers, counts])
-        (loss, norm, mean), (skips, most, self.skipped) = numbers, counts
+        known = [result.train_loss, result.grad_norm, mean], [result.skips, most, self.skipped]
+        (loss, norm, mean), (skips, most, self.skipped) = self.run.world.from_first(lambda: known)
         stop = not self.run.world.all_agree(not result.stop)
         return replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
 
