@@ -279,3 +279,76 @@ def test_a_run_without_an_order_is_not_replayed(runs: Runs) -> None:
     done = called(runs.project, "prove", "--replay", str(runs.of_one(*of_kind("adamw")).path))
     assert done.returncode == 2
     assert "only a run with asynchronous parameter servers has an order" in done.stderr
+
+
+REFUSED = {
+    "no worker": (
+        ("parallel.servers=2", "parallel.ranks=2"),
+        "parallel.servers = 2: leaves no worker of 2 ranks; nearest that would do: parallel.servers = 1, or 3 ranks",
+    ),
+    "staleness": (
+        ("parallel.staleness=1",),
+        'parallel.staleness = 1: parallel.updates = "synchronous" has none; nearest that would do: '
+        'parallel.staleness = "auto", or parallel.updates = "asynchronous"',
+    ),
+    "negative": (
+        ("parallel.staleness=-1", ASYNCHRONOUS),
+        'parallel.staleness: given -1; must be a whole number >= 0 or "auto"',
+    ),
+    **{
+        axis: (
+            (f"parallel.{axis}=2",),
+            f"parallel.servers = 1: a worker is one rank with the whole model, but parallel.{axis} = 2; nearest that "
+            f'would do: parallel.{axis} = 1 and parallel.dp_replicate = "auto"',
+        )
+        for axis in ("tp", "pp", "cp", "dp_shard")
+    },
+    "tp, workers": (
+        ("parallel.servers=workers", "parallel.tp=2", "parallel.ranks=4"),
+        'parallel.servers = "workers": a worker is one rank with the whole model, but parallel.tp = 2; nearest that '
+        'would do: parallel.tp = 1 and parallel.dp_replicate = "auto", or parallel.servers = 0',
+    ),
+    "average_every": (
+        ("parallel.average_every=5",),
+        "parallel.servers = 1: parallel.average_every = 5 looks after the same replicas; nearest that would do: "
+        "parallel.average_every = 0",
+    ),
+    "muon": (
+        ("optimizer.kind=muon",),
+        'parallel.servers = 1: optimizer.kind = "muon" updates whole matrices, which are cut over the servers; nearest '
+        'that would do: optimizer.kind = "adamw"',
+    ),
+    "powersgd": (
+        ("parallel.wire=powersgd:2",),
+        'parallel.servers = 1: parallel.wire = "powersgd:2" is of use in a sum over ranks only; nearest that would do: '
+        'parallel.wire = "int4" or "none"',
+    ),
+    "wire_from": (
+        ("parallel.wire=int8", "parallel.wire_from=3"),
+        "parallel.servers = 1: parallel.wire_from = 3: pushes have one format in all steps; nearest that would do: "
+        "parallel.wire_from = 0",
+    ),
+    "reduce_dtype": (
+        ("parallel.reduce_dtype=bf16",),
+        'parallel.servers = 1: parallel.reduce_dtype = "bf16": servers add in fp32, or in fp64, and parallel.wire is '
+        'the format of pushes; nearest that would do: parallel.reduce_dtype = "auto"',
+    ),
+    "offload": (
+        ("parallel.offload=optimizer", "train.device=auto"),
+        'parallel.servers = 1: parallel.offload = "optimizer": the optimizer is on the servers; nearest that would do: '
+        'parallel.offload = "none"',
+    ),
+    "data_parallel": (
+        ("parallel.data_parallel=2", "train.device=auto"),
+        "parallel.servers = 1: parallel.data_parallel = 2: a worker is one rank with one device; nearest that would "
+        "do: parallel.data_parallel = 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_servers_cannot_do_is_refused_with_what_would_do(project: Path, case: str) -> None:
+    words, expected = REFUSED[case]
+    done = called(project, "plan", "run.toml", "parallel.ranks=3", "parallel.servers=1", *words)
+    assert done.returncode == 2
+    assert expected in done.stderr

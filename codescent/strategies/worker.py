@@ -54,7 +54,7 @@ class Worker:
         self.known = Known(first_step)
         self.portion: Portion | None = None
         self.number = 0  # of the last push
-        self.have: list[list[int]] = [[-1, -1]] * len(clients)  # life and number of pushes of what is in `fetched`
+        self.have: list[list[int]] = [[-1, -1]] * len(clients)  # life and version of what is in `fetched`
         self.tickets = [0] * len(clients)  # of the grants, by server
         wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
         narrow = weights[0].dtype
@@ -148,7 +148,7 @@ class Worker:
         def fetch(server: int) -> None:
             into, facts = [bytes_of(self.fetched[server])], {**metadata, "have": self.have[server]}
             answer = self.clients[server].request(Kind.PULL, metadata=facts, into=into)
-            self.have[server] = [answer.metadata["life"], answer.metadata["pushes"]]
+            self.have[server] = [answer.metadata["life"], answer.metadata["version"]]
             self.tickets[server] = answer.metadata.get("ticket", 0)
 
         list(self.pool.map(fetch, range(len(self.clients))))

@@ -211,7 +211,8 @@ class Serving:
         return None
 
     def _answer_pull(self, request: Frame) -> Answer | None:
-        told, facts = request.metadata, {"life": self.life, "pushes": self.pushes}
+        told, version = request.metadata, self.ledger.version
+        facts = {"life": self.life, "version": version}
         if told["final"]:
             self.ledger.release(request.sender)
             if self.pushes != told["pushes"]:
@@ -229,15 +230,15 @@ class Serving:
                 return Answer(self.ledger.version, facts)
         if self.portions is not None:
             self.portions.weights_given(request.sender)
-        if told["have"] == [self.life, self.pushes]:
-            return Answer(self.ledger.version, facts)
-        if self.published is None or self.published[0] != self.pushes:
+        if told["have"] == [self.life, version]:
+            return Answer(version, facts)
+        if self.published is None or self.published[0] != version:
             flat, begin = torch.empty(self.numel, dtype=self.narrow), 0
             for piece, weight in zip(self.pieces, self.optimizer.weights, strict=True):
                 flat[begin : begin + piece.numel].copy_(weight.master.reshape(-1))
                 begin += piece.numel
-            self.published = self.pushes, flat
-        return Answer(self.ledger.version, facts, [bytes_of(self.published[1])])
+            self.published = version, flat
+        return Answer(version, facts, [bytes_of(self.published[1])])
 
     def _answer_ask(self, request: Frame) -> Answer | None:
         if request.metadata.get("release"):
