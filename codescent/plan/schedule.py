@@ -89,6 +89,7 @@ class Schedule:
     `depths[number]` is the model part of virtual stage `number`: depths [first, end) (see `Parameter.depths`).
     Of p stages, chunk c of stage s is virtual stage c p + s.
     `opening[stage]` is the list of each of the first `opening_steps` steps, a multiple of the period.
+    `dues`: with parameter servers all ranks agree after each multiple of one of these numbers of steps: something is due.
     `agreement`: all ranks agree after a multiple of so many steps, a multiple of the period; 0: after each round.
     """
 
@@ -97,6 +98,7 @@ class Schedule:
     period: int = brief(1)
     opening: tuple[tuple[Instruction, ...], ...] = brief(())
     opening_steps: int = brief(0)
+    dues: tuple[int, ...] = brief(())
     agreement: int = brief(0)
 
     def program(self, stage: int, number: int) -> tuple[Instruction, ...]:
@@ -120,7 +122,21 @@ class Schedule:
 
     def agrees_after(self, steps: int) -> bool:
         """Whether all ranks know the same sums after so many steps: where rounds agree, or in the opening steps."""
-        return steps <= self.opening_steps or steps % self.agrees_every == 0
+        if steps <= self.opening_steps:
+            return True
+        return any(steps % every == 0 for every in self.dues or (self.agrees_every,))
+
+    def agreed_before(self, steps: int) -> int:
+        """The last number of steps below `steps`, at least 1, after which all ranks agree."""
+        if steps <= self.opening_steps:
+            return steps - 1
+        return max((steps - 1) // every * every for every in self.dues or (self.agrees_every,))
+
+    def agrees_next(self, steps: int) -> int:
+        """The first number of steps above `steps` after which all ranks agree."""
+        if steps < self.opening_steps:
+            return steps + 1
+        return min((steps // every + 1) * every for every in self.dues or (self.agrees_every,))
 
     @property
     def agrees_every(self) -> int:

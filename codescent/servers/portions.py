@@ -80,6 +80,10 @@ class Portions:
         """Whether `take` has a portion for this worker, as soon as it has weights."""
         return worker in self._held or self._choice(worker) is not None
 
+    def is_ready(self, worker: int) -> bool:
+        """Whether the worker has pulled weights since it came, so that it may take a portion."""
+        return worker in self._ready
+
     def take(self, worker: int) -> Portion | None:
         """A portion for a worker; the same one again until it is done.
 

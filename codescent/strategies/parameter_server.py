@@ -4,7 +4,6 @@ Does not send anything (worker.py does) and does not update weights (train/serve
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -106,8 +105,7 @@ class ParameterServer(Strategy):
         worker = [at for at in program if at.verb is not Verb.STEP]
         worker += [Instruction(Verb.PUSH), Instruction(Verb.PULL)]
         programs = (tuple(worker), (Instruction(Verb.SERVE),)) if candidate.layout.server_ranks else (tuple(worker),)
-        steps = [steps for steps in candidate.due.values() if steps]
-        return replace(schedule, programs=programs, period=math.gcd(*steps) or 1)
+        return replace(schedule, programs=programs, dues=tuple(sorted({n for n in candidate.due.values() if n})))
 
     def exact(self, plan: Plan) -> bool:
         """True if servers add the pushes of each step, computed with the weights of the step before; or if there is

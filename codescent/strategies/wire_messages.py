@@ -26,23 +26,35 @@ class Messages:
         self.wire, self.numel, self.wide = wire, numel, TORCH_DTYPE[dtype]
         self.length = wire.message_bytes(numel, dtype)
         self.codec = codec(wire) if wire.coded else None
-        self.row = torch.zeros(1, wire.part(numel, 2) if wire.coded else numel, dtype=self.wide)
+        is_plain, part = wire.method == "none", wire.part(numel, 2) if wire.coded else numel
+        self.row = torch.zeros(1, 0 if is_plain else part, dtype=self.wide)
         self.scratch = torch.zeros_like(self.row)
         self.residual = torch.zeros(numel if wire.lossy else 0, dtype=self.wide)
-        self.message = torch.empty(self.length, dtype=torch.uint8)
+        self.message = torch.empty(0 if is_plain else self.length, dtype=torch.uint8)
 
-    def encode(self, vector: Tensor) -> Tensor:
-        """The message for `vector` [numel]: uint8 [length], in memory that the next call uses again."""
+    def encode(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The message for `vector` [numel], uint8 [length], and what it stands for [numel].
+
+        Both are in memory that the next call uses again. The residual changes in `delivered`.
+        """
         if self.wire.method == "none":
-            return vector.view(torch.uint8)
-        values = self.row[0, : self.numel]
+            return vector.view(torch.uint8), vector
+        values, meant = self.row[0, : self.numel], self.scratch[0, : self.numel]
         torch.add(vector, self.residual, out=values) if self.wire.lossy else values.copy_(vector)
         self._write(values)
-        self.decode(self.message, self.scratch[0, : self.numel])
-        unsent = values - self.scratch[0, : self.numel]
-        if self.wire.lossy and bool(unsent.isfinite().all()):
-            self.residual.copy_(unsent)
-        return self.message
+        return self.message, self.decode(self.message, meant)
+
+    def delivered(self) -> None:
+        """The last message was applied: from now on the residual is what it lacked. A message that was refused carried
+        the old residual, which stays then, as it does if the vector was not finite."""
+        if self.wire.lossy:
+            unsent = self.row[0, : self.numel] - self.scratch[0, : self.numel]
+            if bool(unsent.isfinite().all()):
+                self.residual.copy_(unsent)
+
+    def buffers(self) -> list[Tensor]:
+        """The memory that it holds beside the residual."""
+        return [self.row, self.scratch, self.message]
 
     def _write(self, values: Tensor) -> None:
         if self.codec is not None:

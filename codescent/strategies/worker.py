@@ -65,6 +65,7 @@ class Worker:
         self.fetched = [torch.empty(numel, dtype=narrow) for numel in numels]
         self.pool = ThreadPoolExecutor(len(clients), thread_name_prefix="codescent worker")
         self.refused = 0
+        self.server_stops = False  # a server was asked to stop; the first server hears of it by the next push
         self.reserves = plan.layout.in_steps and len(clients) > 1
         self.sums: list[list[float]] = []
         """Of the steps that have become complete since the last `news`: see `Step.sums` of train/serve.py."""
@@ -91,19 +92,41 @@ class Worker:
         self.number += 1
         for part, pieces in zip(self.sent, self.plan.pieces, strict=True):
             gather(part, gradients, pieces)
-        square = float(sum(part.double().square().sum() for part in self.sent))
+        encoded = [one.encode(part) for one, part in zip(self.messages, self.sent, strict=True)]
         facts = {"portion": [self.portion.step, self.portion.part], "loss": loss, "losses": losses}
-        facts |= {"square": square, "stop": stop}
+        facts |= {"square": self._square([meant for _, meant in encoded]), "stop": stop or self.server_stops}
         with waiting():
-            list(self.pool.map(lambda server: self._push(server, facts), range(len(self.clients))))
+            pushed = self.pool.map(lambda server: self._push(server, facts, encoded[server][0]), range(len(encoded)))
+            for one, applied in zip(self.messages, pushed, strict=True):
+                if applied:
+                    one.delivered()
         self.portion = None
 
-    def _push(self, server: int, facts: Mapping[str, Any]) -> None:
-        told, message = {**facts, "ticket": self.tickets[server]}, self.messages[server].encode(self.sent[server])
-        try:
-            self.clients[server].request(Kind.PUSH, metadata=told, payloads=[bytes_of(message)], number=self.number)
-        except Refused:
-            self.refused += 1  # the server has counted it, too; the portion is given again
+    def _square(self, parts: Sequence[torch.Tensor]) -> float:
+        """The squared norm of what is sent, which clips an asynchronous update. Servers know that of a whole step."""
+        if self.plan.layout.in_steps:
+            return 0.0
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+        return float(torch.stack(norms).square().sum())
+
+    def _push(self, server: int, facts: Mapping[str, Any], message: torch.Tensor) -> bool:
+        """Send a part of a push. Returns whether the server has applied it.
+
+        The first server refuses a portion that another worker has by now. To the others the same message goes again,
+        with a new grant: all servers apply a portion, or none does.
+        """
+        while True:
+            told = {**facts, "ticket": self.tickets[server]}
+            try:
+                self.clients[server].request(Kind.PUSH, metadata=told, payloads=[bytes_of(message)], number=self.number)
+                return True
+            except Refused:
+                self.refused += 1
+                if server == 0:
+                    return False
+                grant = {"final": False, "reserves": True, "have": [-1, -1]}
+                answer = self.clients[server].request(Kind.PULL, metadata=grant)
+                self.tickets[server] = answer.metadata["ticket"]
 
     def pull(self) -> None:
         """The PULL verb: fetch the weights of all servers, then the next portion.
@@ -111,8 +134,10 @@ class Worker:
         Where no portion is left, wait until the segment is over, and fetch its last weights.
         """
         with waiting():
-            self._fetch({"final": False})
-            told = self._ask({})
+            told: dict[str, Any] = {"pull": True}
+            while told.get("pull"):  # the connection was lost after the weights had come: they are asked for again
+                self._fetch({"final": False})
+                told = self._ask({})
             while told.get("portion") is None and not told["ends"]:
                 for client in self.clients[1:]:
                     client.request(Kind.ASK, metadata={"release": True})
@@ -150,6 +175,7 @@ class Worker:
             answer = self.clients[server].request(Kind.PULL, metadata=facts, into=into)
             self.have[server] = [answer.metadata["life"], answer.metadata["version"]]
             self.tickets[server] = answer.metadata.get("ticket", 0)
+            self.server_stops |= answer.metadata["stop"]
 
         list(self.pool.map(fetch, range(len(self.clients))))
 
@@ -162,6 +188,10 @@ class Worker:
         """What it keeps between steps, by the names of `Plan.kept`."""
         numbered = enumerate(self.messages)
         return {kept_name(index, "residual"): one.residual for index, one in numbered if one.wire.lossy}
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The memory that it holds beside its state."""
+        yield from (*self.sent, *self.fetched, *(buffer for one in self.messages for buffer in one.buffers()))
 
     def close(self) -> None:
         """Disconnect."""

@@ -140,7 +140,7 @@ def assemble(
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     loader = _loader(parts, plan, world, dataset, first_step)
     if plan.layout.served:
-        optimizer, server = _served_beside(config, plan, world, first_step)
+        optimizer, server = _served_beside(config, plan, world, first_step, stop)
         worker = connected(plan, world, [weight.tensor for weight in weights], first_step)
         executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, server)
         return Trainer(executor, parts, optimizer, loader)
@@ -150,15 +150,17 @@ def assemble(
     return Trainer(executor, parts, optimizer, loader)
 
 
-def _served_beside(config: Config, plan: Plan, world: World, first_step: int) -> tuple[Optimizer, Serving | None]:
+def _served_beside(
+    config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest
+) -> tuple[Optimizer, Serving | None]:
     """The optimizer of a worker: of the part that it serves, if workers are servers; else of nothing."""
     if world.place.rank not in plan.servers:
         return Optimizer([], config.optimizer, (), world.device), None
     weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
     optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
-    serving = listening(plan, world, optimizer, first_step)
+    serving = listening(plan, world, optimizer, first_step, stop.is_requested)
     steps, workers = config.train.num_steps, plan.mesh.dp
-    serving.serve_beside(lambda number: learning_rate(config.optimizer, steps, workers, number))
+    serving.serve_beside(lambda number: learning_rate(config.optimizer, steps, workers, number), world.give_up)
     return optimizer, serving
 
 
@@ -168,7 +170,7 @@ def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, 
     if (folder := plan.model.weights) is not None:  # the workers have read all of it, and say what is wrong
         together(UserError, lambda: _refuse(folder, []))
     optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
-    serving = listening(plan, world, optimizer, first_step)
+    serving = listening(plan, world, optimizer, first_step, stop.is_requested)
     dtype = TORCH_DTYPE[plan.work.precision]
     gradients = BucketedGradients([], [], dtype, dtype, None)
     executor = Executor(plan, world, [], gradients, optimizer, None, stop.is_requested, serving=serving)

@@ -284,9 +284,8 @@ class _Steps:
 
     def _is_due(self, step: int, every: int, last: int) -> bool:
         """Whether a multiple of `every` is among the steps since the ranks agreed before, or `step` is the last one."""
-        schedule = self.plan.schedule
-        steps = schedule.agrees_every if step > schedule.opening_steps else 1
-        return bool(every) and (step == last or step // every > (step - steps) // every)
+        before = self.plan.schedule.agreed_before(step)
+        return bool(every) and (step == last or step // every > before // every)
 
     def _count(self, step: int, result: StepResult) -> None:
         """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted.

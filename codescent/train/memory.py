@@ -221,7 +221,8 @@ class MemoryWatch:
         found["gradients_bytes"] = count.add(held.gradients) + held.unseen_bytes
         tables = [kept for chunk in executor.chunks for table in chunk.part.tables for kept in table.tensors()]
         buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers(), *tables]
-        buffers += [] if exchange is None else exchange.buffers()
+        for one in (exchange, executor.worker, executor.serving):
+            buffers += [] if one is None else one.buffers()
         found["buffers_bytes"] = count.add(buffers)
         flying = (tensor for chunk in executor.chunks for one in chunk.in_flight.values() for tensor in one.tensors())
         found["activations_bytes"] = count.add(flying) + sum(map(count.add_storage, self.saved.alive()))

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from codescent.base.stopwatch import waiting
+from codescent.base.stopwatch import beside, waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 from codescent.plan.wire import Wire
@@ -23,6 +23,8 @@ from codescent.train.optimize import Optimizer
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
 
+MOST_TOLD = 300
+"""Most steps of which an answer has the sums: the metadata of a frame is bounded."""
 LOOK_S = 0.2
 """Seconds between two looks at what else may end a step: a failed thread, a request to stop."""
 
@@ -72,11 +74,19 @@ class Serving:
         optimizer: over the pieces of this server.
         servers: process group of all servers, for the norm of a step's gradients; None: there is one.
         first_step: number of complete steps when the command begins.
+        stop_requested: whether this process was asked to stop.
     """
 
     def __init__(
-        self, plan: Plan, index: int, optimizer: Optimizer, servers: dist.ProcessGroup | None, first_step: int
+        self,
+        plan: Plan,
+        index: int,
+        optimizer: Optimizer,
+        servers: dist.ProcessGroup | None,
+        first_step: int,
+        stop_requested: Callable[[], bool],
     ) -> None:
+        self.stop_requested = stop_requested
         self.plan, self.index, self.optimizer, self.group = plan, index, optimizer, servers
         self.workers = plan.mesh.world_size
         self.in_steps = plan.layout.in_steps
@@ -92,6 +102,8 @@ class Serving:
         self.change = threading.Condition()
         self.staged: dict[tuple[int, int], Push] = {}
         self.refusals: set[tuple[int, int]] = set()
+        self.repeated: set[tuple[int, int]] = set()  # pushes of portions that were applied already
+        self.applied: set[Portion] = set()  # of this segment
         self.summed: list[Push] = []
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
@@ -100,10 +112,9 @@ class Serving:
         self.order: list[Applied] | None = [] if plan.layout.updates == "asynchronous" else None
         self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
         self.published: tuple[int, torch.Tensor] | None = None
-        self.stopping = self.ended = self.closed = False
+        self.stopping = self.ended = self.closed = self.updating = False
         self.server: Server | None = None
         self.thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
         self.allowed = first_step  # a thread serves the steps before this one
 
     @property
@@ -116,22 +127,27 @@ class Serving:
         """Whether a rank was asked to stop, and all work that was given out is done."""
         return self.ended or (self.stopping and self.portions is not None and self.done == self.portions.end)
 
-    def serve_beside(self, rate_of: Callable[[int], float]) -> None:
-        """SERVE in a thread, beside the computation of a worker in this process. `rate_of`: learning rate of a step."""
-        self.thread = threading.Thread(target=self._serve_all, args=(rate_of,), name="codescent serves", daemon=True)
+    def serve_beside(self, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]) -> None:
+        """SERVE in a thread, beside the computation of a worker in this process.
+
+        Args:
+            rate_of: learning rate of a step.
+            give_up: ends this process, which would wait for its own server.
+        """
+        arguments = rate_of, give_up
+        self.thread = threading.Thread(target=self._serve_all, args=arguments, name="codescent serves", daemon=True)
         self.thread.start()
 
     def allow(self, number: int) -> None:
-        """The thread may serve until the end of the segment of step `number`. Raises what has ended the thread."""
+        """The thread may serve until the end of the segment of step `number`."""
         if self.thread is None:
             return
         with self.change:
-            if self.failure is not None:
-                raise self.failure
             self.allowed = self._segment_end(number)
             self.change.notify_all()
 
-    def _serve_all(self, rate_of: Callable[[int], float]) -> None:
+    def _serve_all(self, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]) -> None:
+        beside()
         try:
             while not (self.closed or self.has_ended):
                 with self.change:
@@ -140,8 +156,8 @@ class Serving:
                     waits = number >= self.allowed
                 if not (waits or self.closed):
                     self.serve(number, rate_of(number))
-        except BaseException as error:  # `allow` raises it in the main thread
-            self.failure = error
+        except BaseException as error:
+            give_up(error)
 
     def take_order(self) -> list[Applied]:
         """The pushes that were applied since the last call."""
@@ -160,6 +176,14 @@ class Serving:
             self.server.close()
         self.group = None
 
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The memory that it holds beside weights and optimizer state: pushes on their way, and weights to be sent."""
+        with self.change:
+            yield from (*self.incoming.values(), *self.messages.buffers())
+            yield from (push.gradients for push in (*self.staged.values(), *self.summed))
+            if self.published is not None:
+                yield self.published[1]
+
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
         """See Service."""
         return {}
@@ -176,6 +200,8 @@ class Serving:
         with self.change:
             if request.kind is Kind.PUSH:
                 return self._answer_push(request)
+            if self.updating:
+                return None
             if request.kind is Kind.PULL:
                 return self._answer_pull(request)
             return self._answer_ask(request)
@@ -190,7 +216,8 @@ class Serving:
 
     def _answer_push(self, request: Frame) -> Answer | None:
         key = (request.sender, request.request)
-        if request.request <= self.ledger.join(request.sender):
+        if request.request <= self.ledger.join(request.sender) or key in self.repeated:
+            self.repeated.discard(key)
             return Answer(self.ledger.version)
         if key in self.refusals:
             self.refusals.discard(key)
@@ -212,7 +239,7 @@ class Serving:
 
     def _answer_pull(self, request: Frame) -> Answer | None:
         told, version = request.metadata, self.ledger.version
-        facts = {"life": self.life, "version": version}
+        facts = {"life": self.life, "version": version, "stop": self.stop_requested()}
         if told["final"]:
             self.ledger.release(request.sender)
             if self.pushes != told["pushes"]:
@@ -247,6 +274,8 @@ class Serving:
         ends = self.portions is None or (self.portions.finished and self.done == self.portions.end)
         if ends and request.metadata["known"] == self.done:
             return None  # this worker knows it already: it waits for the next segment
+        if not ends and self.portions is not None and not self.portions.is_ready(request.sender):
+            return Answer(self.ledger.version, {"pull": True})
         portion = None if ends or self.portions is None else self.portions.take(request.sender)
         if portion is None and not ends:
             self.ledger.release(request.sender)
@@ -256,7 +285,7 @@ class Serving:
         unknown = self.done - request.metadata["known"]
         if request.sender == 0:  # it writes the metrics, so it is told of each step
             del self.unread[: max(0, len(self.unread) - unknown)]
-        facts["sums"] = (self.unread[:] if request.sender == 0 else [self.sums]) if unknown else []
+        facts["sums"] = (self.unread[-MOST_TOLD:] if request.sender == 0 else [self.sums]) if unknown else []
         if portion is not None:
             facts["portion"] = [portion.step, portion.part]
         return Answer(self.ledger.version, facts)
@@ -273,6 +302,8 @@ class Serving:
                 self.portions = Portions(self.workers, number, self._segment_end(number), own=own)
                 for worker in self.ledger.granted:  # they have pulled before this step began
                     self.portions.weights_given(worker)
+            if self.plan.schedule.agrees_after(number):
+                self.applied.clear()
             self._changed()
             while self.done <= number and not (self.has_ended or self.closed):
                 if self._apply_ready(rate):
@@ -280,14 +311,15 @@ class Serving:
                     continue
                 if self.server is not None and self.server.failure is not None:
                     raise self.server.failure
+                if self.stop_requested():
+                    self._stop()
                 with waiting():
                     self.change.wait(LOOK_S)
             return not self.has_ended
 
     def _segment_end(self, number: int) -> int:
-        """The first step after `number` at which all ranks act."""
-        period = self.plan.schedule.period
-        return (number // period + 1) * period
+        """The number of steps after which all ranks act next."""
+        return self.plan.schedule.agrees_next(number)
 
     def _changed(self) -> None:
         if self.server is not None:
@@ -298,6 +330,11 @@ class Serving:
         for key, push in list(self.staged.items()):
             if self.portions is not None and not self.portions.holds(push.worker, push.portion):
                 self._refuse(key)
+                return True
+            if push.portion in self.applied:  # another server had refused it, so it was computed again
+                self.ledger.release(push.worker)
+                del self.staged[key]
+                self.repeated.add(key)
                 return True
             decision = self.ledger.push(push.worker, push.number, push.ticket)
             if decision.verdict is Verdict.WAIT:
@@ -316,7 +353,8 @@ class Serving:
                 self._update(rate)
             if self.pushes % self.workers == 0:
                 self.sums, self.step = self.step.sums, Step()
-                self.unread.append(self.sums)
+                if self.index == 0:
+                    self.unread.append(self.sums)
             return True
         return False
 
@@ -327,6 +365,7 @@ class Serving:
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
         self.pushes += 1
+        self.applied.add(push.portion)
         step = self.step
         step.pushes += 1
         step.loss += push.loss
@@ -336,9 +375,26 @@ class Serving:
         step.most_stale = max(step.most_stale, staleness)
         if self.portions is not None:
             self.portions.done(push.worker, push.portion)
-            if push.stop and not self.stopping:
-                self.stopping = True
-                self.portions.end_after_given()
+            if push.stop:
+                self._stop()
+
+    def _stop(self) -> None:
+        """End with the last step of which a portion was given out. Servers but the first are told by the workers."""
+        if self.portions is not None and not self.stopping:
+            self.stopping = True
+            self.portions.end_after_given()
+
+    def _sum_over_servers(self, square: torch.Tensor) -> None:
+        """Other threads take pushes meanwhile: another server may wait for one that would wait here. No weights are
+        given out: they are not those of the version yet."""
+        self.updating = True
+        self.change.release()
+        try:
+            with waiting():
+                dist.all_reduce(square, group=self.group)
+        finally:
+            self.change.acquire()
+            self.updating = False
 
     @torch.no_grad()
     def _update(self, rate: float) -> None:
@@ -359,8 +415,7 @@ class Serving:
                 return torch.tensor([loss, pushes[0].square], dtype=torch.float64)
             sums = torch.stack((torch.tensor(loss, dtype=torch.float64), square.cpu()))
             if self.group is not None:
-                with waiting():
-                    dist.all_reduce(sums[1:], group=self.group)
+                self._sum_over_servers(sums[1:])
             return sums
 
         sums = self.optimizer.step(views, rate, agree)

@@ -4,7 +4,7 @@ Does not apply pushes (serve.py does) and does not send them (strategies/worker.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -34,11 +34,13 @@ def served_weights(plan: Plan, index: int, *, replaced: bool) -> list[Weight]:
     return found
 
 
-def listening(plan: Plan, world: World, optimizer: Optimizer, first_step: int) -> Serving:
+def listening(
+    plan: Plan, world: World, optimizer: Optimizer, first_step: int, stop_requested: Callable[[], bool]
+) -> Serving:
     """A server of its part. It listens on the interface of the route to the other ranks, and tells them where."""
     rank = world.place.rank
     index = plan.servers.index(rank)
-    serving = Serving(plan, index, optimizer, world.servers, first_step)
+    serving = Serving(plan, index, optimizer, world.servers, first_step, stop_requested)
     listener = listen(world.meeting.address)
     serving.server = Server(listener, world.meeting.key, serving, rank, range(plan.mesh.world_size))
     world.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))

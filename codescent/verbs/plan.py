@@ -311,7 +311,8 @@ def _program(plan: Plan) -> Iterator[str]:
         name = ("server" if stage else "worker") if layout.served else f"stage {stage}"
         yield (f"{name}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
     if layout.served:
-        yield f"all ranks validate, save and stop together after each {counted(schedule.period, 'step')}"
+        every = " or ".join(f"{steps:,}" for steps in schedule.dues)
+        yield f"all ranks validate, save and stop together after each {every} steps"
     added = [at for at in schedule.programs[0] if at.step is not None]
     if added:
         fragments = len({at.fragment for at in added if at.fragment is not None})
