@@ -89,7 +89,7 @@ class Schedule:
     `depths[number]` is the model part of virtual stage `number`: depths [first, end) (see `Parameter.depths`).
     Of p stages, chunk c of stage s is virtual stage c p + s.
     `opening[stage]` is the list of each of the first `opening_steps` steps, a multiple of the period.
-    `dues`: with parameter servers all ranks agree after each multiple of one of these numbers of steps: something is due.
+    `dues`: with parameter servers all ranks agree after each multiple of one of these numbers: something is due then.
     `agreement`: all ranks agree after a multiple of so many steps, a multiple of the period; 0: after each round.
     """
 
