@@ -4,12 +4,16 @@ Does not start a process, allocate a tensor or import torch, and does not refuse
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from codescent import models
+from codescent.base.errors import UserError
+from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import accepted
 from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.schedule import accumulate
+from codescent.plan.served import pieces_of
 from codescent.strategies import Candidate, kept_of, serving, traffic_of
 from codescent.strategies.common_sums import common_sums
 
@@ -41,9 +45,21 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
         schedule = strategy.schedule(schedule, candidate)
     plan = _plan(config, candidate, tensors, schedule)
+    if candidate.layout.served:
+        _refuse_idle_servers(plan)
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in serving(plan) for tensor in kept_of(strategy, plan))
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept)
+
+
+def _refuse_idle_servers(plan: Plan) -> None:
+    """Raise UserError if a server would hold nothing: rows of tensors are not divided."""
+    servers = len(plan.servers)
+    if all(plan.pieces):
+        return
+    most = next(number for number in range(servers - 1, 0, -1) if all(pieces_of(plan.trained, number)))
+    said = f"parallel.servers = {json.dumps(plan.layout.servers)}: {servers} servers are more than the rows to share"
+    raise UserError(Refusal(f"{said}, by bytes", [Change({"parallel.servers": most})]))
 
 
 def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[str, Scalar]:
