@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.network import Network
-from codescent.plan import Collective, Plan
+from codescent.plan import DTYPE_BYTES, Collective, Plan
 from codescent.servers import Ledger, Portion, Portions, Verdict
 
 
@@ -37,11 +37,9 @@ class Servers:
         workers, layout = plan.mesh.world_size, plan.layout
         bound = 0 if layout.updates == "synchronous" else layout.staleness
         together = workers if layout.in_steps else 1
-        pushed, pulled = (
-            [float(t.payload_bytes) for t in plan.traffic if t.collective is collective]
-            for collective in (Collective.PUSH, Collective.PULL)
-        )
-        sizes = zip(plan.servers, pushed, pulled, strict=True)
+        pushed = [float(t.payload_bytes) for t in plan.traffic if t.collective is Collective.PUSH]
+        pulled = [DTYPE_BYTES[plan.work.precision] * sum(piece.numel for piece in pieces) for pieces in plan.pieces]
+        sizes = zip(plan.servers, pushed, map(float, pulled), strict=True)
         self.queues = [_Queue(Ledger(bound, together), rank, push, pull) for rank, push, pull in sizes]
         self.portions = Portions(workers, 0, steps)
         self.numbers = [0] * workers  # of each worker's last push
