@@ -92,6 +92,8 @@ class Serving:
         self.change = threading.Condition()
         self.staged: dict[tuple[int, int], Push] = {}
         self.refusals: set[tuple[int, int]] = set()
+        self.repeated: set[tuple[int, int]] = set()  # pushes of portions that were applied already
+        self.applied: set[Portion] = set()  # of this segment
         self.summed: list[Push] = []
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
@@ -190,7 +192,8 @@ class Serving:
 
     def _answer_push(self, request: Frame) -> Answer | None:
         key = (request.sender, request.request)
-        if request.request <= self.ledger.join(request.sender):
+        if request.request <= self.ledger.join(request.sender) or key in self.repeated:
+            self.repeated.discard(key)
             return Answer(self.ledger.version)
         if key in self.refusals:
             self.refusals.discard(key)
@@ -273,6 +276,8 @@ class Serving:
                 self.portions = Portions(self.workers, number, self._segment_end(number), own=own)
                 for worker in self.ledger.granted:  # they have pulled before this step began
                     self.portions.weights_given(worker)
+            if number % self.plan.schedule.period == 0:
+                self.applied.clear()
             self._changed()
             while self.done <= number and not (self.has_ended or self.closed):
                 if self._apply_ready(rate):
@@ -298,6 +303,11 @@ class Serving:
         for key, push in list(self.staged.items()):
             if self.portions is not None and not self.portions.holds(push.worker, push.portion):
                 self._refuse(key)
+                return True
+            if push.portion in self.applied:  # another server had refused it, so it was computed again
+                self.ledger.release(push.worker)
+                del self.staged[key]
+                self.repeated.add(key)
                 return True
             decision = self.ledger.push(push.worker, push.number, push.ticket)
             if decision.verdict is Verdict.WAIT:
@@ -327,6 +337,7 @@ class Serving:
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
         self.pushes += 1
+        self.applied.add(push.portion)
         step = self.step
         step.pushes += 1
         step.loss += push.loss
