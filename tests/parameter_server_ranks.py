@@ -4,11 +4,18 @@ Does not assert anything (test_parameter_server does) and starts no process (ran
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from typing import Any
 
 import layout_ranks
 from rank_server import Place
 
+from codescent.train.execute import Executor
 from codescent.transport import Client, Kind
 
 
@@ -36,3 +43,31 @@ def frames(place: Place, words: list[str]) -> list[list[Any]]:
     with contextlib.suppress(SystemExit):
         layout_ranks.run(place, words, resume=False)
     return found
+
+
+def disconnected(step: str, *servers: str) -> None:
+    """Before the push of a portion of this step the connections to these servers are lost."""
+
+    def lose(executor: Executor) -> None:
+        assert executor.worker is not None
+        for server in servers:
+            peer = executor.worker.clients[int(server)]._peer
+            assert peer is not None
+            peer.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.3)  # so that the servers notice it before they are asked again
+
+    layout_ranks.at_step(int(step), "_push", lose)
+
+
+def stopped(step: str, seconds: str) -> None:
+    """In this step the process stands still for so many seconds."""
+
+    def stand(executor: Executor) -> None:
+        wake = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {int(signal.SIGCONT)})"
+        subprocess.Popen([sys.executable, "-c", wake])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    layout_ranks.at_step(int(step), "_push", stand)
+
+
+layout_ranks.FAULTS |= {"disconnected": disconnected, "stopped": stopped}

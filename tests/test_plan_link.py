@@ -174,7 +174,7 @@ def test_servers_have_a_load_and_a_staleness(tmp_path: Path) -> None:
     assert found["program"][:2] == ["worker: load 0, forward 0, backward 0, reduce, push, pull", "server: serve"]
     assert found["program"][2].startswith("all ranks validate, save and stop together after each ")
     assert found["a server"] == ["1.39 GiB: weights and optimizer state of its part"]
-    assert found["servers"][0].startswith("busiest link: ")
+    assert found["load"][0].startswith("busiest link of a server: ")
     assert "versions on average, at most " in found["staleness"][0]
     assert "period" not in found
     assert "rank 4" in (tmp_path / "a.svg").read_text()

@@ -76,6 +76,10 @@ class Portions:
         self._ready.add(worker)
         self._left.discard(worker)
 
+    def returned(self, worker: int) -> None:
+        """The worker is there again: with `own` nobody else takes its parts of later steps."""
+        self._left.discard(worker)
+
     def offers(self, worker: int) -> bool:
         """Whether `take` has a portion for this worker, as soon as it has weights."""
         return worker in self._held or self._choice(worker) is not None

@@ -248,6 +248,8 @@ class Serving:
                 self.ended = True
                 self.change.notify_all()
         else:
+            if self.portions is not None:
+                self.portions.returned(request.sender)
             idle = self.portions is not None and not (self.portions.finished or self.portions.offers(request.sender))
             grant = None if idle else self.ledger.pull(request.sender)
             if grant is None:

@@ -122,7 +122,7 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
     yield "  step", [f"{of_seconds(found.step_s)}{mean}: {tokens}"]
     yield "  waiting", [_waiting(found)]
     if found.servers:
-        yield "  servers", [f"busiest link: {of_share(max(found.servers))} of the time"]
+        yield "  load", [f"busiest link of a server: {of_share(max(found.servers))} of the time"]
     if found.staleness:
         mean_age = sum(found.staleness) / len(found.staleness)
         yield "  staleness", [f"{mean_age:.2f} versions on average, at most {max(found.staleness)}"]
