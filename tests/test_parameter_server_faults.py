@@ -1,4 +1,4 @@
-"""In: runs with parameter servers whose workers stand still. Out: runs that go on.
+"""In: runs with parameter servers whose workers lose a connection or stand still. Out: runs that go on.
 Does not test the service's decisions (test_servers) or broken frames (test_transport_faults)."""
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ def with_fault(runs: Runs, name: str, ranks: int, fault: str, *words: str, rank:
     codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, ranks, options)
     assert codes == [0] * ranks, said
     return RunFolder.open(runs.project / "runs" / name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_connection_to_the_only_server_is_made_again(runs: Runs, mode: str) -> None:
+    found = with_fault(runs, f"lost-{mode}", 3, "disconnected 7 0", "parallel.servers=1", *MODES[mode])
+    if mode == "synchronous":  # the portion is computed again, by whoever comes first
+        assert_same(found, runs.of_one(), 1e-9)
+    assert [row["step"] for row in found.read_metrics()][-1] == 20
 
 
 @pytest.mark.parametrize("mode", MODES)

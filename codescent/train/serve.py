@@ -210,6 +210,7 @@ class Serving:
         """See Service."""
         with self.change:
             self.ledger.release(sender)
+            self.staged = {key: push for key, push in self.staged.items() if key[0] != sender}
             if self.portions is not None:
                 self.portions.leave(sender)
             self.change.notify_all()
@@ -223,7 +224,11 @@ class Serving:
             self.refusals.discard(key)
             raise Refused("the weights are too old")
         if key not in self.staged:
-            told = request.metadata
+            told, grant = request.metadata, self.ledger.granted.get(request.sender)
+            if grant is None or grant.ticket != told["ticket"]:  # at once: no step may be under way that would look
+                self.incoming.pop(request.sender)
+                self.ledger.push(*key, told["ticket"])  # counts it
+                raise Refused("the worker has no grant for these weights")
             self.staged[key] = Push(
                 *key,
                 told["ticket"],
