@@ -124,7 +124,8 @@ def distribute(
             buffers ("local SGD"). Optimizer state is each rank's own. See docs/own_module.md.
         outer_optimizer: "none": the weights after a round are the mean. "sgd" or "nesterov": the mean change of a round
             is the gradient of an outer optimizer step ("DiLoCo").
-        outer_learning_rate, outer_momentum: of the outer optimizer; None: 0.7 and 0.9.
+        outer_learning_rate: of the outer optimizer; None: 0.7.
+        outer_momentum: of the outer optimizer; None: 0.9.
         wire: with "ddp", the format in which gradients or, with `average_every`, weights travel: "none", "bf16",
             "int8", "int4", "sign", "powersgd:r" or "topk:share". Lossy ones have error feedback.
 

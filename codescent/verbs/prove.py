@@ -151,7 +151,13 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
 
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Keys and values, spelled as on a command line."""
-    return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
+    return tuple((key, _spelled(value)) for key, value in values.items())
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return "auto"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse_layouts(text: str) -> list[LayoutCase]:
@@ -310,7 +316,7 @@ def _finding(
     differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in columns}
     worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
     largest = {column: max(values) for column, values in differences.items()}
-    return Finding(layout, ranks, largest, int(expected[worst]["step"]))
+    return Finding(layout, ranks, largest, int(expected[worst].get("step", worst + 1)))
 
 
 def _difference(found: float | None, expected: float | None) -> float:
