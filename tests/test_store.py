@@ -24,6 +24,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.train import clocks, rendezvous, store
 from codescent.train.store import StoreServer, TokenStore
+from codescent.transport import authenticate
 
 KEY = b"the key of this run"
 SECOND = timedelta(seconds=1)
@@ -176,7 +177,7 @@ def test_a_peer_that_breaks_the_protocol_is_let_go(served: Served) -> None:
 
 def test_a_stranger_that_dawdles_gives_its_place_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not buy more time."""
-    monkeypatch.setattr(store, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(authenticate, "HANDSHAKE_S", 1.0)
     with socket.create_connection(served.address) as stranger:
         stranger.settimeout(30)
         assert len(stranger.recv(4096)) == 32

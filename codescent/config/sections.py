@@ -356,8 +356,8 @@ class Parallel(Section):
         only=SERVED,
     )
     staleness: int | None = auto(
-        "most steps between the weights that a worker computes with and those that its gradients change; then the "
-        "gradients of as many parts as a step has are added; auto: no bound, and each part is applied at once",
+        "by how many updates the weights of a gradient may be old; an update then adds as many parts as a step has; "
+        "auto: no bound, and each part is an update",
         ge=0,
         only=SERVED,
     )

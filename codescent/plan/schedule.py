@@ -37,9 +37,10 @@ SCALARS = 3
 """Number of values that STEP sums over all ranks: loss, number of ranks with a stop request, squared gradient norm."""
 
 ROUND_SCALARS = 5
-"""Number of values that all ranks sum where they agree, at the last MERGE of a round or an EXCHANGE: loss of the last
-step, ranks with a stop request, replicas that skipped a step, squared distance of the replicas from their mean, squared
-norm of this mean."""
+"""Number of values that all ranks sum where they agree, at the last MERGE of a round or at an EXCHANGE.
+
+They are: the loss of the last step, ranks with a stop request, skipped steps of replicas. Then the squared distance of
+the replicas from their mean, and the squared norm of this mean."""
 
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})

@@ -20,12 +20,12 @@ class Portion:
 class Portions:
     """Gives out the portions of steps `first` to `end - 1` in order, each of `parts` equal parts.
 
-    A worker holds one portion at a time. It takes a portion after it has pulled weights, never before. Otherwise the
-    only live worker could hold a portion of the next step while it waits for a version that needs a dead worker's
-    portion. Portions of the dead are given first. A step lies in one epoch, so each sample is used once an epoch.
+    A worker holds one portion at a time. It takes a portion after it has pulled weights, never before. A live worker
+    that held a portion of the next step could not take that of a dead one. The version would never be complete.
+    Portions of the dead are given first. A step lies in one epoch, so each sample is used once an epoch.
 
-    With `own` worker w gets part w of each step, and another part only if the worker of this part has left. Then who
-    computes what does not depend on who is first, and so neither do the residuals of lossy pushes.
+    With `own` worker w gets part w of each step. It gets another part only if the worker of that part has left. So the
+    residuals of lossy pushes do not depend on who is first.
 
     Raises:
         ValueError: there is no part, or `end` is below `first`.

@@ -4,12 +4,9 @@ Does not carry tensors, and reads messages (JSON and bytes) only from a peer tha
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import math
 import os
-import secrets
 import selectors
 import socket
 import sys
@@ -24,8 +21,8 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
-HANDSHAKE_S = 5.0
-"""A peer is disconnected if it has not proved that it knows the key within this many seconds."""
+from codescent.transport.authenticate import NotProved, prove
+
 MOST_HANDSHAKES = 512
 """Largest number of peers in a handshake at one time. The server disconnects further peers; ranks then try again."""
 MOST_BYTES = 8 << 20
@@ -37,7 +34,6 @@ KEEPALIVE_S = 60
 REPORTED = 3
 """Largest number of rejected peers that are reported on the standard error."""
 
-_NUMBER, _PROOF = 32, hashlib.sha256().digest_size
 _Message = tuple[dict[str, Any], list[bytes]]
 
 
@@ -319,55 +315,20 @@ class TokenStore(Store):
 
 
 def _prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
-    """Prove to the other side that this process knows the key, and check that the other side knows it.
-
-    Each side sends a random number. Then first the client, then the server, sends an HMAC, keyed with the key, of its
-    role, both numbers and the server's address. The key itself is never sent. The address prevents a relay: if a
-    client is led to another server, that server cannot use the client's HMAC to connect to the true server.
-
-    Args:
-        peer: a connected socket.
-        key: the secret of the run.
-        serves: whether this side is the server.
+    """Prove to the other side that this process knows the key, and check that it does: see transport/authenticate.py.
 
     Raises:
         AuthenticationError: the other side does not know the key.
-        OSError: the other side has disconnected, or has not finished within HANDSHAKE_S.
+        OSError: the other side has disconnected, or has not finished in time.
     """
-    end_s = time.monotonic() + HANDSHAKE_S
-    server = peer.getsockname() if serves else peer.getpeername()
-    mine = secrets.token_bytes(_NUMBER)
-    peer.settimeout(HANDSHAKE_S)
-    peer.sendall(mine)
-    other = _exactly(peer, _NUMBER, end_s)
-    numbers = (mine, other) if serves else (other, mine)
-
-    def proof(role: bytes) -> bytes:
-        return hmac.digest(key, b"".join((role, *numbers, json.dumps(server[:2]).encode())), hashlib.sha256)
-
-    if not serves:
-        peer.sendall(proof(b"client"))
-    known = hmac.compare_digest(_exactly(peer, _PROOF, end_s), proof(b"client" if serves else b"server"))
-    if serves:
-        peer.sendall(proof(b"server") if known else bytes(_PROOF))
-    if not known:
-        raise AuthenticationError("another key")
-    peer.settimeout(None)
+    try:
+        prove(peer, key, serves=serves, purpose=b"codescent store 1 ")
+    except NotProved as error:
+        raise AuthenticationError("another key") from error
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # ranks may wait for days while data is prepared
     if hasattr(socket, "TCP_KEEPIDLE"):
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-
-
-def _exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
-    """Receive exactly `count` bytes. Raises OSError: they did not arrive before `end_s`, a time.monotonic()."""
-    found = b""
-    while len(found) < count:
-        peer.settimeout(max(0.001, end_s - time.monotonic()))
-        if not (more := peer.recv(count - len(found))):
-            raise ConnectionResetError("the other side has disconnected")
-        found += more
-    return found
 
 
 def _bytes(value: str | bytes) -> bytes:

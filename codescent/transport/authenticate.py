@@ -14,14 +14,15 @@ HANDSHAKE_S = 5.0
 """A peer is disconnected if it has not proved that it knows the key within this many seconds."""
 
 _NUMBER, _PROOF = 32, hashlib.sha256().digest_size
-_PURPOSE = b"codescent transport 1 "  # a proof for the store of the ranks (train/store.py) is none here
+TRANSPORT = b"codescent transport 1 "
+"""The purpose of a proof: one for the store of the ranks (train/store.py) is none for a server, and the other way."""
 
 
 class NotProved(ConnectionError):
     """The other side does not know the key of this run."""
 
 
-def prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
+def prove(peer: socket.socket, key: bytes, *, serves: bool, purpose: bytes = TRANSPORT) -> None:
     """Prove to the other side that this process knows the key, and check that the other side knows it.
 
     Each side sends a random number. Then first the client, then the server, sends an HMAC, keyed with the key, of its
@@ -32,6 +33,7 @@ def prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
         peer: a connected socket.
         key: the secret of the run.
         serves: whether this side is the server.
+        purpose: of the connection. Both sides have the same.
 
     Raises:
         NotProved: the other side does not know the key.
@@ -46,7 +48,7 @@ def prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
     numbers = (mine, other) if serves else (other, mine)
 
     def proof(role: bytes) -> bytes:
-        said = b"".join((_PURPOSE, role, *numbers, json.dumps(server[:2]).encode()))
+        said = b"".join((purpose, role, *numbers, json.dumps(server[:2]).encode()))
         return hmac.digest(key, said, hashlib.sha256)
 
     if not serves:
