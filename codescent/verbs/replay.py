@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.refusal import Change
@@ -58,7 +59,8 @@ def replay_run(path: Path) -> int:
     pushes = saved.step * plan.mesh.world_size
     say(
         [
-            f"{path}, step {saved.step}: {pushes:,} pushes to {len(plan.servers)} servers, applied in one process",
+            f"{path}, step {saved.step}: {pushes:,} pushes to {counted(len(plan.servers), 'server')}, applied in one "
+            "process",
             f"largest relative distance of a tensor: {far[worst]:.2e} ({worst}): {'same' if same else 'DIFFERS'}",
         ]
     )
