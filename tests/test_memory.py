@@ -162,7 +162,7 @@ def test_a_run_out_of_memory_says_what_held_it_and_what_fits(project: Path, fork
 
 def test_the_rank_that_ran_out_is_named(project: Path, forker: Forker) -> None:
     words = ("run.name=second", *BIG, "parallel.dp_replicate=2")
-    done = forker.run(project, 2, words, fault="little_memory 8")
+    done = forker.run(project, 2, words, fault="little_memory 40")
     assert done.codes[1] == 1
     assert "error: runs/second: rank 1 of 2 ran out of memory in step 1" in done.said
     events = RunFolder.open(project / "runs" / "second").read_events()
