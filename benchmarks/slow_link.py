@@ -33,7 +33,7 @@ OVERHEAD = 1.045
 
 
 @dataclass(frozen=True)
-class Link:
+class Calibrated:
     """A calibrated link.
 
     Attributes:
@@ -65,15 +65,15 @@ def next_rate(shaper_mbit: float, measured_mbit: float, wanted_mbit: float) -> f
     return shaper_mbit * min(2.0, max(0.5, wanted_mbit / measured_mbit))
 
 
-def find_rate(measured: Callable[[float], float], wanted_mbit: float) -> Link:
+def find_rate(measured: Callable[[float], float], wanted_mbit: float) -> Calibrated:
     """Try rates until `measured(rate)` is within WITHIN of `wanted_mbit`; the nearest after TRIES.
 
     Raises:
         SystemFailed: the nearest is off by more than five times WITHIN.
     """
-    rate, links = wanted_mbit * OVERHEAD, list[Link]()
+    rate, links = wanted_mbit * OVERHEAD, list[Calibrated]()
     for _ in range(TRIES):
-        links.append(Link(wanted_mbit, measured(rate), rate))
+        links.append(Calibrated(wanted_mbit, measured(rate), rate))
         if abs(links[-1].payload_mbit / wanted_mbit - 1) <= WITHIN:
             return links[-1]
         rate = next_rate(rate, links[-1].payload_mbit, wanted_mbit)
@@ -146,7 +146,7 @@ class Pair:
         return 8 * size / 1e6 / min(self.seconds(size) for _ in range(MEASURES))
 
 
-def calibrate(hosts: Hosts, wanted_mbit: float, folder: Path) -> Link:
+def calibrate(hosts: Hosts, wanted_mbit: float, folder: Path) -> Calibrated:
     """Shape the links of all hosts such that two ranks' all_reduce carries `wanted_mbit`. They stay so."""
     size = max(10_000_000, int(wanted_mbit * 1e6 / 8 * MEASURED_S) // 4 * 4)
     with Pair(hosts, folder) as pair:

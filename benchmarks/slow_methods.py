@@ -31,6 +31,18 @@ def _outer(period: int, form: str = "none", *more: str, name: str = "") -> Metho
     return _mean(period, "parallel.outer_optimizer=nesterov", *wire, *more, name=title)
 
 
+def _served(name: str, *words: str, servers: int = 0, repeatable: bool = False) -> Method:
+    """Weights on parameter servers. Workers that serve too need no further hosts."""
+    keys = f"parallel.servers={servers or 'workers'}"
+    return Method(name, (REPLICAS, keys, *words), "servers", repeatable=repeatable, servers=servers)
+
+
+def _gossip(graph: str, period: int, *words: str, name: str = "") -> Method:
+    """Weights mixed with those of neighbours after each `period` steps."""
+    keys = (f"parallel.gossip={graph}", f"parallel.gossip_every={period}")
+    return Method(f"gossip {graph} every {period}{name}", (REPLICAS, *keys, *words), "gossip", period)
+
+
 METHODS = (
     DDP,
     *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "powersgd:32", "topk:0.01")),
@@ -39,6 +51,19 @@ METHODS = (
     *(_outer(period) for period in (25, 50, 100)),
     *(_outer(period, "int4") for period in (25, 40, 50)),
     _outer(40, "int4", "parallel.fragments=3", "parallel.overlap_steps=5", name=", 3 fragments, 5 steps under way"),
+    _served("server, synchronous", servers=1, repeatable=True),
+    _served("2 servers, synchronous", servers=2, repeatable=True),
+    _served("workers serve, synchronous", repeatable=True),
+    _served("server, asynchronous", "parallel.updates=asynchronous", "parallel.staleness=auto", servers=1),
+    _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1),
+    _served(
+        "workers serve, staleness 2, int4",
+        "parallel.updates=asynchronous",
+        "parallel.staleness=2",
+        "parallel.wire=int4",
+    ),
+    *(_gossip(graph, 25) for graph in ("ring", "pairs", "exponential", "push-sum")),
+    _gossip("ring", 25, "parallel.wire=int8", name=", int8"),
 )
 """Rows of the table, in this order. The first is DDP."""
 

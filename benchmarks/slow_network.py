@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from typing import Any
 
 from hosts import CONGESTION, Hosts, HostsFailed, missing
 from measure import (
+    ROOT,
     SystemFailed,
     finish,
     hardware,
@@ -27,12 +29,17 @@ from measure import (
     whole,
     write_json,
 )
-from slow_link import Link, calibrate
+from slow_link import Calibrated, calibrate
 from slow_methods import DDP, EQUAL_LOSSES, METHODS
 from slow_runs import CHAR, GPT2, SEQ_LEN, WORKS, Case, Method, Recorded, Runner
 from slow_state import State
 from slow_table import Sitting, musts_of, rows_of, text_of, unequal
 from work import write_tokens
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.cost.network import Link
+from codescent.cost.ranks_walk import arithmetic, walk
 
 MOST_HOSTS = 64
 ALONE_STEPS = 20
@@ -46,6 +53,7 @@ Each host is a network namespace with a link of its own, shaped in both directio
 all_reduce of two ranks carries, measured before each sitting. Times: medians of {rounds} rounds of whole periods, after one
 period of warm-up, methods in turns. MB: of a rank and step, by the plan, and counted at the busiest interface (with headers
 and the start of the run). exposed: ranks wait for communication. val loss: {loss}.
+simulated: tokens/s by the simulator, with the measured link and arithmetic, and how far it is from those measured.
 The hosts' TCP controls congestion by {congestion}. without network: as many ranks at the same time, each by itself."""  # noqa: E501
 
 
@@ -130,7 +138,7 @@ class Bench:
         link: dict[str, Any] | None = None
         times: dict[str, list[Recorded]] = {method.name: [] for method in self.methods}
         alone: list[list[Recorded]] = []
-        with Hosts(hosts) as made:
+        with Hosts(hosts + max(method.servers for method in self.methods)) as made:
             for turn in range(self._arguments.rounds):
                 for method in self.methods if turn % 2 == 0 else reversed(self.methods):
                     case = self._timed(method, hosts, mbit, turn)
@@ -141,6 +149,16 @@ class Bench:
         kept = self._state.get("link", f"{hosts} {mbit:g} {self._arguments.sitting}")
         assert kept is not None  # a run that was kept came after its calibration
         return Sitting(hosts, mbit, kept, SEQ_LEN * hosts, times, alone)
+
+    def simulated(self, sitting: Sitting) -> dict[str, float]:
+        """Tokens/s of each method as the simulator has them, with the measured link and seconds of arithmetic."""
+        link = Link(sitting.link["payload_mbit"] * 1e6 / 8)
+        compute_s = sitting.tokens / sitting.bound()
+        found = {}
+        for method in self.methods:
+            plan = self._runner.plan(self._timed(method, sitting.hosts, sitting.mbit, 0))
+            found[method.name] = walk(plan, arithmetic(plan, compute_s), link).tokens_per_s
+        return found
 
     def _timed(self, method: Method, hosts: int, mbit: float | None, turn: int) -> Case:
         steps = max(method.period * (1 + self._arguments.periods), EQUAL_LOSSES)
@@ -153,7 +171,7 @@ class Bench:
         if kept is not None:
             made.shape(kept["shaper_mbit"])
             return kept
-        link: Link = calibrate(made, mbit, self._folder)
+        link: Calibrated = calibrate(made, mbit, self._folder)
         self._state.put("link", key, link.to_json(), f"{hosts} hosts, {mbit:g} Mbit/s")
         return link.to_json()
 
@@ -167,7 +185,7 @@ class Bench:
             return Recorded(**kept)
         say(case.words())
         if made is None:
-            with Hosts(case.hosts) as unshaped:
+            with Hosts(case.ranks) as unshaped:
                 recorded = self._runner.run(case, unshaped)
         else:
             recorded = self._runner.run(case, made)
@@ -198,7 +216,7 @@ def measured(arguments: argparse.Namespace, folder: Path, record: dict[str, Any]
     for hosts in arguments.hosts if not arguments.no_times else ():
         for mbit in arguments.rates:
             sitting = bench.sitting(hosts, mbit)
-            rows = rows_of(bench.methods, sitting, losses)
+            rows = rows_of(bench.methods, sitting, losses, bench.simulated(sitting))
             print("", text_of(sitting, rows), sep="\n", flush=True)
             result["sittings"].append({"link": sitting.link, "bound_tokens_per_s": sitting.bound(), "rows": rows})
             result["musts"] += [*musts_of(arguments.work, sitting, rows), *_equal(bench.methods, sitting, losses)]

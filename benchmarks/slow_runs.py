@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from codescent.build.saved import saved_plan
 from codescent.cost.memory import wire_bytes
+from codescent.plan import Plan
 from codescent.record import RunFolder
 
 PORT = 29_500
@@ -50,6 +51,7 @@ class Method:
         family: the methods that fulfil a goal together; "ddp": none but DDP.
         period: steps after which all ranks have exchanged what they have; times are means over whole periods.
         repeatable: whether the same seed gives the same losses, whatever the link. Asynchronous methods do not.
+        servers: further hosts, with a rank each that only serves.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Method:
     family: str = "ddp"
     period: int = 1
     repeatable: bool = True
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,14 @@ class Case:
     def key(self) -> str:
         """A hash of all that decides the numbers: not the names of method and family."""
         fields = asdict(replace(self, method=replace(self.method, name="", family="")))
+        if not self.method.servers:
+            del fields["method"]["servers"]  # results of before there were servers stay valid
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:20]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that train, and those that only serve: a host each."""
+        return self.hosts + self.method.servers
 
     @property
     def tokens(self) -> int:
@@ -152,17 +162,17 @@ class Runner:
             self._env["CODESCENT_DATA_DIR"] = str(data)
 
     def run(self, case: Case, hosts: Hosts) -> Recorded:
-        """Run `codescent train` with a rank on each of the first `case.hosts` hosts."""
+        """Run `codescent train` with a rank on each of the first `case.ranks` hosts."""
         with tempfile.TemporaryDirectory(prefix="run-", dir=self._folder) as made:
             run = Path(made) / "run"
             argv = self._argv(case, run, case.hosts)
-            before = [hosts.sent_bytes(host) for host in range(case.hosts)]
+            before = [hosts.sent_bytes(host) for host in range(case.ranks)]
             begin_s = time.monotonic()
             with ExitStack() as stack:
                 started = []
-                for rank in range(case.hosts):
+                for rank in range(case.ranks):
                     log = stack.enter_context((Path(made) / f"rank{rank}.log").open("w", encoding="utf-8"))
-                    env = rank_environment(self._env, rank, case.hosts, PORT)
+                    env = rank_environment(self._env, rank, case.ranks, PORT)
                     started.append(hosts.start(rank, argv, env, Path(made), log))
                     stack.callback(_kill, started[-1])
                 _wait(started, Path(made), case.words())
@@ -184,16 +194,27 @@ class Runner:
             _wait(started, Path(made), f"without network, {case.hosts} ranks")
             return [_recorded(run, 0.0, time.monotonic() - begin_s) for run in runs]
 
+    def plan(self, case: Case) -> Plan:
+        """The plan of a case, from `codescent plan`."""
+        argv = self._argv(case, self._folder / "planned", case.hosts)
+        at = argv.index("train")
+        options = ["--ranks", str(case.ranks), "--json"]
+        words = [word for word in argv[at + 1 :] if not word.startswith("run.")]
+        return Plan.from_json(json.loads(self._output([*argv[:at], "plan", *words, *options])))
+
     def prepare(self) -> None:
         """Prepare the corpus once, so that no run does."""
         if self._tokens is None:
             argv = codescent("data", "shakespeare", "--tokenizer", "char", "--folder", str(self._folder / "datasets"))
-            done = subprocess.run(
-                argv, env=self._env, cwd=self._folder, check=False, text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            if done.returncode != 0:
-                raise SystemFailed(f"{' '.join(argv)} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
+            self._output(argv)
+
+    def _output(self, argv: Sequence[str]) -> str:
+        """What a command prints."""
+        done = subprocess.run(argv, env=self._env, cwd=self._folder, check=False, text=True, capture_output=True)
+        if done.returncode != 0:
+            said = (done.stdout + done.stderr)[-2000:]
+            raise SystemFailed(f"{' '.join(argv)} ended with exit code {done.returncode}:\n{said}")
+        return done.stdout
 
     def _argv(self, case: Case, run: Path, ranks: int) -> list[str]:
         """The command line of each rank."""

@@ -4,7 +4,7 @@ Does not run anything and draws nothing."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from slow_methods import EQUAL_LOSSES, GOALS, GOALS_MBIT, GPT2_FAMILY, GPT2_SHAR
 from slow_runs import GPT2, Method, Recorded, whole_periods
 
 HEADER = (
-    "method", "tokens/s", "x DDP", "ms a step", "exposed ms", "MB declared", "MB sent", "val loss", "over DDP",
+    "method", "tokens/s", "x DDP", "ms a step", "exposed ms", "MB declared", "MB sent", "simulated", "off", "val loss",
+    "over DDP",
 )  # fmt: skip
 
 
@@ -86,13 +87,23 @@ def _values(losses: Sequence[Recorded]) -> list[float]:
 
 
 def rows_of(
-    methods: Sequence[Method], sitting: Sitting, losses: dict[tuple[str, int], list[Recorded]]
+    methods: Sequence[Method],
+    sitting: Sitting,
+    losses: dict[tuple[str, int], list[Recorded]],
+    simulated: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """`row_of` each method, with its speed over that of the first, DDP. `losses`: by method and hosts."""
+    """`row_of` each method, with its speed over that of the first, DDP.
+
+    `losses`: by method and hosts. `simulated`: tokens/s by method.
+    """
     of_ddp = losses.get((methods[0].name, sitting.hosts), [])
     rows = [row_of(one, sitting, losses.get((one.name, sitting.hosts), []), of_ddp) for one in methods]
     ddp = next(row for row in rows if row["method"] == methods[0].name)["tokens_per_s"]
-    return [{**row, "x_ddp": row["tokens_per_s"] / ddp} for row in rows]
+    for row in rows:
+        row["x_ddp"] = row["tokens_per_s"] / ddp
+        row["simulated_tokens_per_s"] = simulated[row["method"]]
+        row["simulated_off"] = simulated[row["method"]] / row["tokens_per_s"] - 1
+    return rows
 
 
 def text_of(sitting: Sitting, rows: Sequence[dict[str, Any]]) -> str:
@@ -107,13 +118,14 @@ def text_of(sitting: Sitting, rows: Sequence[dict[str, Any]]) -> str:
         [
             row["method"], f"{row['tokens_per_s']:,.1f}", f"{row['x_ddp']:.2f}", f"{1e3 * row['step_s']:,.0f}",
             f"{1e3 * row['exposed_s']:,.0f}", f"{row['declared_bytes'] / 1e6:.2f}", f"{row['sent_bytes'] / 1e6:.2f}",
+            f"{row['simulated_tokens_per_s']:,.1f}", _percent(row["simulated_off"]),
             "-" if row["val_loss"] is None else f"{row['val_loss']:.4f}", _percent(row["over_ddp"]),
         ]
         for row in rows
     ]  # fmt: skip
     bound, ddp = sitting.bound(), rows[0]["tokens_per_s"]
     ms = 1e3 * sitting.tokens / bound
-    cells.append(["without network", f"{bound:,.1f}", f"{bound / ddp:.2f}", f"{ms:,.0f}", *"-----"])
+    cells.append(["without network", f"{bound:,.1f}", f"{bound / ddp:.2f}", f"{ms:,.0f}", *"-------"])
     return "\n".join([*lines, table(HEADER, cells)])
 
 

@@ -129,7 +129,7 @@ def fork(act: Callable[[], Any], said: Path, found: Path) -> int:
         code = int(end.code or 0)
     except UserError as error:
         code = error.exit_code
-        sys.stdout.write("".join(f"error: {problem}\n" for problem in error.problems))  # one write: ranks share the file
+        sys.stdout.write("".join(f"error: {problem}\n" for problem in error.problems))  # one write: ranks share it
     except BaseException:
         traceback.print_exc()
     finally:

@@ -34,6 +34,8 @@ LINK = {"wanted_mbit": 49.0, "payload_mbit": 49.2, "shaper_mbit": 51.5}
 CASE = Case(CHAR, slow_methods.DDP, 2, 1, 2000, 4)
 LOCAL = Method("local", ("parallel.dp_replicate={ranks}",), "local_sgd", period=2)
 
+SIMULATED = {"ddp": 18.0, "local": 1408.0}
+
 NET_DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:   11       1    0    0    0     0          0         0       22       1    0    0    0     0       0          0
@@ -100,8 +102,9 @@ def test_a_key_has_all_that_decides_the_numbers() -> None:
         replace(CASE, work=GPT2), replace(CASE, hosts=4), replace(CASE, seed=2), replace(CASE, schedule_steps=9),
         replace(CASE, steps=5), replace(CASE, mbit=49.0), replace(CASE, round=1), replace(CASE, validates=True),
         replace(CASE, method=replace(CASE.method, overrides=("a=1",))),
-        replace(CASE, method=replace(CASE.method, period=2)),
+        replace(CASE, method=replace(CASE.method, period=2)), replace(CASE, method=replace(CASE.method, servers=1)),
     ]  # fmt: skip
+    assert CASE.key == "46682cd3c6eae6f053e8"  # results that were kept before there were servers
     assert len({CASE.key, *(other.key for other in others)}) == len(others) + 1
 
 
@@ -145,7 +148,7 @@ def test_rows_have_speed_and_distance_from_ddp() -> None:
         ("local", 2): [recorded(1, [1.0], 2.03), recorded(1, [1.0], 1.99)],
     }
     at = sitting()
-    ddp, local = slow_table.rows_of([slow_methods.DDP, LOCAL], at, losses)
+    ddp, local = slow_table.rows_of([slow_methods.DDP, LOCAL], at, losses, SIMULATED)
     assert ddp["step_s"] == pytest.approx((9 + 4 * 7) / 5)  # period 1: only the first step is warm-up
     assert local["tokens_per_s"] == pytest.approx(1280)
     assert local["x_ddp"] == pytest.approx(1280 / (128 / ddp["step_s"]))
@@ -154,6 +157,8 @@ def test_rows_have_speed_and_distance_from_ddp() -> None:
     text = slow_table.text_of(at, [ddp, local])
     assert "6.150 MB/s (shaper at 51.50 Mbit/s)" in text
     assert "+0.50 %" in text
+    assert local["simulated_off"] == pytest.approx(0.1)
+    assert "+10.00 %" in text
     assert "without network" in text
 
 
@@ -174,7 +179,7 @@ def test_goals_are_of_the_best_method_near_enough() -> None:
 
 
 def test_goals_hold_on_their_link_for_methods_that_were_measured() -> None:
-    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {})
+    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {}, SIMULATED)
     assert [entry["bound"] for entry in slow_table.musts_of(CHAR, sitting(), rows)] == [50.0]
     assert list(slow_table.musts_of(CHAR, sitting(mbit=100.0), rows)) == []
     assert list(slow_table.musts_of(CHAR, sitting(), rows[:1])) == []
@@ -184,12 +189,12 @@ def test_goals_hold_on_their_link_for_methods_that_were_measured() -> None:
 def test_the_lab_is_reproduced_within_a_twentieth(step_s: float, held: bool) -> None:
     at = sitting(ddp_s=step_s)
     at.times["ddp"] = [Recorded([200.0, *[step_s] * 2], [0] * 3, [1.0] * 3, None, 1, 1, 1)]
-    (entry,) = slow_table.musts_of(GPT2, at, slow_table.rows_of([slow_methods.DDP], at, {}))
+    (entry,) = slow_table.musts_of(GPT2, at, slow_table.rows_of([slow_methods.DDP], at, {}, SIMULATED))
     assert entry["held"] is held
 
 
 def test_gpt2_reaches_a_share_of_the_speed_without_network() -> None:
-    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {})
+    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {}, SIMULATED)
     _, share = slow_table.musts_of(GPT2, sitting(), rows)
     assert (share["value"], share["bound"]) == (pytest.approx(1280 / 2000), 0.8)
 
