@@ -48,6 +48,7 @@ METHODS = (
     *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "powersgd:32", "topk:0.01")),
     *(_mean(period) for period in (25, 50, 100)),
     *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40, 50)),
+    _mean(16, "parallel.wire=int4", "parallel.overlap_steps=10", name="mean every 16, int4, 10 steps under way"),
     *(_outer(period) for period in (25, 50, 100)),
     *(_outer(period, "int4") for period in (25, 40, 50)),
     _outer(40, "int4", "parallel.fragments=3", "parallel.overlap_steps=5", name=", 3 fragments, 5 steps under way"),
