@@ -31,6 +31,9 @@ def _outer(period: int, form: str = "none", *more: str, name: str = "") -> Metho
     return _mean(period, "parallel.outer_optimizer=nesterov", *wire, *more, name=title)
 
 
+ASYNCHRONOUS = ("parallel.updates=asynchronous", "parallel.staleness=auto")
+
+
 def _served(name: str, *words: str, servers: int = 0, repeatable: bool = False) -> Method:
     """Weights on parameter servers. Workers that serve too need no further hosts."""
     keys = f"parallel.servers={servers or 'workers'}"
@@ -55,7 +58,7 @@ METHODS = (
     _served("server, synchronous", servers=1, repeatable=True),
     _served("2 servers, synchronous", servers=2, repeatable=True),
     _served("workers serve, synchronous", repeatable=True),
-    _served("server, asynchronous", "parallel.updates=asynchronous", "parallel.staleness=auto", servers=1),
+    _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1),
     _served(
         "workers serve, staleness 2, int4",
@@ -67,6 +70,17 @@ METHODS = (
     _gossip("ring", 25, "parallel.wire=int8", name=", int8"),
 )
 """Rows of the table, in this order. The first is DDP."""
+
+SLOW_RANK_METHODS = (
+    DDP,
+    _mean(1),
+    _mean(4),
+    _gossip("ring", 4),
+    _served("server, synchronous", servers=1, repeatable=True),
+    _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
+    _served("2 servers, asynchronous", *ASYNCHRONOUS, servers=2),
+)
+"""Rows of the tables of slow_rank.py."""
 
 
 @dataclass(frozen=True)

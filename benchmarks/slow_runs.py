@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,6 +39,8 @@ WARMUP_SHARE = 20
 """Steps over those in which the learning rate rises: 100 of 2,000, as in the config."""
 
 POLL_S = 0.2
+
+Watch = Callable[[Sequence["subprocess.Popen[str]"], Sequence[Path]], None]
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,27 @@ def whole_periods(values: Sequence[float], period: int) -> list[float]:
 class Runner:
     """Starts ranks on hosts, one run after the other. Run folders and prepared data are in `folder`.
 
+    Args:
+        words: further key=value of each run.
+        samples: of each rank in a step.
+        watch: called again and again with the processes of the ranks, and the folder of each rank's run.
+
     Raises:
         SystemFailed: a rank ended with another code than 0; the message has the end of its output.
     """
 
-    def __init__(self, folder: Path, data: Path | None, tokens: Path | None) -> None:
-        self._folder, self._tokens = folder, tokens
+    def __init__(
+        self,
+        folder: Path,
+        data: Path | None,
+        tokens: Path | None,
+        words: Sequence[str] = (),
+        watch: Watch | None = None,
+        *,
+        samples: int = 1,
+    ) -> None:
+        self._folder, self._tokens, self._words, self._samples = folder, tokens, words, samples
+        self._watch: Watch = watch or (lambda started, runs: None)
         self._env = {**environment(), "OMP_NUM_THREADS": "1", "CODESCENT_TOKEN": secrets.token_hex(16)}
         if data is not None:
             self._env["CODESCENT_DATA_DIR"] = str(data)
@@ -175,7 +192,7 @@ class Runner:
                     env = rank_environment(self._env, rank, case.ranks, PORT)
                     started.append(hosts.start(rank, argv, env, Path(made), log))
                     stack.callback(_kill, started[-1])
-                _wait(started, Path(made), case.words())
+                _wait(started, Path(made), case.words(), lambda: self._watch(started, [run] * case.ranks))
             wall_s = time.monotonic() - begin_s
             sent = max(hosts.sent_bytes(host) - at for host, at in enumerate(before))
             return _recorded(run, sent / case.steps, wall_s)
@@ -191,7 +208,7 @@ class Runner:
                 one = replace(case, method=replace(case.method, overrides=()), seed=case.seed + rank)
                 started.append(hosts.start(rank, self._argv(one, runs[-1], 1), self._env, Path(made), log))
                 stack.callback(_kill, started[-1])
-            _wait(started, Path(made), f"without network, {case.hosts} ranks")
+            _wait(started, Path(made), f"without network, {case.hosts} ranks", lambda: self._watch(started, runs))
             return [_recorded(run, 0.0, time.monotonic() - begin_s) for run in runs]
 
     def plan(self, case: Case) -> Plan:
@@ -220,24 +237,29 @@ class Runner:
         """The command line of each rank."""
         overrides = [
             f"run.folder={run}", f"run.seed={case.seed}", f"data.folder={self._folder / 'datasets'}",
-            f"data.seq_len={SEQ_LEN}", f"train.num_steps={case.steps}", f"train.global_batch_size={ranks}",
+            f"data.seq_len={SEQ_LEN}", f"train.num_steps={case.steps}",
+            f"train.global_batch_size={ranks * self._samples}",
             "train.precision=fp32", "train.compile=none", "train.matmul=exact", "train.num_threads=1",
             "train.check_every=0", f"train.eval_every={case.steps if case.validates else 0}",
             "model.dropout=0.0", f"optimizer.decay_steps={case.schedule_steps}",
             "checkpoint.every=0", "checkpoint.last=false", "log.metrics_every=1", "log.every=100",
-            "parallel.timeout_s=3600", *(word.format(ranks=ranks) for word in case.method.overrides),
+            "parallel.timeout_s=3600",
+            *self._words, *(word.format(ranks=ranks) for word in case.method.overrides),
         ]  # fmt: skip
         if case.validates:
             overrides.append("checkpoint.keep_best=false")
         if self._tokens is not None:
-            return training(replace(GPT2_124M, batch_size=ranks, seq_len=SEQ_LEN), self._tokens, run, *overrides)
+            return training(
+                replace(GPT2_124M, batch_size=ranks * self._samples, seq_len=SEQ_LEN), self._tokens, run, *overrides
+            )
         warmup = case.schedule_steps // WARMUP_SHARE
         return codescent("train", CHAR, f"optimizer.warmup_steps={warmup}", *overrides)
 
 
-def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, words: str) -> None:
-    """Wait for all ranks; the first that fails ends the wait."""
+def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, words: str, watch: Callable[[], None]) -> None:
+    """Wait for all ranks, and watch; the first that fails ends the wait."""
     while True:
+        watch()
         codes = [process.poll() for process in started]
         bad = next((rank for rank, code in enumerate(codes) if code), None)
         if bad is not None:

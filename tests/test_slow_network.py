@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import hosts  # noqa: E402 - found by the line above: a folder of scripts, no package
+import shares  # noqa: E402
 import slow_figures  # noqa: E402
 import slow_link  # noqa: E402
 import slow_methods  # noqa: E402
+import slow_rank  # noqa: E402
 import slow_state  # noqa: E402
 import slow_table  # noqa: E402
 from measure import SystemFailed  # noqa: E402
@@ -262,3 +265,31 @@ def test_a_table_is_measured_and_then_continued(tmp_path: Path, data_dir: Path) 
     again = script("slow_network", *few, *places)
     assert again.returncode == 0, again.stderr
     assert "ddp, 2 hosts" not in again.stderr
+
+
+def test_tokens_are_those_after_the_first_period() -> None:
+    assert slow_rank.tokens_per_s(recorded(0.5, [1.0], steps=4), 2, 100) == pytest.approx(200)
+
+
+def test_asynchronous_methods_are_compared_with_the_ranks_alone() -> None:
+    slow = [{"method": name, "of_alone": share} for name, share in (("server, asynchronous", 0.95), ("ddp", 0.3))]
+    equal = [{"method": name, "tokens_per_s": speed} for name, speed in (("ddp", 103.5), ("mean every 1", 100.0))]
+    shared, cost = slow_rank.musts_of(equal, slow)
+    assert (shared["value"], shared["held"]) == (0.95, True)
+    assert (cost["value"], cost["held"]) == (pytest.approx(0.035), False)
+
+
+def test_a_process_gets_no_more_than_its_share() -> None:
+    reason = shares.missing()
+    if reason:
+        pytest.skip(reason)
+    spin = "import time\nend = time.monotonic() + 1.0\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+    with shares.Shares() as groups:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"input()\n{spin}"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        groups.limit(process.pid, 0, 0.25)
+        out, _ = process.communicate("\n", timeout=30)
+        folder = groups.group(0, 0.25)
+    assert float(out) < 0.5  # it ran for a second, and had begun before
+    assert not folder.exists()
