@@ -400,3 +400,15 @@ def test_fewer_elements_than_ranks(forker: Forker, tmp_path: Path, ranks: int) -
     for text in WIRES:
         assert all(one[text]["bits"] == found[0][text]["bits"] for one in found), text
         assert all(any(one[text]["poisoned"]) and one[text]["state is as before"] for one in found), text
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_in_pieces_have_the_same_bits_and_bytes(forker: Forker, tmp_path: Path, ranks: int) -> None:
+    options = {"wires": ("bf16", "int4", "sign", "topk:0.3"), "shapes": SHAPES, "piece_bytes": 96}
+    for rank in forker.call("wire_ranks:in_pieces", tmp_path, ranks, **options):
+        for text, found in rank.items():
+            assert len(set(found["bits"])) == 1, text
+            whole, pieces = found["sizes"]
+            assert sum(pieces) == sum(whole)
+            assert len(pieces) > len(whole)
+            assert max(pieces) <= 96 * ranks

@@ -18,6 +18,7 @@ from codescent.base.ranges import Recording
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Verb
 from codescent.plan.wire import Wire
+from codescent.strategies import pieces
 from codescent.strategies.wire import Channel, WireSum
 
 CPU = torch.device("cpu")
@@ -252,4 +253,25 @@ def on_fake_ranks(place: Place, wires: Sequence[str], shapes: Shapes, dtype: str
             found[text].append(watch.issued)
             one.close()
         dist.destroy_process_group()
+    return found
+
+
+def in_pieces(place: Place, wires: Sequence[str], shapes: Shapes, piece_bytes: int) -> dict[str, Any]:
+    """By wire: the bits of a sum whole and in pieces, beside a computation and not; the bytes of each collective."""
+    group = place.join()
+    found: dict[str, Any] = {}
+    for text in wires:
+        bits, sizes = [], []
+        for size in (1 << 40, piece_bytes):
+            pieces.PIECE_BYTES = size
+            for aside in (False, True):
+                one = WireSum(Wire.parse(text), shapes, group, CPU, "fp32")
+                with Watch(fake=False) as watch:
+                    watch.verb = Verb.REDUCE
+                    tensors = given(shapes, place.rank, 0, "fp32")
+                    one.start(tensors).wait() if aside else one.sum_(tensors)
+                bits.append(digest([*tensors, *one.state().values()]))
+                sizes += [] if aside else [[entry[2] for entry in watch.issued]]
+                one.close()
+        found[text] = {"bits": bits, "sizes": sizes}
     return found

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from codescent.base.ranges import Flight, named_collective
 from codescent.base.stopwatch import waiting
 from codescent.plan import Collective
+from codescent.strategies.pieces import all_gather_in_pieces, all_to_all_in_pieces
 
 # torch 2.13 renamed the first two and warns if the old names are used.
 torch_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -112,11 +113,11 @@ class Exchanges:
     all_to_all: Callable[..., None]
 
 
-BLOCKING = Exchanges(all_reduce, all_gather_into, all_to_all)
+BLOCKING = Exchanges(all_reduce, all_gather_in_pieces(all_gather_into), all_to_all_in_pieces(all_to_all))
 ASIDE = Exchanges(
     _aside(Collective.ALL_REDUCE, dist.all_reduce),
-    _aside(Collective.ALL_GATHER, torch_all_gather),
-    _aside(Collective.ALL_TO_ALL, dist.all_to_all_single),
+    all_gather_in_pieces(_aside(Collective.ALL_GATHER, torch_all_gather)),
+    all_to_all_in_pieces(_aside(Collective.ALL_TO_ALL, dist.all_to_all_single)),
 )
 """For a thread beside the one that computes."""
 
