@@ -52,8 +52,12 @@ METHODS = (
     *(_mean(period) for period in (25, 50, 100)),
     *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40, 50)),
     _mean(16, "parallel.wire=int4", "parallel.overlap_steps=10", name="mean every 16, int4, 10 steps under way"),
+    _mean(8, "parallel.wire=sign", name="mean every 8, sign"),
     *(_outer(period) for period in (25, 50, 100)),
     *(_outer(period, "int4") for period in (25, 40, 50)),
+    _outer(
+        25, "int4", "parallel.outer_learning_rate=0.9", "parallel.outer_momentum=0.4", name=", rate 0.9, momentum 0.4"
+    ),
     _outer(40, "int4", "parallel.fragments=3", "parallel.overlap_steps=5", name=", 3 fragments, 5 steps under way"),
     _served("server, synchronous", servers=1, repeatable=True),
     _served("2 servers, synchronous", servers=2, repeatable=True),
