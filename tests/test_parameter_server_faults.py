@@ -28,8 +28,11 @@ def with_fault(runs: Runs, name: str, ranks: int, fault: str, *words: str, rank:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_lost_connection_to_the_only_server_is_made_again(runs: Runs, mode: str) -> None:
-    found = with_fault(runs, f"lost-{mode}", 3, "disconnected 7 0", "parallel.servers=1", *MODES[mode])
+@pytest.mark.parametrize(("servers", "lost"), [(1, "0"), (2, "0"), (2, "1"), (2, "0 1")])
+def test_a_lost_connection_is_made_again(runs: Runs, servers: int, lost: str, mode: str) -> None:
+    """No server applies a push that another one refuses."""
+    name = f"lost-{servers}-{lost.replace(' ', '')}-{mode}"
+    found = with_fault(runs, name, 2 + servers, f"disconnected 7 {lost}", f"parallel.servers={servers}", *MODES[mode])
     if mode == "synchronous":  # the portion is computed again, by whoever comes first
         assert_same(found, runs.of_one(), 1e-9)
     assert [row["step"] for row in found.read_metrics()][-1] == 20
