@@ -3,13 +3,20 @@ Does not test the service's decisions (test_servers) or broken frames (test_tran
 
 from __future__ import annotations
 
+import signal
+import subprocess
+from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 from forker import Forker, Runs
-from runs import assert_same
+from runs import assert_same, called, start
+from test_parameter_server import final_weights
+from test_train_resume import wait_for_step
 
-from codescent.record import RunFolder
+from codescent.record import RunFolder, order
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=0")
 MODES = {"synchronous": (), "asynchronous": ("parallel.updates=asynchronous",)}
@@ -44,3 +51,47 @@ def test_a_worker_may_stand_still(runs: Runs, mode: str) -> None:
     if mode == "synchronous":
         assert_same(found, runs.of_one(), 1e-9)
     assert [row["step"] for row in found.read_metrics()] == list(range(1, 21))
+
+
+LONG = ("train.num_steps=40", "checkpoint.every=10", "optimizer.decay_steps=40")
+
+
+def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of a rank that `process` has started."""
+    (found,) = (one for one in psutil.Process(process.pid).children() if one.environ().get("RANK") == str(rank))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_goes_on_from_its_last_save_after_kill_9_of_a_server(runs: Runs, mode: str) -> None:
+    """The server is named. What was applied before the save is not applied again, and what came after it is."""
+    words = (*FP64, *LONG, "parallel.servers=2", *MODES[mode])
+    name = f"killed-{mode}"
+    process = start(runs.project, "train", "run.toml", f"run.name={name}", *words, "--ranks", "4")
+    run = runs.project / "runs" / name
+    wait_for_step(process, run, 15)
+    rank_of(process, 3).send_signal(signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 137, said
+    assert "rank 3 of 4 (server 1, pid" in said
+    done = called(runs.project, "train", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    found = RunFolder.open(run)
+    assert "resume" in [event["kind"] for event in found.read_events()]
+    assert [row["step"] for row in found.read_metrics()] == list(range(1, 41))
+    if mode == "synchronous":
+        whole = runs.forker.train(runs.project, "whole", 4, *words)
+        assert [row["train_loss"] for row in found.read_metrics()] == [
+            row["train_loss"] for row in whole.read_metrics()
+        ]
+        expected = final_weights(whole)
+        assert all(torch.equal(value, expected[key]) for key, value in final_weights(found).items())
+        return
+    for server in (0, 1):
+        rows = order.read(run, server, 80)
+        assert Counter((row.step, row.part) for row in rows) == Counter(
+            (step, part) for step in range(40) for part in range(2)
+        )
+        assert [row.version for row in rows] == list(range(80))
+    assert called(runs.project, "prove", "--replay", str(run)).returncode == 0

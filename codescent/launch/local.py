@@ -18,6 +18,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,6 +53,7 @@ def run_ranks(
     *,
     saves: bool = True,
     of_memory: Callable[[int], Sequence[str]] = lambda rank: (),
+    roles: Roles | None = None,
 ) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
@@ -70,6 +72,7 @@ def run_ranks(
         env: environment of the ranks. Its numbers of threads and network interfaces override our defaults.
         saves: whether the ranks save when they are asked to stop, for the message.
         of_memory: called with a rank that the kernel has probably killed for lack of memory; returns lines to print.
+        roles: what ranks are in messages, and which of them the run can lose.
 
     Returns:
         0 if every rank returned 0. Otherwise the exit code of the first rank that failed; or 128 + the number of the
@@ -82,12 +85,29 @@ def run_ranks(
     signals = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
-    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, saves=saves) as processes:
+    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, roles or Roles(), saves=saves) as processes:
         code = processes.watch(queue)
         if (killed := processes.report()) is not None:
             for line in of_memory(killed):
                 _say(line)
     return code
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What ranks are, other than ranks: for messages, and for who may die.
+
+    Attributes:
+        names: of some ranks, such as "server 0".
+        spare: ranks without which the run goes on, once they have begun to train.
+    """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    spare: frozenset[int] = frozenset()
+
+    def of(self, rank: int) -> str:
+        """The name of a rank and a comma, if it has one."""
+        return f"{self.names[rank]}, " if rank in self.names else ""
 
 
 def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -> dict[str, str]:
@@ -141,7 +161,10 @@ def _queued(number: int, frame: types.FrameType | None) -> None:
 class _Ranks:
     """The processes of one launch, their logs and their exit codes."""
 
-    def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str], *, saves: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], ranks: int, env: Mapping[str, str], roles: Roles, *, saves: bool
+    ) -> None:
+        self._roles = roles
         self._command, self._num_ranks = list(command), ranks
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
         self._token = fresh()
@@ -332,7 +355,7 @@ class _Ranks:
             for rank, how in self._halted.items():
                 _say(f"codescent: the cause: rank {rank} (pid {self._processes[rank].pid}) {how}")
             pid, ending = self._processes[culprit].pid, self._ending(culprit)
-            _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {ending}")
+            _say(f"codescent: rank {culprit} of {self._num_ranks} ({self._roles.of(culprit)}pid {pid}) {ending}")
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
             _say(f"codescent: the output of each rank is in {self._logs}")

@@ -1,4 +1,4 @@
-"""In: a plan with parameter servers, the optimizer over one server's part. Out: its weights as they travel, its updates.
+"""In: a plan with parameter servers, the optimizer over one server's part. Out: its weights to send, and its updates.
 Does not receive pushes and does not decide when to update (serve.py does)."""
 
 from __future__ import annotations

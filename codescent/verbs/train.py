@@ -23,7 +23,7 @@ from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
-from codescent.launch.local import run_ranks
+from codescent.launch.local import Roles, run_ranks
 from codescent.models import GENERATING
 from codescent.preflight import check, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
@@ -102,9 +102,18 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config))
+    code = start(of_memory=partial(_of_memory, config), roles=_roles(config))
     _record_lost(run_folder(config), None)
     return code
+
+
+def _roles(config: Config) -> Roles:
+    """Servers are named. A run with asynchronous updates goes on without a worker, but not without rank 0, which writes
+    the run folder."""
+    count = config.parallel.servers if isinstance(config.parallel.servers, int) else 0
+    first = config.parallel.ranks - count
+    can_lose = count > 0 and config.parallel.updates == "asynchronous"
+    return Roles({first + index: f"server {index}" for index in range(count)}, frozenset(range(1, first * can_lose)))
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
