@@ -3,6 +3,7 @@ Does not test the service's decisions (test_servers) or broken frames (test_tran
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections import Counter
@@ -95,3 +96,62 @@ def test_a_run_goes_on_from_its_last_save_after_kill_9_of_a_server(runs: Runs, m
         )
         assert [row.version for row in rows] == list(range(80))
     assert called(runs.project, "prove", "--replay", str(run)).returncode == 0
+
+
+BOUNDS = {"no bound": (), "bound": ("parallel.staleness=1",)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_run_goes_on_after_kill_9_of_a_worker(runs: Runs, bound: str) -> None:
+    """Each portion is applied once by every server, the living validate and save, and the death is recorded."""
+    words = (*FP64, *LONG, "train.eval_every=10", "parallel.servers=2", "parallel.updates=asynchronous", *BOUNDS[bound])
+    name = f"dead-{'-'.join(bound.split())}"
+    process = start(runs.project, "train", "run.toml", f"run.name={name}", *words, "--ranks", "5")
+    run = runs.project / "runs" / name
+    wait_for_step(process, run, 12)
+    rank_of(process, 1).send_signal(signal.SIGKILL)
+    summary, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert re.search("rank 1 on .* died in step [0-9]+; the others went on without it", summary)
+    assert said.count("rank 1 of 5 (a worker, pid") == 1
+    assert "the others go on without it" in said
+    found = RunFolder.open(run)
+    rows = found.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert len([row for row in rows if row["val_loss"] is not None]) == 4
+    (lost,) = (event for event in found.read_events() if event["kind"] == "worker_lost")
+    assert (lost["rank"], lost["step"] >= 12, lost["noticed_s"] <= 5) == (1, True, True)
+    for server in (0, 1):
+        applied = Counter((row.step, row.part) for row in order.read(run, server, 120))
+        assert applied == Counter((step, part) for step in range(40) for part in range(3))
+    assert [(row["rank"]) for row in found.iter_ranks() if row["step"] == 40] == [0, 2, 3, 4]
+    replayed = called(runs.project, "prove", "--replay", str(run))
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+@pytest.mark.slow
+def test_a_synchronous_run_ends_with_its_worker(runs: Runs) -> None:
+    words = (*FP64, *LONG, "parallel.servers=1")
+    process = start(runs.project, "train", "run.toml", "run.name=dead-synchronous", *words, "--ranks", "3")
+    wait_for_step(process, runs.project / "runs" / "dead-synchronous", 12)
+    rank_of(process, 1).send_signal(signal.SIGKILL)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 137, said
+    assert "rank 1 of 3 (pid" in said
+
+
+def test_servers_listen_on_loopback_alone(runs: Runs) -> None:
+    """S1, on one machine: each socket of each rank, while they train."""
+    words = (*FP64, "train.num_steps=400", "parallel.servers=2", "checkpoint.last=false")
+    process = start(runs.project, "train", "run.toml", "run.name=listens", *words, "--ranks", "3")
+    wait_for_step(process, runs.project / "runs" / "listens", 5)
+    found = {
+        rank: {one.laddr.ip for one in rank_of(process, rank).net_connections("inet") if one.status == "LISTEN"}
+        for rank in range(3)
+    }
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert set().union(*found.values()) == {"127.0.0.1"}
+    assert found[1]
+    assert found[2]

@@ -4,7 +4,6 @@ Does not know what the ranks do, does not import torch and does not restart a ra
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import select
@@ -18,7 +17,6 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +29,7 @@ from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
+from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
@@ -43,7 +42,6 @@ SHOWN_BYTES = 20_000  # end of a crashed rank's log to print
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_ranks(
@@ -91,23 +89,6 @@ def run_ranks(
             for line in of_memory(killed):
                 _say(line)
     return code
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What ranks are, other than ranks: for messages, and for who may die.
-
-    Attributes:
-        names: of some ranks, such as "server 0".
-        spare: ranks without which the run goes on, once they have begun to train.
-    """
-
-    names: Mapping[int, str] = field(default_factory=dict)
-    spare: frozenset[int] = frozenset()
-
-    def of(self, rank: int) -> str:
-        """The name of a rank and a comma, if it has one."""
-        return f"{self.names[rank]}, " if rank in self.names else ""
 
 
 def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -> dict[str, str]:
@@ -226,7 +207,7 @@ class _Ranks:
                         stderr=log,
                         pass_fds=passed,
                         process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
-                        preexec_fn=_die_with_parent(),
+                        preexec_fn=die_with_parent(),
                     )
                 )
             except BlockingIOError as error:
@@ -295,6 +276,11 @@ class _Ranks:
             self._ended.add(rank)
             _kill_group(process)  # processes that the rank started
             if self._stopping or (self._stop_signal is not None and code in CLEAN_STOPS):
+                continue
+            if code < 0 and rank in self._roles.spare and self._watch.beats.get(rank)[0] > 0 and not self._failed:
+                position = self._watch.beats.lose(rank, time.monotonic())
+                who = f"rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
+                _say(f"codescent: {who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
                 continue
             if code == 0 and not self._watch.ended_early(rank):
                 continue
@@ -369,31 +355,10 @@ class _Ranks:
         if code >= 0:
             early = " in the middle of its steps" if self._watch.ended_early(rank) and code == 0 else ""
             return f"ended with exit code {code}{early}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:  # a real-time signal
-            name = "signal"
-        return f"was killed by {name} ({-code}){evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
+        return f"{ended_by(code)}{evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """A function to run between fork and exec: it makes the kernel kill the rank when its parent dies (Linux only).
-
-    Both system calls are looked up before the fork. So the function never waits for a lock of a parent's thread.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def request() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # the parent died before prctl
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return request
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -25,10 +25,13 @@ def _follow(serving: Serving, first: Client) -> None:
         while not serving.closed:
             applied = first.request(Kind.ASK, metadata={"after": after}).metadata["pushes"]
             after += len(applied)
-            if applied:
-                serving.follow(applied)
+            with serving.change:
+                serving.to_apply += [(worker, number) for worker, number in applied]
+                serving.change.notify_all()
     except BaseException as error:
         if not serving.closed:
-            serving.failed(error)
+            with serving.change:
+                serving.failure = error  # SERVE raises it
+                serving.change.notify_all()
     finally:
         first.close()

@@ -19,6 +19,7 @@ from codescent.record.order import Applied
 from codescent.servers import Decision, Ledger, Portion, Portions, Verdict
 from codescent.strategies.wire_messages import Messages
 from codescent.train.followers import Followers
+from codescent.train.lost import Death, Lost
 from codescent.train.optimize import Optimizer
 from codescent.train.pushes import Push, Step
 from codescent.train.served_part import ServedPart
@@ -61,7 +62,7 @@ class Serving:
         self.messages, self.wide = Messages(wire, self.part.numel, dtype), TORCH_DTYPE[dtype]
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
-        bound = bound if index == 0 else None  # the others apply what the first server has applied
+        bound = None if index else bound  # the others apply what the first server has applied
         self.life, self.pushes = secrets.randbits(31), first_step * self.workers
         state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
@@ -73,6 +74,8 @@ class Serving:
         self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
         self.to_apply: list[tuple[int, int]] = []  # what the first server has applied, and this one has not
         self.failure: BaseException | None = None
+        self.lost: dict[int, Lost] = {}  # workers that have died
+        self.deaths: Callable[[], dict[int, Death]] = dict
         self.summed: list[Push] = []
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
@@ -163,6 +166,14 @@ class Serving:
                 self.portions.leave(sender)
             self.change.notify_all()
 
+    def look_for_dead(self) -> None:
+        """Give out again what workers held that have died since the last call."""
+        with self.change:
+            for worker, death in self.deaths().items():
+                if worker not in self.lost:
+                    self.left(worker, "it has died")
+                    self.lost[worker] = Lost.of(worker, death)
+
     def _answer_push(self, request: Frame) -> Answer | None:
         """A push comes in two requests where there are several servers: a part to each, then the word to the first that
         all have theirs. The first one decides when it applies the push, and answers then."""
@@ -202,18 +213,6 @@ class Serving:
             told["stop"],
         )
 
-    def follow(self, applied: Sequence[Sequence[int]]) -> None:
-        """The first server has applied these pushes (worker and number), too."""
-        with self.change:
-            self.to_apply += [(worker, number) for worker, number in applied]
-            self.change.notify_all()
-
-    def failed(self, error: BaseException) -> None:
-        """A thread of this server has failed: SERVE raises its error."""
-        with self.change:
-            self.failure = error
-            self.change.notify_all()
-
     def _answer_pull(self, request: Frame) -> Answer | None:
         """Grant the weights and send them. A worker of several servers has the grant first, where pulls may wait, and
         `granted` is its ticket: weights of no server are then older than the grant."""
@@ -237,8 +236,7 @@ class Serving:
             if self.portions is not None:
                 self.portions.returned(sender)
             idle = self.portions is not None and not (self.portions.finished or self.portions.offers(sender))
-            grant = None if idle else self.ledger.pull(sender)
-            if grant is None:
+            if idle or (grant := self.ledger.pull(sender)) is None:
                 return None
             facts["ticket"] = grant.ticket
             if told.get("reserves"):
@@ -291,6 +289,7 @@ class Serving:
                     raise failure
                 if self.stop_requested():
                     self._stop()
+                self.look_for_dead()
                 with waiting():
                     self.change.wait(LOOK_S)
             return not self.has_ended
@@ -335,8 +334,8 @@ class Serving:
         self._add(push, decision.version - base)
         self.summed.append(push)
         if self.order is not None:
-            portion = push.portion
-            self.order.append(Applied(push.worker, push.number, base, decision.version, portion.step, portion.part))
+            at = push.portion
+            self.order.append(Applied(push.worker, push.number, base, decision.version, at.step, at.part))
         if decision.completes:
             self._changed()  # the other servers update together with this one
             self._update(rate)

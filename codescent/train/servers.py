@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from codescent.plan import Plan
 from codescent.strategies.worker import Worker
 from codescent.train.follow import follow
 from codescent.train.initial import write_initial_values_
+from codescent.train.lost import can_lose, deaths
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.serve import Serving
 from codescent.train.world import World
@@ -43,6 +45,8 @@ def listening(
     index = plan.servers.index(rank)
     serving = Serving(plan, index, optimizer, world.servers, first_step, stop_requested)
     listener = listen(world.meeting.address)
+    if world.beats is not None and index == 0 and can_lose(plan):
+        serving.deaths = partial(deaths, world.beats, plan.mesh.world_size)
     senders = range(plan.mesh.world_size + len(plan.servers))  # server k follows the first one as number workers + k
     serving.server = Server(listener, world.meeting.key, serving, rank, senders)
     world.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
@@ -23,8 +24,10 @@ from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
-from codescent.launch.local import Roles, run_ranks
+from codescent.launch.local import run_ranks
+from codescent.launch.roles import Roles
 from codescent.models import GENERATING
+from codescent.plan.wire import Wire
 from codescent.preflight import check, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
@@ -112,7 +115,8 @@ def _roles(config: Config) -> Roles:
     the run folder."""
     count = config.parallel.servers if isinstance(config.parallel.servers, int) else 0
     first = config.parallel.ranks - count
-    can_lose = count > 0 and config.parallel.updates == "asynchronous"
+    is_whole = not Wire.parse(config.parallel.wire).lossy  # a lossy wire keeps residuals on each worker
+    can_lose = count > 0 and config.parallel.updates == "asynchronous" and is_whole
     return Roles({first + index: f"server {index}" for index in range(count)}, frozenset(range(1, first * can_lose)))
 
 
@@ -154,10 +158,15 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         best = ["--best"] if outcome.suggests_best else []
         more = f"; more text: {command('sample', folder, *best)}" if writes else ""
         files = f"checkpoints){more}" if is_saved else "no checkpoint: checkpoint.last = false)"
+        say([_of_lost(event) for event in run.read_events() if event["kind"] == "worker_lost"])
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)
     return outcome.exit_code
+
+
+def _of_lost(event: dict[str, Any]) -> str:
+    return f"rank {event['rank']} on {event['host']} died in step {event['step']}; the others went on without it"
 
 
 def _find_learning_rate(config: Config, rank: Rank) -> int:
