@@ -3,13 +3,21 @@ Does not test the service's decisions (test_servers) or broken frames (test_tran
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 from forker import Forker, Runs
-from runs import assert_same
+from runs import assert_same, called, start
+from test_parameter_server import final_weights
+from test_train_resume import wait_for_step
 
-from codescent.record import RunFolder
+from codescent.record import RunFolder, order
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=0")
 MODES = {"synchronous": (), "asynchronous": ("parallel.updates=asynchronous",)}
@@ -28,8 +36,11 @@ def with_fault(runs: Runs, name: str, ranks: int, fault: str, *words: str, rank:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_lost_connection_to_the_only_server_is_made_again(runs: Runs, mode: str) -> None:
-    found = with_fault(runs, f"lost-{mode}", 3, "disconnected 7 0", "parallel.servers=1", *MODES[mode])
+@pytest.mark.parametrize(("servers", "lost"), [(1, "0"), (2, "0"), (2, "1"), (2, "0 1")])
+def test_a_lost_connection_is_made_again(runs: Runs, servers: int, lost: str, mode: str) -> None:
+    """No server applies a push that another one refuses."""
+    name = f"lost-{servers}-{lost.replace(' ', '')}-{mode}"
+    found = with_fault(runs, name, 2 + servers, f"disconnected 7 {lost}", f"parallel.servers={servers}", *MODES[mode])
     if mode == "synchronous":  # the portion is computed again, by whoever comes first
         assert_same(found, runs.of_one(), 1e-9)
     assert [row["step"] for row in found.read_metrics()][-1] == 20
@@ -41,3 +52,106 @@ def test_a_worker_may_stand_still(runs: Runs, mode: str) -> None:
     if mode == "synchronous":
         assert_same(found, runs.of_one(), 1e-9)
     assert [row["step"] for row in found.read_metrics()] == list(range(1, 21))
+
+
+LONG = ("train.num_steps=40", "checkpoint.every=10", "optimizer.decay_steps=40")
+
+
+def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of a rank that `process` has started."""
+    (found,) = (one for one in psutil.Process(process.pid).children() if one.environ().get("RANK") == str(rank))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_goes_on_from_its_last_save_after_kill_9_of_a_server(runs: Runs, mode: str) -> None:
+    """The server is named. What was applied before the save is not applied again, and what came after it is."""
+    words = (*FP64, *LONG, "parallel.servers=2", *MODES[mode])
+    name = f"killed-{mode}"
+    process = start(runs.project, "train", "run.toml", f"run.name={name}", *words, "--ranks", "4")
+    run = runs.project / "runs" / name
+    wait_for_step(process, run, 15)
+    rank_of(process, 3).send_signal(signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 137, said
+    assert "rank 3 of 4 (server 1, pid" in said
+    done = called(runs.project, "train", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    found = RunFolder.open(run)
+    assert "resume" in [event["kind"] for event in found.read_events()]
+    assert [row["step"] for row in found.read_metrics()] == list(range(1, 41))
+    if mode == "synchronous":
+        whole = runs.forker.train(runs.project, "whole", 4, *words)
+        assert [row["train_loss"] for row in found.read_metrics()] == [
+            row["train_loss"] for row in whole.read_metrics()
+        ]
+        expected = final_weights(whole)
+        assert all(torch.equal(value, expected[key]) for key, value in final_weights(found).items())
+        return
+    for server in (0, 1):
+        rows = order.read(run, server, 80)
+        assert Counter((row.step, row.part) for row in rows) == Counter(
+            (step, part) for step in range(40) for part in range(2)
+        )
+        assert [row.version for row in rows] == list(range(80))
+    assert called(runs.project, "prove", "--replay", str(run)).returncode == 0
+
+
+BOUNDS = {"no bound": (), "bound": ("parallel.staleness=1",)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_run_goes_on_after_kill_9_of_a_worker(runs: Runs, bound: str) -> None:
+    """Each portion is applied once by every server, the living validate and save, and the death is recorded."""
+    words = (*FP64, *LONG, "train.eval_every=10", "parallel.servers=2", "parallel.updates=asynchronous", *BOUNDS[bound])
+    name = f"dead-{'-'.join(bound.split())}"
+    process = start(runs.project, "train", "run.toml", f"run.name={name}", *words, "--ranks", "5")
+    run = runs.project / "runs" / name
+    wait_for_step(process, run, 12)
+    rank_of(process, 1).send_signal(signal.SIGKILL)
+    summary, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert re.search("rank 1 on .* died in step [0-9]+; the others went on without it", summary)
+    assert said.count("rank 1 of 5 (a worker, pid") == 1
+    assert "the others go on without it" in said
+    found = RunFolder.open(run)
+    rows = found.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert len([row for row in rows if row["val_loss"] is not None]) == 4
+    (lost,) = (event for event in found.read_events() if event["kind"] == "worker_lost")
+    assert (lost["rank"], lost["step"] >= 12, lost["noticed_s"] <= 5) == (1, True, True)
+    for server in (0, 1):
+        applied = Counter((row.step, row.part) for row in order.read(run, server, 120))
+        assert applied == Counter((step, part) for step in range(40) for part in range(3))
+    assert [(row["rank"]) for row in found.iter_ranks() if row["step"] == 40] == [0, 2, 3, 4]
+    replayed = called(runs.project, "prove", "--replay", str(run))
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+@pytest.mark.slow
+def test_a_synchronous_run_ends_with_its_worker(runs: Runs) -> None:
+    words = (*FP64, *LONG, "parallel.servers=1")
+    process = start(runs.project, "train", "run.toml", "run.name=dead-synchronous", *words, "--ranks", "3")
+    wait_for_step(process, runs.project / "runs" / "dead-synchronous", 12)
+    rank_of(process, 1).send_signal(signal.SIGKILL)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 137, said
+    assert "rank 1 of 3 (pid" in said
+
+
+def test_servers_listen_on_loopback_alone(runs: Runs) -> None:
+    """S1, on one machine: each socket of each rank, while they train."""
+    words = (*FP64, "train.num_steps=400", "parallel.servers=2", "checkpoint.last=false")
+    process = start(runs.project, "train", "run.toml", "run.name=listens", *words, "--ranks", "3")
+    wait_for_step(process, runs.project / "runs" / "listens", 5)
+    found = {
+        rank: {one.laddr.ip for one in rank_of(process, rank).net_connections("inet") if one.status == "LISTEN"}
+        for rank in range(3)
+    }
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert set().union(*found.values()) == {"127.0.0.1"}
+    assert found[1]
+    assert found[2]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from codescent.servers import Arrivals, Decision, Ledger, Portion, Portions, Verdict
+from codescent.servers import Arrivals, Decided, Decision, Ledger, Portion, Portions, Verdict
 
 WORKERS = range(4)
 WORKER = st.sampled_from(WORKERS)
@@ -258,3 +258,20 @@ def test_the_deadline_is_bounded_whatever_a_minority_does(rounds: list[list[floa
     # two thirds are in 0.9 to 1.1: so is the median, and the MAD is at most the width
     assert 0.9 <= arrivals.deadline_s() <= 1.1 + 6 * 1.4826 * 0.2 + 1e-9
     assert arrivals.wait_s(1e9) == 0.0
+
+
+@given(st.lists(st.sampled_from(["decide", "first", "second", "lost"]), max_size=60))
+def test_every_server_hears_of_each_push_once_and_in_order(events: list[str]) -> None:
+    """Also if an answer is lost: the follower asks again from where it was."""
+    decided, known = Decided(5, [7, 8]), {7: 5, 8: 5}
+    pushes: list[tuple[int, int]] = []
+    for event in [*events, "first", "second"]:
+        if event == "decide":
+            pushes.append((len(pushes) % 3, len(pushes)))
+            decided.append(*pushes[-1])
+        else:
+            follower = 8 if event == "second" else 7
+            found = decided.after(follower, known[follower])
+            assert found == pushes[known[follower] - 5 :]
+            known[follower] += 0 if event == "lost" else len(found)
+    assert set(known.values()) == {5 + len(pushes)}

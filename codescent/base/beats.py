@@ -36,9 +36,20 @@ class Beats:
         text = env.get(BEATS_FD, "")
         return cls(int(text), ranks) if text.isdigit() else None
 
-    def put(self, rank: int, position: float, stage: int = 0) -> None:
+    def put(self, rank: int, position: float, stage: float = 0) -> None:
         """Write the position and the stage of a rank."""
         _SLOT.pack_into(self.memory, rank * _SLOT.size, position, stage)
+
+    def lost(self, rank: int) -> tuple[float, float] | None:
+        """When the launcher saw that a rank had died, by time.monotonic, and its position then; None: it lives."""
+        moment, position = self.get(rank)
+        return (-moment, position) if moment < 0 else None
+
+    def lose(self, rank: int, now_s: float) -> float:
+        """The launcher writes that a rank has died, and the others go on. Returns the position of the rank."""
+        position, _ = self.get(rank)
+        self.put(rank, -now_s, position)
+        return position
 
     def get(self, rank: int) -> tuple[float, float]:
         """Read the position and the stage of a rank."""

@@ -4,7 +4,6 @@ Does not know what the ranks do, does not import torch and does not restart a ra
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import select
@@ -30,6 +29,7 @@ from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
+from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
@@ -42,7 +42,6 @@ SHOWN_BYTES = 20_000  # end of a crashed rank's log to print
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_ranks(
@@ -52,6 +51,7 @@ def run_ranks(
     *,
     saves: bool = True,
     of_memory: Callable[[int], Sequence[str]] = lambda rank: (),
+    roles: Roles | None = None,
 ) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
@@ -70,6 +70,7 @@ def run_ranks(
         env: environment of the ranks. Its numbers of threads and network interfaces override our defaults.
         saves: whether the ranks save when they are asked to stop, for the message.
         of_memory: called with a rank that the kernel has probably killed for lack of memory; returns lines to print.
+        roles: what ranks are in messages, and which of them the run can lose.
 
     Returns:
         0 if every rank returned 0. Otherwise the exit code of the first rank that failed; or 128 + the number of the
@@ -82,7 +83,7 @@ def run_ranks(
     signals = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
-    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, saves=saves) as processes:
+    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, roles or Roles(), saves=saves) as processes:
         code = processes.watch(queue)
         if (killed := processes.report()) is not None:
             for line in of_memory(killed):
@@ -141,7 +142,10 @@ def _queued(number: int, frame: types.FrameType | None) -> None:
 class _Ranks:
     """The processes of one launch, their logs and their exit codes."""
 
-    def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str], *, saves: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], ranks: int, env: Mapping[str, str], roles: Roles, *, saves: bool
+    ) -> None:
+        self._roles = roles
         self._command, self._num_ranks = list(command), ranks
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
         self._token = fresh()
@@ -203,7 +207,7 @@ class _Ranks:
                         stderr=log,
                         pass_fds=passed,
                         process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
-                        preexec_fn=_die_with_parent(),
+                        preexec_fn=die_with_parent(),
                     )
                 )
             except BlockingIOError as error:
@@ -273,6 +277,11 @@ class _Ranks:
             _kill_group(process)  # processes that the rank started
             if self._stopping or (self._stop_signal is not None and code in CLEAN_STOPS):
                 continue
+            if code < 0 and rank in self._roles.spare and self._watch.beats.get(rank)[0] > 0 and not self._failed:
+                position = self._watch.beats.lose(rank, time.monotonic())
+                who = f"rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
+                _say(f"codescent: {who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
+                continue
             if code == 0 and not self._watch.ended_early(rank):
                 continue
             if code > 0 and code in CLEAN_STOPS and self._watch.has_ended(rank):  # another process asked for it
@@ -332,7 +341,7 @@ class _Ranks:
             for rank, how in self._halted.items():
                 _say(f"codescent: the cause: rank {rank} (pid {self._processes[rank].pid}) {how}")
             pid, ending = self._processes[culprit].pid, self._ending(culprit)
-            _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {ending}")
+            _say(f"codescent: rank {culprit} of {self._num_ranks} ({self._roles.of(culprit)}pid {pid}) {ending}")
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
             _say(f"codescent: the output of each rank is in {self._logs}")
@@ -346,31 +355,10 @@ class _Ranks:
         if code >= 0:
             early = " in the middle of its steps" if self._watch.ended_early(rank) and code == 0 else ""
             return f"ended with exit code {code}{early}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:  # a real-time signal
-            name = "signal"
-        return f"was killed by {name} ({-code}){evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
+        return f"{ended_by(code)}{evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """A function to run between fork and exec: it makes the kernel kill the rank when its parent dies (Linux only).
-
-    Both system calls are looked up before the fork. So the function never waits for a lock of a parent's thread.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def request() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # the parent died before prctl
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return request
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

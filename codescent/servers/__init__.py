@@ -2,7 +2,8 @@
 server and of its coordinator. Does no input or output, reads no clock, and needs the standard library alone."""
 
 from codescent.servers.arrivals import Arrivals
+from codescent.servers.decided import Decided
 from codescent.servers.ledger import Decision, Grant, Ledger, Verdict
 from codescent.servers.portions import Portion, Portions
 
-__all__ = ["Arrivals", "Decision", "Grant", "Ledger", "Portion", "Portions", "Verdict"]
+__all__ = ["Arrivals", "Decided", "Decision", "Grant", "Ledger", "Portion", "Portions", "Verdict"]

@@ -17,7 +17,7 @@ from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
 from codescent.servers import Portion
 from codescent.strategies.wire_messages import Messages
-from codescent.transport import Client, Kind, Refused
+from codescent.transport import Client, Frame, Kind, Refused
 from codescent.transport.tensors import bytes_of
 
 
@@ -65,6 +65,7 @@ class Worker:
         self.fetched = [torch.empty(numel, dtype=narrow) for numel in numels]
         self.pool = ThreadPoolExecutor(len(clients), thread_name_prefix="codescent worker")
         self.refused = 0
+        self.after = 0  # pushes that the first server had applied when it answered last
         self.server_stops = False  # a server was asked to stop; the first server hears of it by the next push
         self.reserves = plan.layout.in_steps and len(clients) > 1
         self.sums: list[list[float]] = []
@@ -96,9 +97,8 @@ class Worker:
         facts = {"portion": [self.portion.step, self.portion.part], "loss": loss, "losses": losses}
         facts |= {"square": self._square([meant for _, meant in encoded]), "stop": stop or self.server_stops}
         with waiting():
-            pushed = self.pool.map(lambda server: self._push(server, facts, encoded[server][0]), range(len(encoded)))
-            for one, applied in zip(self.messages, pushed, strict=True):
-                if applied:
+            if self._push(facts, [message for message, _ in encoded]):
+                for one in self.messages:
                     one.delivered()
         self.portion = None
 
@@ -109,24 +109,35 @@ class Worker:
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
         return float(torch.stack(norms).square().sum())
 
-    def _push(self, server: int, facts: Mapping[str, Any], message: torch.Tensor) -> bool:
-        """Send a part of a push. Returns whether the server has applied it.
+    def _push(self, facts: Mapping[str, Any], messages: Sequence[torch.Tensor]) -> bool:
+        """Send each server its part of a push. Returns whether the servers apply it: all of them do, or none.
 
-        The first server refuses a portion that another worker has by now. To the others the same message goes again,
-        with a new grant: all servers apply a portion, or none does.
+        When all have their part, the first server is told so. It then decides, and the others follow. It refuses a
+        portion that another worker has by now.
         """
-        while True:
-            told = {**facts, "ticket": self.tickets[server]}
+        alone = len(messages) == 1
+
+        def send(server: int) -> Frame | None:
+            told = {**facts, "ticket": self.tickets[server], "commits": alone}
+            payloads = [bytes_of(messages[server])]
             try:
-                self.clients[server].request(Kind.PUSH, metadata=told, payloads=[bytes_of(message)], number=self.number)
-                return True
+                return self.clients[server].request(Kind.PUSH, metadata=told, payloads=payloads, number=self.number)
             except Refused:
-                self.refused += 1
-                if server == 0:
-                    return False
-                grant = {"final": False, "reserves": True, "have": [-1, -1]}
-                answer = self.clients[server].request(Kind.PULL, metadata=grant)
-                self.tickets[server] = answer.metadata["ticket"]
+                return None
+
+        answers = list(self.pool.map(send, range(len(messages))))
+        first = answers[0]
+        if first is not None and not alone:
+            told = {"ticket": self.tickets[0], "commits": True}
+            try:
+                first = self.clients[0].request(Kind.PUSH, metadata=told, number=self.number)
+            except Refused:
+                first = None
+        if first is None:
+            self.refused += 1
+            return False
+        self.after = first.metadata["pushes"]
+        return True
 
     def pull(self) -> None:
         """The PULL verb: fetch the weights of all servers, then the next portion.
@@ -139,8 +150,6 @@ class Worker:
                 self._fetch({"final": False})
                 told = self._ask({})
             while told.get("portion") is None and not told["ends"]:
-                for client in self.clients[1:]:
-                    client.request(Kind.ASK, metadata={"release": True})
                 told = self._ask({"waits": True})
                 if told.get("portion") is not None:  # it has come back from another worker
                     self._fetch({"final": False})
@@ -164,11 +173,14 @@ class Worker:
     def _fetch(self, metadata: dict[str, Any]) -> None:
         """Put the weights of all servers into `fetched`, at once. Weights that are there already do not travel.
 
-        Where pulls may wait, the first server gives its grant before the others are asked. Otherwise two workers could
-        each have the grant of one server and wait for that of another.
+        Where pulls may wait, the first server gives its grant before weights are asked for. The others send no older
+        weights: they first apply what the first one had applied then.
         """
+        metadata = {**metadata, "after": self.after}
         if self.reserves and not metadata["final"]:
-            self.clients[0].request(Kind.PULL, metadata={**metadata, "have": [-1, -1], "reserves": True})
+            facts = {**metadata, "have": [-1, -1], "reserves": True}
+            granted = self.clients[0].request(Kind.PULL, metadata=facts).metadata
+            metadata |= {"granted": granted["ticket"], "after": granted["pushes"]}
 
         def fetch(server: int) -> None:
             into, facts = [bytes_of(self.fetched[server])], {**metadata, "have": self.have[server]}

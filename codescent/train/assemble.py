@@ -30,6 +30,7 @@ from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
 from codescent.train.serve import Serving
+from codescent.train.serve_beside import serve_beside
 from codescent.train.servers import connected, listening, served_weights
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
@@ -160,7 +161,9 @@ def _served_beside(
     optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
     serving = listening(plan, world, optimizer, first_step, stop.is_requested)
     steps, workers = config.train.num_steps, plan.mesh.dp
-    serving.serve_beside(lambda number: learning_rate(config.optimizer, steps, workers, number), world.give_up)
+    serving.thread = serve_beside(
+        serving, lambda number: learning_rate(config.optimizer, steps, workers, number), world.give_up
+    )
     return optimizer, serving
 
 

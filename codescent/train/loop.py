@@ -23,6 +23,7 @@ from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.continuing import nothing_to_do, with_new_places
 from codescent.train.loggers import Logger, load
+from codescent.train.lost import go_on_without_lost, report_lost
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
@@ -226,8 +227,10 @@ class _Steps:
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
         if served:
+            serving = self.trainer.executor.serving
+            report_lost(self.run, go_on_without_lost(self.run.world, self.plan, serving, step))
             result = self._shared(result)
-            if (serving := self.trainer.executor.serving) is not None:
+            if serving is not None:
                 order.append(self.run.path, serving.index, serving.take_order())
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
@@ -271,7 +274,9 @@ class _Steps:
         self.times.add(seconds, parts)
         if result.stop or self._is_due(step, self.config.log.every, self.last):
             memory = self.trainer.executor.memory.numbers()
-            self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
+            self.report.ranks(
+                *self.times.gather(step, peak_memory_bytes(self.run.world.device), memory, self.run.world.living)
+            )
         if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=self.good)

@@ -27,7 +27,7 @@ class RankTimes:
             self.sums[name] += parts[name]
 
     def gather(
-        self, step: int, peak_memory_bytes: int, memory: Sequence[float] = ()
+        self, step: int, peak_memory_bytes: int, memory: Sequence[float] = (), living: Sequence[int] | None = None
     ) -> tuple[list[RankRow], list[list[float]]]:
         """On rank 0, of each rank: a row of record/ranks.py, and `memory`. On other ranks nothing. Starts new sums.
 
@@ -37,6 +37,7 @@ class RankTimes:
             step: the last step that was added.
             peak_memory_bytes: of this rank.
             memory: more numbers of this rank, equally many on each.
+            living: the ranks that take part; None: all.
         """
         means = {name: total / self.steps for name, total in self.sums.items()}
         numbers, steps = [*means.values(), float(peak_memory_bytes)], self.steps
@@ -50,6 +51,6 @@ class RankTimes:
                 **dict(zip(means, found, strict=False)),
                 "peak_memory_bytes": int(found[len(means)]),
             }
-            for rank, found in enumerate(everyone)
+            for rank, found in zip(living or range(len(everyone)), everyone, strict=False)
         ]
         return rows, [found[len(numbers) :] for found in everyone]

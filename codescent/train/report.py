@@ -260,8 +260,8 @@ class Report:
         """Write the times of each rank, and its memory: `MemoryWatch.numbers`."""
         if self.run.folder is not None:
             self.run.folder.write_ranks(rows)
-            step, plan = int(rows[0]["step"]), self.run.plan
-            self.run.folder.write_memory([row(plan, step, rank, found) for rank, found in enumerate(memory)])
+            step, plan, both = int(rows[0]["step"]), self.run.plan, zip(rows, memory, strict=True)
+            self.run.folder.write_memory([row(plan, step, int(one["rank"]), found) for one, found in both])
 
     def _of_peaks(self, mfu: float, flops_per_s: float) -> dict[str, float | None]:
         """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
@@ -362,7 +362,7 @@ class Report:
             step: the last step.
             received: `StopRequest.received` of each rank; None for a rank without a signal. At least one has a signal.
         """
-        rank, first = next((rank, one) for rank, one in enumerate(received) if one is not None)
+        rank, first = next((rank, one) for rank, one in zip(self.run.world.living, received, strict=True) if one)
         self._event("stop", step=step, rank=rank, **first)
         whom = "" if all(received) else f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.say(

@@ -6,20 +6,23 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from codescent.base.stopwatch import beside, waiting
+from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 from codescent.plan.wire import Wire
 from codescent.record.order import Applied
-from codescent.servers import Ledger, Portion, Portions, Verdict
+from codescent.servers import Decision, Ledger, Portion, Portions, Verdict
 from codescent.strategies.wire_messages import Messages
+from codescent.train.followers import Followers
+from codescent.train.lost import Death, Lost
 from codescent.train.optimize import Optimizer
+from codescent.train.pushes import Push, Step
+from codescent.train.served_part import ServedPart
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
 
@@ -27,42 +30,6 @@ MOST_TOLD = 300
 """Most steps of which an answer has the sums: the metadata of a frame is bounded."""
 LOOK_S = 0.2
 """Seconds between two looks at what else may end a step: a failed thread, a request to stop."""
-
-
-@dataclass(frozen=True)
-class Push:
-    """What a worker has sent: its part of the gradients, of which portion, and with which weights."""
-
-    worker: int
-    number: int
-    ticket: int
-    portion: Portion
-    gradients: torch.Tensor
-    loss: float
-    losses: int
-    square: float
-    stop: bool
-
-
-@dataclass
-class Step:
-    """What the pushes of one step say, summed: `sums` is what all ranks are told."""
-
-    loss: float = 0.0
-    losses: int = 0
-    stops: int = 0
-    square: float = 0.0
-    skips: int = 0
-    stale: int = 0
-    most_stale: int = 0
-    pushes: int = 0
-
-    @property
-    def sums(self) -> list[float]:
-        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses]. With several updates in a
-        step the squared norm is their mean."""
-        mean = self.stale / max(1, self.pushes)
-        return [self.loss, self.stops, self.square, self.skips, mean, self.most_stale, self.losses]
 
 
 class Serving:
@@ -87,23 +54,28 @@ class Serving:
         stop_requested: Callable[[], bool],
     ) -> None:
         self.stop_requested = stop_requested
-        self.plan, self.index, self.optimizer, self.group = plan, index, optimizer, servers
+        self.plan, self.index, self.group = plan, index, servers
+        self.part = ServedPart(plan, index, optimizer)
         self.workers = plan.mesh.world_size
         self.in_steps = plan.layout.in_steps
-        self.pieces = plan.pieces[index]
-        self.numel = sum(piece.numel for piece in self.pieces)
-        self.messages = Messages(Wire.parse(plan.layout.wire), self.numel, plan.trained[0].optimizer_dtype)
-        self.wide, self.narrow = TORCH_DTYPE[plan.trained[0].optimizer_dtype], TORCH_DTYPE[plan.work.precision]
+        wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
+        self.messages, self.wide = Messages(wire, self.part.numel, dtype), TORCH_DTYPE[dtype]
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
+        bound = None if index else bound  # the others apply what the first server has applied
         self.life, self.pushes = secrets.randbits(31), first_step * self.workers
         state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
         self.change = threading.Condition()
-        self.staged: dict[tuple[int, int], Push] = {}
+        self.staged: dict[int, Push] = {}  # by worker; the others follow the first server's decisions
+        self.committed: set[tuple[int, int]] = set()  # worker and number: every server has its part
         self.refusals: set[tuple[int, int]] = set()
-        self.repeated: set[tuple[int, int]] = set()  # pushes of portions that were applied already
-        self.applied: set[Portion] = set()  # of this segment
+        self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
+        self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
+        self.to_apply: list[tuple[int, int]] = []  # what the first server has applied, and this one has not
+        self.failure: BaseException | None = None
+        self.lost: dict[int, Lost] = {}  # workers that have died
+        self.deaths: Callable[[], dict[int, Death]] = dict
         self.summed: list[Push] = []
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
@@ -111,7 +83,6 @@ class Serving:
         self.sums: list[float] = []
         self.order: list[Applied] | None = [] if plan.layout.updates == "asynchronous" else None
         self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
-        self.published: tuple[int, torch.Tensor] | None = None
         self.stopping = self.ended = self.closed = self.updating = False
         self.server: Server | None = None
         self.thread: threading.Thread | None = None
@@ -127,37 +98,13 @@ class Serving:
         """Whether a rank was asked to stop, and all work that was given out is done."""
         return self.ended or (self.stopping and self.portions is not None and self.done == self.portions.end)
 
-    def serve_beside(self, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]) -> None:
-        """SERVE in a thread, beside the computation of a worker in this process.
-
-        Args:
-            rate_of: learning rate of a step.
-            give_up: ends this process, which would wait for its own server.
-        """
-        arguments = rate_of, give_up
-        self.thread = threading.Thread(target=self._serve_all, args=arguments, name="codescent serves", daemon=True)
-        self.thread.start()
-
     def allow(self, number: int) -> None:
         """The thread may serve until the end of the segment of step `number`."""
         if self.thread is None:
             return
         with self.change:
-            self.allowed = self._segment_end(number)
+            self.allowed = self.plan.schedule.agrees_next(number)
             self.change.notify_all()
-
-    def _serve_all(self, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]) -> None:
-        beside()
-        try:
-            while not (self.closed or self.has_ended):
-                with self.change:
-                    self.change.wait_for(lambda: self.done < self.allowed or self.closed, LOOK_S)
-                    number = self.done
-                    waits = number >= self.allowed
-                if not (waits or self.closed):
-                    self.serve(number, rate_of(number))
-        except BaseException as error:
-            give_up(error)
 
     def take_order(self) -> list[Applied]:
         """The pushes that were applied since the last call."""
@@ -181,8 +128,7 @@ class Serving:
         with self.change:
             yield from (*self.incoming.values(), *self.messages.buffers())
             yield from (push.gradients for push in (*self.staged.values(), *self.summed))
-            if self.published is not None:
-                yield self.published[1]
+            yield from self.part.buffers()
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
         """See Service."""
@@ -200,6 +146,8 @@ class Serving:
         with self.change:
             if request.kind is Kind.PUSH:
                 return self._answer_push(request)
+            if request.sender >= self.workers:
+                return self.followers.answer(request, self.ledger.version)
             if self.updating:
                 return None
             if request.kind is Kind.PULL:
@@ -207,77 +155,100 @@ class Serving:
             return self._answer_ask(request)
 
     def left(self, sender: int, why: str) -> None:
-        """See Service."""
+        """See Service. Servers but the first keep what the worker has sent: the first one may have applied it."""
+        if self.index or sender >= self.workers:
+            return
         with self.change:
             self.ledger.release(sender)
-            self.staged = {key: push for key, push in self.staged.items() if key[0] != sender}
+            self.staged.pop(sender, None)
+            self.committed = {key for key in self.committed if key[0] != sender}
             if self.portions is not None:
                 self.portions.leave(sender)
             self.change.notify_all()
 
+    def look_for_dead(self) -> None:
+        """Give out again what workers held that have died since the last call."""
+        with self.change:
+            for worker, death in self.deaths().items():
+                if worker not in self.lost:
+                    self.left(worker, "it has died")
+                    self.lost[worker] = Lost.of(worker, death)
+
     def _answer_push(self, request: Frame) -> Answer | None:
-        key = (request.sender, request.request)
-        if request.request <= self.ledger.join(request.sender) or key in self.repeated:
-            self.repeated.discard(key)
-            return Answer(self.ledger.version)
+        """A push comes in two requests where there are several servers: a part to each, then the word to the first that
+        all have theirs. The first one decides when it applies the push, and answers then."""
+        key, told = (request.sender, request.request), request.metadata
+        arrived = self.incoming.pop(request.sender, None) if request.lengths else None
+        if request.request <= self.ledger.join(request.sender):
+            return Answer(self.ledger.version, {"pushes": self.pushes})
         if key in self.refusals:
             self.refusals.discard(key)
             raise Refused("the weights are too old")
-        if key not in self.staged:
-            told, grant = request.metadata, self.ledger.granted.get(request.sender)
-            if grant is None or grant.ticket != told["ticket"]:  # at once: no step may be under way that would look
-                self.incoming.pop(request.sender)
-                self.ledger.push(*key, told["ticket"])  # counts it
+        if arrived is not None:
+            self._stage(request, arrived)
+        if self.index or not told["commits"]:
+            return Answer(self.ledger.version)
+        if key not in self.committed:
+            staged, grant = self.staged.get(request.sender), self.ledger.granted.get(request.sender)
+            lost = staged is None or staged.number != request.request
+            if lost or grant is None or grant.ticket != told["ticket"]:
+                self.staged.pop(request.sender, None)
+                self.ledger.push(*key, 0)  # no grant has this ticket: it counts the refusal
                 raise Refused("the worker has no grant for these weights")
-            self.staged[key] = Push(
-                *key,
-                told["ticket"],
-                Portion(*told["portion"]),
-                self.messages.decode(self.incoming.pop(request.sender), torch.empty(self.numel, dtype=self.wide)),
-                told["loss"],
-                told["losses"],
-                told["square"],
-                told["stop"],
-            )
+            self.committed.add(key)
             self.change.notify_all()
         return None
 
+    def _stage(self, request: Frame, arrived: torch.Tensor) -> None:
+        told = request.metadata
+        self.staged[request.sender] = Push(
+            request.sender,
+            request.request,
+            told["ticket"],
+            Portion(*told["portion"]),
+            self.messages.decode(arrived, torch.empty(self.part.numel, dtype=self.wide)),
+            told["loss"],
+            told["losses"],
+            told["square"],
+            told["stop"],
+        )
+
     def _answer_pull(self, request: Frame) -> Answer | None:
-        told, version = request.metadata, self.ledger.version
-        facts = {"life": self.life, "version": version, "stop": self.stop_requested()}
+        """Grant the weights and send them. A worker of several servers has the grant first, where pulls may wait, and
+        `granted` is its ticket: weights of no server are then older than the grant."""
+        told, sender, version = request.metadata, request.sender, self.ledger.version
+        facts = {"life": self.life, "version": version, "stop": self.stop_requested(), "pushes": self.pushes}
+        if self.pushes < told["after"]:
+            return None
+        is_ready = True
         if told["final"]:
-            self.ledger.release(request.sender)
+            self.ledger.release(sender)
             if self.pushes != told["pushes"]:
                 return None
             if told["stopped"]:
                 self.ended = True
                 self.change.notify_all()
+        elif self.index == 0 and told.get("granted") is not None:
+            grant = self.ledger.granted.get(sender)
+            facts["ticket"] = told["granted"]
+            is_ready = grant is not None and grant.ticket == told["granted"]
         else:
             if self.portions is not None:
-                self.portions.returned(request.sender)
-            idle = self.portions is not None and not (self.portions.finished or self.portions.offers(request.sender))
-            grant = None if idle else self.ledger.pull(request.sender)
-            if grant is None:
+                self.portions.returned(sender)
+            idle = self.portions is not None and not (self.portions.finished or self.portions.offers(sender))
+            if idle or (grant := self.ledger.pull(sender)) is None:
                 return None
             facts["ticket"] = grant.ticket
             if told.get("reserves"):
-                return Answer(self.ledger.version, facts)
-        if self.portions is not None:
-            self.portions.weights_given(request.sender)
+                return Answer(version, facts)
+        if self.portions is not None and is_ready:  # without its grant, it is told to pull anew when it asks for work
+            self.portions.weights_given(sender)
+        self.bases[sender] = version
         if told["have"] == [self.life, version]:
             return Answer(version, facts)
-        if self.published is None or self.published[0] != version:
-            flat, begin = torch.empty(self.numel, dtype=self.narrow), 0
-            for piece, weight in zip(self.pieces, self.optimizer.weights, strict=True):
-                flat[begin : begin + piece.numel].copy_(weight.master.reshape(-1))
-                begin += piece.numel
-            self.published = version, flat
-        return Answer(version, facts, [bytes_of(self.published[1])])
+        return Answer(version, facts, [bytes_of(self.part.weights(version))])
 
     def _answer_ask(self, request: Frame) -> Answer | None:
-        if request.metadata.get("release"):
-            self.ledger.release(request.sender)
-            return Answer()
         ends = self.portions is None or (self.portions.finished and self.done == self.portions.end)
         if ends and request.metadata["known"] == self.done:
             return None  # this worker knows it already: it waits for the next segment
@@ -306,27 +277,22 @@ class Serving:
         with self.change:
             if self.index == 0 and (self.portions is None or self.portions.finished):
                 own = self.plan.layout.updates == "synchronous"
-                self.portions = Portions(self.workers, number, self._segment_end(number), own=own)
+                self.portions = Portions(self.workers, number, self.plan.schedule.agrees_next(number), own=own)
                 for worker in self.ledger.granted:  # they have pulled before this step began
                     self.portions.weights_given(worker)
-            if self.plan.schedule.agrees_after(number):
-                self.applied.clear()
             self._changed()
             while self.done <= number and not (self.has_ended or self.closed):
                 if self._apply_ready(rate):
                     self._changed()
                     continue
-                if self.server is not None and self.server.failure is not None:
-                    raise self.server.failure
+                if (failure := self.failure or (self.server.failure if self.server else None)) is not None:
+                    raise failure
                 if self.stop_requested():
                     self._stop()
+                self.look_for_dead()
                 with waiting():
                     self.change.wait(LOOK_S)
             return not self.has_ended
-
-    def _segment_end(self, number: int) -> int:
-        """The number of steps after which all ranks act next."""
-        return self.plan.schedule.agrees_next(number)
 
     def _changed(self) -> None:
         if self.server is not None:
@@ -334,14 +300,21 @@ class Serving:
 
     def _apply_ready(self, rate: float) -> bool:
         """Apply the first push that may be applied, or refuse one. Returns whether there was one."""
-        for key, push in list(self.staged.items()):
+        if self.index:
+            if self.to_apply:
+                worker, number = self.to_apply.pop(0)
+                push = self.staged.pop(worker)
+                assert push.number == number, (
+                    f"push {push.number} of worker {worker}, where the first server has {number}"
+                )
+                ticket = self.ledger.granted[worker].ticket
+                self._apply(push, self.ledger.push(worker, number, ticket), rate)
+                return True
+            return False
+        for key in sorted(self.committed):
+            push = self.staged[key[0]]
             if self.portions is not None and not self.portions.holds(push.worker, push.portion):
                 self._refuse(key)
-                return True
-            if push.portion in self.applied:  # another server had refused it, so it was computed again
-                self.ledger.release(push.worker)
-                del self.staged[key]
-                self.repeated.add(key)
                 return True
             decision = self.ledger.push(push.worker, push.number, push.ticket)
             if decision.verdict is Verdict.WAIT:
@@ -349,30 +322,36 @@ class Serving:
             if decision.verdict is Verdict.REFUSED:
                 self._refuse(key)
                 return True
-            del self.staged[key]
-            self._add(push, decision.version - decision.base)
-            self.summed.append(push)
-            if self.order is not None:
-                portion = push.portion
-                versions = decision.base, decision.version
-                self.order.append(Applied(push.worker, push.number, *versions, portion.step, portion.part))
-            if decision.completes:
-                self._update(rate)
-            if self.pushes % self.workers == 0:
-                self.sums, self.step = self.step.sums, Step()
-                if self.index == 0:
-                    self.unread.append(self.sums)
+            self.committed.discard(key)
+            self.followers.decided.append(*key)
+            self._apply(self.staged.pop(push.worker), decision, rate)
             return True
         return False
 
+    def _apply(self, push: Push, decision: Decision, rate: float) -> None:
+        """Add a push, and update if a version is complete."""
+        base = self.bases[push.worker]  # not older than the grant
+        self._add(push, decision.version - base)
+        self.summed.append(push)
+        if self.order is not None:
+            at = push.portion
+            self.order.append(Applied(push.worker, push.number, base, decision.version, at.step, at.part))
+        if decision.completes:
+            self._changed()  # the other servers update together with this one
+            self._update(rate)
+        if self.pushes % self.workers == 0:
+            self.sums, self.step = self.step.sums, Step()
+            if self.index == 0:
+                self.unread.append(self.sums)
+
     def _refuse(self, key: tuple[int, int]) -> None:
-        del self.staged[key]
+        self.committed.discard(key)
+        del self.staged[key[0]]
         self.refusals.add(key)
 
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
         self.pushes += 1
-        self.applied.add(push.portion)
         step = self.step
         step.pushes += 1
         step.loss += push.loss
@@ -403,18 +382,9 @@ class Serving:
             self.change.acquire()
             self.updating = False
 
-    @torch.no_grad()
     def _update(self, rate: float) -> None:
-        """One step of the optimizer, with the sum of the pushes. They are added in the order of their portions, so that
-        the sum does not depend on who was first."""
-        pushes, self.summed = sorted(self.summed, key=lambda push: (push.portion, push.worker)), []
-        total = pushes[0].gradients
-        for push in pushes[1:]:
-            total += push.gradients
-        views, begin = [], 0
-        for piece, weight in zip(self.pieces, self.optimizer.weights, strict=True):
-            views.append(total[begin : begin + piece.numel].view_as(weight.master))
-            begin += piece.numel
+        """One step of the optimizer, with the sum of the pushes since the last one."""
+        pushes, self.summed = self.summed, []
         loss = sum(push.loss for push in pushes)
 
         def agree(square: torch.Tensor) -> torch.Tensor:
@@ -425,7 +395,7 @@ class Serving:
                 self._sum_over_servers(sums[1:])
             return sums
 
-        sums = self.optimizer.step(views, rate, agree)
+        sums = self.part.update(pushes, rate, agree)
         share = self.workers if not self.in_steps else 1
         self.step.square += float(sums[-1]) / share
         self.step.skips += not bool(sums.isfinite().all())

@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 from codescent.strategies.worker import Worker
+from codescent.train.follow import follow
 from codescent.train.initial import write_initial_values_
+from codescent.train.lost import can_lose, deaths
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.serve import Serving
 from codescent.train.world import World
@@ -42,19 +45,29 @@ def listening(
     index = plan.servers.index(rank)
     serving = Serving(plan, index, optimizer, world.servers, first_step, stop_requested)
     listener = listen(world.meeting.address)
-    serving.server = Server(listener, world.meeting.key, serving, rank, range(plan.mesh.world_size))
+    if world.beats is not None and index == 0 and can_lose(plan):
+        serving.deaths = partial(deaths, world.beats, plan.mesh.world_size)
+    senders = range(plan.mesh.world_size + len(plan.servers))  # server k follows the first one as number workers + k
+    serving.server = Server(listener, world.meeting.key, serving, rank, senders)
     world.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))
+    if index:
+        follow(serving, _clients(plan, world, plan.mesh.world_size + index, 1)[0])
     return serving
 
 
 def connected(plan: Plan, world: World, weights: Sequence[torch.Tensor], first_step: int) -> Worker:
     """A worker with a client for each server. Waits until all servers listen."""
-    keys = [f"server{index}" for index in range(len(plan.servers))]
-    world.store.wait(keys, timedelta(seconds=world.timeout.total_seconds()))
+    clients = _clients(plan, world, world.place.rank, len(plan.servers))
+    return Worker(plan, world.place.rank, weights, clients, first_step)
+
+
+def _clients(plan: Plan, world: World, sender: int, count: int) -> list[Client]:
+    """Clients of the first `count` servers. Waits until they listen."""
+    keys, timeout_s = [f"server{index}" for index in range(count)], world.timeout.total_seconds()
+    world.store.wait(keys, timedelta(seconds=timeout_s))
     clients = []
     for index, where in enumerate(world.store.multi_get(keys)):
         host, port = json.loads(where)
         name = f"server {index} (rank {plan.servers[index]})"
-        timeout_s = world.timeout.total_seconds()
-        clients.append(Client((host, port), world.meeting.key, world.place.rank, name, timeout_s=timeout_s))
-    return Worker(plan, world.place.rank, weights, clients, first_step)
+        clients.append(Client((host, port), world.meeting.key, sender, name, timeout_s=timeout_s))
+    return clients

@@ -27,7 +27,7 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
     """
     plan = executor.plan
     num_samples = min(source.num_samples, most_samples or source.num_samples)
-    part, parts = plan.mesh.dp_index(executor.world.place.rank), plan.mesh.dp
+    part, parts = executor.world.share(plan)
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
     batch = samples_at_once(plan, executor.device)
     # Every rank makes the same number of passes, even without samples of its own: all-gathers need all ranks.

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from codescent.base.agreement import from_first, together
 from codescent.base.beats import Beats
@@ -102,6 +103,8 @@ class World:
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
         self.role = 0
+        self.living = tuple(range(place.world_size))
+        """The ranks in the process groups, in order: all, but those that have died in a run that goes on."""
 
     def divide(self, plan: Plan) -> None:
         """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective.
@@ -117,7 +120,7 @@ class World:
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
-        created = {tuple(range(plan.world_size)): world}
+        created = {self.living: world}
         self.role = plan.role(this_rank)
         if len(plan.servers) > 1:
             serves = this_rank in plan.servers
@@ -158,8 +161,40 @@ class World:
         return self.role
 
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
+        members = [self.living.index(rank) for rank in ranks if rank in self.living]
+        group: dist.ProcessGroup = dist.new_group(members, self.timeout, use_local_synchronization=True)
         return group
+
+    def go_on_without(self, lost: Collection[int], plan: Plan) -> None:
+        """Make the process groups anew, of the ranks that live. Collective of these.
+
+        A group with a dead member is broken, and its collectives fail or hang. torch numbers the ranks anew.
+        """
+        self.living = tuple(rank for rank in self.living if rank not in lost)
+        self.groups.clear()
+        self.servers = None
+        gc.collect()
+        if self.device.type == "cuda":  # NCCL's would wait for the dead
+            within(FREE_S, abort_groups)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        names, starts = backends(self.device, len(self.living), shards_alone=False)
+        dist.init_process_group(
+            names,
+            store=PrefixStore(f"living {self.living}", self.store),  # the old groups' addresses are in the store
+            rank=self.living.index(self.place.rank),
+            world_size=len(self.living),
+            timeout=self.timeout,
+            device_id=starts,
+        )
+        self.divide(plan)
+
+    def share(self, plan: Plan) -> tuple[int, int]:
+        """This worker's number among those that share out samples, and how many they are."""
+        if len(self.living) == self.place.world_size:
+            return plan.mesh.dp_index(self.place.rank), plan.mesh.dp
+        workers = [rank for rank in self.living if not plan.only_serves(rank)]
+        return workers.index(self.place.rank), len(workers)
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 only; return its result (JSON data), or raise its error, on every rank. Collective."""

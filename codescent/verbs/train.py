@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
@@ -24,7 +25,9 @@ from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
+from codescent.launch.roles import Roles
 from codescent.models import GENERATING
+from codescent.plan.wire import Wire
 from codescent.preflight import check, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
@@ -102,9 +105,19 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config))
+    code = start(of_memory=partial(_of_memory, config), roles=_roles(config))
     _record_lost(run_folder(config), None)
     return code
+
+
+def _roles(config: Config) -> Roles:
+    """Servers are named. A run with asynchronous updates goes on without a worker, but not without rank 0, which writes
+    the run folder."""
+    count = config.parallel.servers if isinstance(config.parallel.servers, int) else 0
+    first = config.parallel.ranks - count
+    is_whole = not Wire.parse(config.parallel.wire).lossy  # a lossy wire keeps residuals on each worker
+    can_lose = count > 0 and config.parallel.updates == "asynchronous" and is_whole
+    return Roles({first + index: f"server {index}" for index in range(count)}, frozenset(range(1, first * can_lose)))
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
@@ -145,10 +158,15 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         best = ["--best"] if outcome.suggests_best else []
         more = f"; more text: {command('sample', folder, *best)}" if writes else ""
         files = f"checkpoints){more}" if is_saved else "no checkpoint: checkpoint.last = false)"
+        say([_of_lost(event) for event in run.read_events() if event["kind"] == "worker_lost"])
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)
     return outcome.exit_code
+
+
+def _of_lost(event: dict[str, Any]) -> str:
+    return f"rank {event['rank']} on {event['host']} died in step {event['step']}; the others went on without it"
 
 
 def _find_learning_rate(config: Config, rank: Rank) -> int:

@@ -1,0 +1,37 @@
+"""In: pushes that the first server has applied. Out: answers to the other servers, which ask for them.
+Does not apply pushes (serve.py does) and does not ask (follow.py does)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from codescent.servers import Decided
+from codescent.transport import Answer, Frame
+
+MOST_DECIDED = 2000
+"""Most pushes of which an answer tells."""
+IDLE_S = 1.0
+"""Seconds after which a server is answered, although no push was applied: it asks again."""
+
+
+class Followers:
+    """The other servers, as the first one knows them. The caller locks.
+
+    Args:
+        pushes: that were applied before.
+        senders: numbers of the other servers in their requests.
+    """
+
+    def __init__(self, pushes: int, senders: Sequence[int]) -> None:
+        self.decided = Decided(pushes, senders)
+        self._asked: dict[int, tuple[int, float]] = {}  # by server: the request that waits, and since when
+
+    def answer(self, request: Frame, version: int) -> Answer | None:
+        """Which pushes the first server has applied: another server applies the same, in the same order."""
+        found = self.decided.after(request.sender, request.metadata["after"])[:MOST_DECIDED]
+        number, since = self._asked.get(request.sender, (-1, 0.0))
+        if number != request.request:
+            self._asked[request.sender] = request.request, (since := time.monotonic())
+        is_idle = not found and time.monotonic() - since < IDLE_S
+        return None if is_idle else Answer(version, {"pushes": found})
