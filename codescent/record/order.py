@@ -24,6 +24,7 @@ class Applied:
         version: version to which the push was applied.
         step: of the portion (from 0).
         part: of the portion: which of the equal parts of the step's samples.
+        first, count: with parallel.average_every: which steps the push has, counted from `step`. Else 0.
     """
 
     worker: int
@@ -32,6 +33,8 @@ class Applied:
     version: int
     step: int
     part: int
+    first: int = 0
+    count: int = 0
 
 
 def file_of(run: Path, server: int) -> Path:
@@ -45,7 +48,12 @@ def append(run: Path, server: int, rows: Sequence[Applied]) -> None:
         path = file_of(run, server)
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+            file.writelines(json.dumps(_facts(row)) + "\n" for row in rows)
+
+
+def _facts(row: Applied) -> dict[str, int]:
+    found = asdict(row)
+    return found if row.count else {key: value for key, value in found.items() if key not in ("first", "count")}
 
 
 def rewind(run: Path, server: int, pushes: int) -> None:

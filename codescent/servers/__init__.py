@@ -4,5 +4,6 @@ server and of its coordinator. Does no input or output, reads no clock, and need
 from codescent.servers.arrivals import Arrivals
 from codescent.servers.ledger import Decision, Grant, Ledger, Verdict
 from codescent.servers.portions import Portion, Portions
+from codescent.servers.speeds import Speeds
 
-__all__ = ["Arrivals", "Decision", "Grant", "Ledger", "Portion", "Portions", "Verdict"]
+__all__ = ["Arrivals", "Decision", "Grant", "Ledger", "Portion", "Portions", "Speeds", "Verdict"]

@@ -3,9 +3,10 @@ Does not decide who waits (servers/ledger.py does) and does not send frames (tra
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,9 @@ class Push:
     losses: int
     square: float
     stop: bool
+    facts: Mapping[str, Any]
+    first: int = 0  # in rounds: the first of its steps, counted from that of the portion
+    is_last: bool = True  # with it the portion is done
 
 
 @dataclass
@@ -56,13 +60,15 @@ class Step:
     stale: int = 0
     most_stale: int = 0
     pushes: int = 0
+    late: int = 0
 
     @property
     def sums(self) -> list[float]:
         """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses]. With several updates in a
         step the squared norm is their mean."""
         mean = self.stale / max(1, self.pushes)
-        return [self.loss, self.stops, self.square, self.skips, mean, self.most_stale, self.losses]
+        loss = math.nan if self.skips and not self.losses else self.loss
+        return [loss, self.stops, self.square, self.skips, mean, self.most_stale, max(1, self.losses)]
 
 
 class Serving:
@@ -96,14 +102,15 @@ class Serving:
         self.wide, self.narrow = TORCH_DTYPE[plan.trained[0].optimizer_dtype], TORCH_DTYPE[plan.work.precision]
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
-        self.life, self.pushes = secrets.randbits(31), first_step * self.workers
+        self.period = plan.schedule.period
+        self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers
         state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
         self.change = threading.Condition()
         self.staged: dict[tuple[int, int], Push] = {}
         self.refusals: set[tuple[int, int]] = set()
         self.repeated: set[tuple[int, int]] = set()  # pushes of portions that were applied already
-        self.applied: set[Portion] = set()  # of this segment
+        self.applied: set[tuple[Portion, int]] = set()  # of this segment, with the first step of each push
         self.summed: list[Push] = []
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
@@ -120,7 +127,7 @@ class Serving:
     @property
     def done(self) -> int:
         """The number of complete steps."""
-        return self.pushes // self.workers
+        return self.pushes // self.workers * self.period
 
     @property
     def has_ended(self) -> bool:
@@ -238,6 +245,9 @@ class Serving:
                 told["losses"],
                 told["square"],
                 told["stop"],
+                told,
+                first := told.get("first", 0),
+                first + told.get("count", self.period) == self.period,
             )
             self.change.notify_all()
         return None
@@ -291,10 +301,10 @@ class Serving:
         facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
         unknown = self.done - request.metadata["known"]
         if request.sender == 0:  # it writes the metrics, so it is told of each step
-            del self.unread[: max(0, len(self.unread) - unknown)]
+            del self.unread[: max(0, len(self.unread) - unknown // self.period)]
         facts["sums"] = (self.unread[-MOST_TOLD:] if request.sender == 0 else [self.sums]) if unknown else []
         if portion is not None:
-            facts["portion"] = [portion.step, portion.part]
+            facts |= {"portion": [portion.step, portion.part], **self._steps_of(request.sender, portion)}
         return Answer(self.ledger.version, facts)
 
     def serve(self, number: int, rate: float) -> bool:
@@ -306,14 +316,15 @@ class Serving:
         with self.change:
             if self.index == 0 and (self.portions is None or self.portions.finished):
                 own = self.plan.layout.updates == "synchronous"
-                self.portions = Portions(self.workers, number, self._segment_end(number), own=own)
+                end = self._segment_end(number)
+                self.portions = Portions(self.workers, number, end, own=own, period=self.period)
                 for worker in self.ledger.granted:  # they have pulled before this step began
                     self.portions.weights_given(worker)
             if self.plan.schedule.agrees_after(number):
                 self.applied.clear()
             self._changed()
             while self.done <= number and not (self.has_ended or self.closed):
-                if self._apply_ready(rate):
+                if self._apply_ready(rate) or self._close_late(rate):
                     self._changed()
                     continue
                 if self.server is not None and self.server.failure is not None:
@@ -321,7 +332,7 @@ class Serving:
                 if self.stop_requested():
                     self._stop()
                 with waiting():
-                    self.change.wait(LOOK_S)
+                    self.change.wait(self._look_s())
             return not self.has_ended
 
     def _segment_end(self, number: int) -> int:
@@ -338,7 +349,7 @@ class Serving:
             if self.portions is not None and not self.portions.holds(push.worker, push.portion):
                 self._refuse(key)
                 return True
-            if push.portion in self.applied:  # another server had refused it, so it was computed again
+            if (push.portion, push.first) in self.applied:  # another server had refused it, so it was computed again
                 self.ledger.release(push.worker)
                 del self.staged[key]
                 self.repeated.add(key)
@@ -355,15 +366,31 @@ class Serving:
             if self.order is not None:
                 portion = push.portion
                 versions = decision.base, decision.version
-                self.order.append(Applied(push.worker, push.number, *versions, portion.step, portion.part))
+                steps = (push.first, push.facts["count"]) if "count" in push.facts else ()
+                self.order.append(Applied(push.worker, push.number, *versions, portion.step, portion.part, *steps))
             if decision.completes:
                 self._update(rate)
-            if self.pushes % self.workers == 0:
-                self.sums, self.step = self.step.sums, Step()
-                if self.index == 0:
-                    self.unread.append(self.sums)
+            if push.is_last and self.pushes % self.workers == 0:
+                self._complete_step()
             return True
         return False
+
+    def _complete_step(self) -> None:
+        self.sums, self.step = self.step.sums, Step()
+        if self.index == 0:
+            self.unread.append(self.sums)
+
+    def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:
+        """Which steps of a portion the worker takes before its next push: see RoundServing."""
+        return {}
+
+    def _close_late(self, rate: float) -> bool:
+        """End a round without those who are late: see RoundServing."""
+        return False
+
+    def _look_s(self) -> float:
+        """Seconds until the next look at what else may end a step."""
+        return LOOK_S
 
     def _refuse(self, key: tuple[int, int]) -> None:
         del self.staged[key]
@@ -371,8 +398,8 @@ class Serving:
 
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
-        self.pushes += 1
-        self.applied.add(push.portion)
+        self.pushes += push.is_last
+        self.applied.add((push.portion, push.first))
         step = self.step
         step.pushes += 1
         step.loss += push.loss
@@ -381,7 +408,8 @@ class Serving:
         step.stale += staleness
         step.most_stale = max(step.most_stale, staleness)
         if self.portions is not None:
-            self.portions.done(push.worker, push.portion)
+            if push.is_last:
+                self.portions.done(push.worker, push.portion)
             if push.stop:
                 self._stop()
 

@@ -44,6 +44,8 @@ def replay_run(path: Path) -> int:
                 "parallel.servers": 0,
                 "parallel.updates": "synchronous",
                 "parallel.staleness": None,
+                "parallel.momentum_every": None,
+                "parallel.local_steps": "equal",
                 "train.microbatch_size": plan.work.microbatch_size,
             }
         ),
