@@ -96,8 +96,9 @@ def test_one_process_replays_asynchronous_rounds(runs: Runs, case: str) -> None:
     distance = re.search(r"distance of a tensor: (\S+)", done.stdout)
     assert distance is not None
     assert float(distance[1]) < 1e-9
-    rows = order.read(run.path, 0)
-    assert all(row.count for row in rows)
+    portions = 40 // 5 * (ranks if case == "workers" else ranks - int(words[0][-1]))
+    rows = order.read(run.path, 0, portions, 5)
+    assert sum(row.count for row in rows) == 5 * portions
     assert rows[-1].version > 0
 
 
@@ -148,3 +149,24 @@ def test_a_request_to_stop_ends_all_ranks_at_the_end_of_a_round(runs: Runs, mode
     assert codes == [143] * 3, said
     run = RunFolder.open(runs.project / "runs" / f"stops-{mode}")
     assert len(run.read_metrics()) in (10, 15)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_slow_replica_does_not_hold_the_others(runs: Runs, closes: bool) -> None:
+    """One of three workers takes four times as long. With a quorum most rounds end without it, and all else goes on."""
+    quorum = ("parallel.quorum=2",) if closes else ()
+    words = [*FP64, *NESTEROV, *served(1, *quorum), "train.num_steps=60", "train.eval_every=60", f"run.name=slow{closes}"]
+    answers = runs.forker.call("parameter_server_ranks:portions", runs.project, 4, words=words, rank=1, seconds=0.03)
+    run = RunFolder.open(runs.project / "runs" / f"slow{closes}")
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, 61))
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    applied, refused = ([answer[what] for answer in answers[:3]] for what in ("applied", "refused"))
+    assert applied[0] == applied[2] == 12  # each of their rounds counts
+    assert refused[0] == refused[2] == 0
+    late = [event for event in run.read_events() if event["event"] == "late"]
+    if closes:
+        assert applied[1] < 12 and refused[1] > 0  # noqa: PT018
+        assert sum(event["portions"] for event in late) == 12 - applied[1]
+    else:
+        assert (applied[1], refused[1], late) == (12, 0, [])

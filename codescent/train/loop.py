@@ -158,7 +158,7 @@ class _Steps:
         self.report.begin()
         self.run.load(self.trainer)
         if (serving := self.trainer.executor.serving) is not None:
-            order.rewind(self.run.path, serving.index, serving.pushes)
+            serving.begin(order.rewind(self.run.path, serving.index, serving.pushes, serving.period))
         self.report.start()
         self._compare(self.run.first_step)
         self.validations.recall(self.run)

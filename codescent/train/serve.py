@@ -166,6 +166,9 @@ class Serving:
         except BaseException as error:
             give_up(error)
 
+    def begin(self, pushes: int) -> None:
+        """So many pushes were applied before this command: see RoundServing."""
+
     def take_order(self) -> list[Applied]:
         """The pushes that were applied since the last call."""
         with self.change:

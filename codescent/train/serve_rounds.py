@@ -12,7 +12,7 @@ import torch.distributed as dist
 from codescent.checkpoint.box import Box
 from codescent.plan import Plan
 from codescent.plan.served import momentum_every
-from codescent.servers import Arrivals, Portion, Speeds
+from codescent.servers import Arrivals, Ledger, Portion, Speeds
 from codescent.strategies.delayed import Delayed
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.serve import LOOK_S, Push, Serving
@@ -81,6 +81,11 @@ class RoundServing(Serving):
         self.arrivals = Arrivals(FLOOR_S)
         self.begun_s = self.quorum_s = time.monotonic()
         self.arrived: dict[int, float] = {}  # of this round: seconds by worker
+
+    def begin(self, pushes: int) -> None:
+        """Count versions on where the order ends: with steps by speed a portion has several pushes."""
+        if self.speeds is not None:
+            self.ledger = Ledger.restored({**self.ledger.state(), "pushes": pushes}, self.life)
 
     def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:
         first = self.progress.get(portion, 0)
