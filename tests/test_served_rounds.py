@@ -155,7 +155,14 @@ def test_a_request_to_stop_ends_all_ranks_at_the_end_of_a_round(runs: Runs, mode
 def test_a_slow_replica_does_not_hold_the_others(runs: Runs, closes: bool) -> None:
     """One of three workers takes four times as long. With a quorum most rounds end without it, and all else goes on."""
     quorum = ("parallel.quorum=2",) if closes else ()
-    words = [*FP64, *NESTEROV, *served(1, *quorum), "train.num_steps=60", "train.eval_every=60", f"run.name=slow{closes}"]
+    words = [
+        *FP64,
+        *NESTEROV,
+        *served(1, *quorum),
+        "train.num_steps=60",
+        "train.eval_every=60",
+        f"run.name=slow{closes}",
+    ]
     answers = runs.forker.call("parameter_server_ranks:portions", runs.project, 4, words=words, rank=1, seconds=0.03)
     run = RunFolder.open(runs.project / "runs" / f"slow{closes}")
     rows = run.read_metrics()
@@ -164,9 +171,56 @@ def test_a_slow_replica_does_not_hold_the_others(runs: Runs, closes: bool) -> No
     applied, refused = ([answer[what] for answer in answers[:3]] for what in ("applied", "refused"))
     assert applied[0] == applied[2] == 12  # each of their rounds counts
     assert refused[0] == refused[2] == 0
-    late = [event for event in run.read_events() if event["event"] == "late"]
+    late = [event for event in run.read_events() if event["kind"] == "late"]
     if closes:
         assert applied[1] < 12 and refused[1] > 0  # noqa: PT018
         assert sum(event["portions"] for event in late) == 12 - applied[1]
     else:
         assert (applied[1], refused[1], late) == (12, 0, [])
+
+
+REFUSED = {
+    "quorum without servers": (
+        (*ROUNDS, "parallel.quorum=1"),
+        "parallel.quorum = 1: a collective waits for all ranks, a server need not; nearest that would do: "
+        'parallel.servers = 1 and parallel.dp_replicate = "auto", or parallel.quorum = "auto"',
+    ),
+    "quorum of two servers": (
+        (*ROUNDS, "parallel.quorum=1", "parallel.servers=workers"),
+        'parallel.quorum = 1: parallel.servers = "workers" would close their rounds at different moments; nearest that '
+        "would do: parallel.servers = 1",
+    ),
+    "large quorum": ((*ROUNDS, "parallel.quorum=3", "parallel.servers=1"), "parallel.quorum = 3: there are 2 workers"),
+    "asynchronous quorum": (
+        (*ROUNDS, "parallel.quorum=1", "parallel.servers=1", ASYNCHRONOUS),
+        'parallel.quorum = 1: parallel.updates = "asynchronous" waits for nobody; nearest that would do: '
+        'parallel.quorum = "auto"',
+    ),
+    "fragments": (
+        (*ROUNDS, "parallel.fragments=2", "parallel.servers=1"),
+        "parallel.servers = 1: parallel.fragments = 2: a worker sends the change of all weights, and waits for the "
+        "answer; nearest that would do: parallel.fragments = 1",
+    ),
+    "speed": (
+        (*ROUNDS, "parallel.servers=1", ASYNCHRONOUS, "parallel.staleness=1", "parallel.local_steps=by_speed"),
+        'parallel.local_steps = "by_speed": an update adds the rounds of all parts, which have equally many steps; '
+        'nearest that would do: parallel.local_steps = "equal"',
+    ),
+    "momentum": (
+        ("parallel.servers=1", ASYNCHRONOUS, "parallel.momentum_every=2"),
+        "parallel.momentum_every = 2: needs rounds of steps, parallel.average_every; nearest that would do: "
+        'parallel.momentum_every = "auto"',
+    ),
+    "period": (
+        ("parallel.average_every=3", "parallel.servers=1", "train.eval_every=10"),
+        "train.eval_every = 10: not a multiple of parallel.average_every = 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_rounds_cannot_do_is_refused_with_what_would_do(project: Path, case: str) -> None:
+    words, expected = REFUSED[case]
+    done = called(project, "plan", "run.toml", "parallel.ranks=3", "train.global_batch_size=12", *words)
+    assert done.returncode == 2
+    assert expected in " ".join(done.stderr.split())

@@ -157,7 +157,8 @@ class Worker:
                 self._fetch({"final": True, "pushes": pushes, "stopped": told["stopped"]})
         self._scatter()
         self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"])
-        self.sums += (sums for sums in told["sums"] for _ in range(self.period))
+        for sums in told["sums"]:  # of a round: a row for each step, all alike, and what came late in the last one
+            self.sums += [[*sums[:-1], 0.0]] * (self.period - 1) + [sums]
         self.first, self.count = told.get("first", 0), told.get("count", self.period)
         self.portion = None if told.get("portion") is None else Portion(*told["portion"])
 

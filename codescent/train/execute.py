@@ -215,11 +215,11 @@ class Executor:
             assert self.serving is not None
             done, stops = min(self.serving.done, number + self.plan.schedule.period), self.serving.has_ended
             steps = [self.serving.sums] if self.serving.sums else []
-        *earlier, last = steps or [[0.0] * 7]
-        loss, _, square, skips, stale, most_stale, losses = last
+        *earlier, last = steps or [[0.0] * 8]
+        loss, _, square, skips, stale, most_stale, losses, late = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
         laps = self.watch.stop()
-        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier)
+        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late))
 
     @property
     def apart(self) -> bool:

@@ -64,11 +64,11 @@ class Step:
 
     @property
     def sums(self) -> list[float]:
-        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses]. With several updates in a
-        step the squared norm is their mean."""
+        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses, parts that
+        came late]. With several updates in a step the squared norm is their mean."""
         mean = self.stale / max(1, self.pushes)
         loss = math.nan if self.skips and not self.losses else self.loss
-        return [loss, self.stops, self.square, self.skips, mean, self.most_stale, max(1, self.losses)]
+        return [loss, self.stops, self.square, self.skips, mean, self.most_stale, max(1, self.losses), self.late]
 
 
 class Serving:
