@@ -16,7 +16,7 @@ import layout_ranks
 from rank_server import Place
 
 from codescent.train.execute import Executor
-from codescent.transport import Client, Kind
+from codescent.transport import Client, Kind, Refused
 
 
 def run(place: Place, words: list[str], fault: str, rank: int, resume: bool = False) -> None:
@@ -71,3 +71,28 @@ def stopped(step: str, seconds: str) -> None:
 
 
 layout_ranks.FAULTS |= {"disconnected": disconnected, "stopped": stopped}
+
+
+def portions(place: Place, words: list[str], rank: int, seconds: float) -> dict[str, int]:
+    """A run in which each forward pass takes so many seconds longer, on `rank` four times as many.
+
+    Returns:
+        How many pushes of this rank were applied, and how many were refused.
+    """
+    found = {"applied": 0, "refused": 0}
+    whole = Client.request
+
+    def request(self: Client, kind: Kind, **options: Any) -> Any:
+        try:
+            answer = whole(self, kind, **options)
+        except Refused:
+            found["refused"] += 1
+            raise
+        found["applied"] += kind is Kind.PUSH
+        return answer
+
+    Client.request = request  # type: ignore[method-assign]
+    Executor._forward = layout_ranks.slowed(Executor._forward, seconds * (4 if place.rank == rank else 1))  # type: ignore[method-assign]
+    with contextlib.suppress(SystemExit):
+        layout_ranks.run(place, words, resume=False)
+    return found

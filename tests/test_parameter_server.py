@@ -308,11 +308,6 @@ REFUSED = {
         'parallel.servers = "workers": a worker is one rank with the whole model, but parallel.tp = 2; nearest that '
         'would do: parallel.tp = 1 and parallel.dp_replicate = "auto", or parallel.servers = 0',
     ),
-    "average_every": (
-        ("parallel.average_every=5",),
-        "parallel.servers = 1: parallel.average_every = 5 looks after the same replicas; nearest that would do: "
-        "parallel.average_every = 0",
-    ),
     "muon": (
         ("optimizer.kind=muon",),
         'parallel.servers = 1: optimizer.kind = "muon" updates whole matrices, which are cut over the servers; nearest '

@@ -64,3 +64,38 @@ def test_the_staleness_of_equal_workers_is_the_number_of_the_others() -> None:
     found = walked(plan_of(5, "parallel.servers=1", "parallel.updates=asynchronous"), rate=1e15)
     late = found.staleness[len(found.staleness) // 2 :]
     assert sum(late) / len(late) == pytest.approx(3.0, abs=0.1)
+
+
+ROUNDS = ("parallel.average_every=4", "train.eval_every=4", "checkpoint.every=4", "train.num_steps=400")
+FAST = 1e15
+
+
+def test_a_round_sends_once_in_its_steps() -> None:
+    plan = plan_of(3, "parallel.servers=1", *ROUNDS)
+    (pushed,), (pulled,) = sizes(plan, Collective.PUSH), sizes(plan, Collective.PULL)
+    found = walked(plan)
+    assert found.step_s == pytest.approx(COMPUTE_S + 2 * (pushed + pulled) / RATE / 4, rel=0.03)
+    assert found.ranks[0].sent_bytes == pytest.approx(pushed / 4)
+
+
+def test_a_quorum_leaves_the_slow_worker_out() -> None:
+    """Its pushes are refused; without a quorum all fall to its speed, and asynchronous rounds use it too."""
+    slow, words = {3: 4.0}, ("parallel.servers=1", *ROUNDS)
+    speeds = {
+        "all": walked(plan_of(5, *words), slow, FAST).tokens_per_s,
+        "quorum": walked(plan_of(5, *words, "parallel.quorum=3"), slow, FAST).tokens_per_s,
+        "asynchronous": walked(plan_of(5, *words, "parallel.updates=asynchronous"), slow, FAST).tokens_per_s,
+    }
+    tokens = 12 * 16 / COMPUTE_S
+    assert speeds["all"] == pytest.approx(tokens / 4, rel=0.05)
+    assert speeds["quorum"] == pytest.approx(tokens * 3 / 4, rel=0.1)
+    assert speeds["asynchronous"] == pytest.approx(tokens * 3.25 / 4, rel=0.05)
+
+
+def test_steps_by_speed_make_the_changes_of_a_slow_worker_younger() -> None:
+    """A worker four times slower pushes after one step of four, as often as the others."""
+    words = ("parallel.servers=1", "parallel.updates=asynchronous", *ROUNDS)
+    equal = walked(plan_of(5, *words), {3: 4.0}, FAST)
+    by_speed = walked(plan_of(5, *words, "parallel.local_steps=by_speed"), {3: 4.0}, FAST)
+    assert max(equal.staleness) >= 12 > max(by_speed.staleness[len(by_speed.staleness) // 2 :])
+    assert by_speed.tokens_per_s == pytest.approx(equal.tokens_per_s, rel=0.05)

@@ -43,6 +43,9 @@ GOSSIPS = other_than("parallel.gossip", "none")
 SERVED = other_than("parallel.servers", 0)
 """Only a run with parameter servers reads the key."""
 
+ASYNCHRONOUS = one_of("parallel.updates", "asynchronous")
+"""Only asynchronous servers read the key."""
+
 
 class Run(Section):
     """Name, folder and seed of the run."""
@@ -360,6 +363,24 @@ class Parallel(Section):
         "auto: no bound, and each part is an update",
         ge=0,
         only=SERVED,
+    )
+    momentum_every: int | None = auto(
+        "rounds of workers from one update of the outer momentum to the next (delayed Nesterov); each round counts as "
+        "such a part of a mean; auto: the number of workers",
+        ge=1,
+        only=ASYNCHRONOUS,
+    )
+    local_steps: Literal["equal", "by_speed"] = key(
+        "equal",
+        "steps that a worker takes before it sends its change to the servers: equal: parallel.average_every; by_speed: "
+        "as many of them as it takes while the fastest worker takes all",
+        only=ASYNCHRONOUS,
+    )
+    quorum: int | None = auto(
+        "workers with which a round of synchronous servers may end, after a deadline that is learnt from arrivals; "
+        "auto: all",
+        ge=1,
+        only=AVERAGES,
     )
     wire: Text = key(
         "none",

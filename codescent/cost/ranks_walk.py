@@ -20,6 +20,8 @@ Seconds = Callable[[int, Instruction], float]
 """Seconds of arithmetic of a rank in an instruction."""
 SERVED_STEPS = 100
 """Steps that are walked with parameter servers."""
+SERVED_ROUNDS = 40
+"""The same, where workers push the changes of rounds of steps."""
 _Timed = TypeVar("_Timed", Span, Flight)
 
 
@@ -123,8 +125,10 @@ def walk(
         Deadlock: the lists wait for each other.
     """
     phase = phase or phases(plan)[-1]
-    if plan.layout.served:  # there is no round: many steps, of which the first ones are not measured
-        return _Walk(plan, seconds, link, ranks_per_host, range(SERVED_STEPS), SERVED_STEPS // 5, 1).run()
+    if plan.layout.served:  # ranks have no common rounds: many of them, of which the first ones are not measured
+        period = plan.schedule.period
+        numbers = range((SERVED_STEPS if period == 1 else SERVED_ROUNDS) * period)
+        return _Walk(plan, seconds, link, ranks_per_host, numbers, len(numbers) // period // 5, period).run()
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, link, ranks_per_host, numbers, warm_up, phase.period).run()
 
@@ -198,6 +202,8 @@ class _Walk:
         begin_s = max(rank.ends_s[self._warm_up(rank) - 1] for rank in self.ranks) if self.warm_up else 0.0
         ranks = tuple(self._times(rank) for rank in self.ranks)
         speeds = [1 / rank.step_s if rank.step_s else 0.0 for rank in ranks]
+        if self.servers is not None:  # what was refused has trained nothing
+            speeds = [speed * self.servers.counted(rank) for rank, speed in enumerate(speeds)]
         speed = sum(speeds) / len(speeds)
         return Walk(
             1 / speed if speed else 0.0,
@@ -236,8 +242,12 @@ class _Walk:
     def _portions(self, rank: _Rank, servers: Servers) -> Process:
         """The process of a worker: portions, as long as there are any."""
         yield from servers.pull(rank.number)
-        while servers.take(rank.number):
-            yield from self._step_of(rank, 0)
+        while steps := servers.take(rank.number):
+            begin_s = self.clock.now_s
+            for step in steps:
+                if step == steps[-1]:
+                    servers.measured(rank.number, len(steps), self.clock.now_s - begin_s)
+                yield from self._step_of(rank, self.period - 1 if step == steps[-1] else min(step, self.period - 2))
         rank.has_ended = True
 
     def _step_of(self, rank: _Rank, number: int) -> Process:

@@ -33,6 +33,9 @@ class Layout:
     servers: int | str = brief(0)
     updates: str = brief("synchronous")
     staleness: int | None = brief(None)
+    momentum_every: int | None = brief(None)
+    local_steps: str = brief("equal")
+    quorum: int | None = brief(None)
     wire: str = brief("none")
     wire_from: int = brief(0)
     gossip: str = brief("none")
@@ -59,6 +62,11 @@ class Layout:
     def server_ranks(self) -> int:
         """Number of ranks that are servers and nothing else."""
         return self.servers if isinstance(self.servers, int) else 0
+
+    @property
+    def served_rounds(self) -> bool:
+        """Whether workers take rounds of steps with their own optimizers, and servers apply the changes."""
+        return self.served and self.average_every > 0
 
     @property
     def in_steps(self) -> bool:

@@ -25,7 +25,7 @@ from codescent.plan.traffic import Traffic
 from codescent.plan.wire import Wire
 from codescent.plan.work import Scalar, TaskFacts, Work
 
-SERVED = ("servers", "updates", "staleness")
+SERVED = ("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum")
 OUTER = ("outer_learning_rate", "outer_momentum")
 GOSSIP = ("gossip", "gossip_every", "gossip_rate")
 REPLICAS = "parallel.dp_replicate"
@@ -212,7 +212,8 @@ class Plan:
         found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER, *SERVED)), None)
         if layout.average_every:
             found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
-        if layout.served and not (layout.updates == "synchronous" or layout.staleness == 0):  # those are exact
+        exact = layout.updates == "synchronous" or layout.staleness == 0
+        if layout.served and (layout.average_every or not exact):
             found |= {f"parallel.{key}": getattr(layout, key) for key in SERVED}
         gossips = layout.gossip != "none"
         found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}

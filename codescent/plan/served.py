@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codescent.base.dtypes import DTYPE_BYTES
+from codescent.plan.layout import Layout
 from codescent.plan.shard import TensorPlan
 
 
@@ -53,10 +54,27 @@ def pieces_of(tensors: Sequence[TensorPlan], servers: int) -> tuple[tuple[Piece,
     return tuple(map(tuple, found))
 
 
-def served_bytes(tensors: Sequence[TensorPlan], pieces: Sequence[Piece]) -> int:
+def momentum_every(layout: Layout, workers: int) -> int:
+    """Updates of the weights from one update of the outer momentum to the next. 1: servers add the pushes of a round
+    before they update."""
+    return 1 if layout.in_steps else layout.momentum_every or workers
+
+
+def outer_tensors(layout: Layout, workers: int) -> int:
+    """Tensors that the outer optimizer of a server keeps for each weight: the momentum, and the sum that it waits for.
+
+    Liu et al. 2024, "Asynchronous local-SGD training for language modeling" (arXiv 2401.09135), algorithm 3.
+    """
+    if layout.outer_optimizer == "none" or layout.outer_momentum == 0:
+        return 0
+    return 1 if momentum_every(layout, workers) == 1 else 2
+
+
+def served_bytes(tensors: Sequence[TensorPlan], pieces: Sequence[Piece], layout: Layout, workers: int) -> int:
     """Bytes of weights (in the optimizer's dtype) and optimizer state of one server."""
     found = 0
     for piece in pieces:
         tensor = tensors[piece.index]
-        found += piece.numel * (1 + tensor.optimizer_tensors) * DTYPE_BYTES[tensor.optimizer_dtype]
+        state = outer_tensors(layout, workers) if layout.served_rounds else tensor.optimizer_tensors
+        found += piece.numel * (1 + state) * DTYPE_BYTES[tensor.optimizer_dtype]
     return found

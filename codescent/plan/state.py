@@ -37,16 +37,20 @@ class StateBytes:
 
 def state_of_rank(plan: Plan, rank: int) -> StateBytes:
     """What the plan declares for one rank: its shards, which may be smaller than those of the first rank."""
-    held = served_bytes(plan.trained, plan.pieces[plan.servers.index(rank)]) if rank in plan.servers else 0
+    held = 0
+    if rank in plan.servers:
+        pieces = plan.pieces[plan.servers.index(rank)]
+        held = served_bytes(plan.trained, pieces, plan.layout, plan.mesh.world_size)
     if plan.only_serves(rank):
         pieces = plan.pieces[plan.servers.index(rank)]
         weights = sum(piece.numel * DTYPE_BYTES[plan.trained[piece.index].optimizer_dtype] for piece in pieces)
         return StateBytes(weights, 0, held - weights)
     tensors = plan.held_by(plan.mesh.coordinates(rank)["pp"])
+    served = plan.layout.served and not plan.layout.served_rounds  # the servers have the optimizer
     return StateBytes(
         weights_bytes=sum(tensor.weights_bytes(plan.mesh, rank) for tensor in tensors),
         gradients_bytes=sum(tensor.gradients_bytes(plan.mesh, rank) for tensor in tensors),
-        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors) * (not plan.layout.served)
+        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh, rank) for tensor in tensors) * (not served)
         + kept_bytes(plan, rank)
         + held,
         host_bytes=sum(tensor.host_bytes(plan.mesh, rank) for tensor in tensors),

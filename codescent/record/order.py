@@ -4,7 +4,7 @@ Does not apply pushes (train/serve.py does; train/replay.py does it again)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ class Applied:
         version: version to which the push was applied.
         step: of the portion (from 0).
         part: of the portion: which of the equal parts of the step's samples.
+        first, count: with parallel.average_every: which steps the push has, counted from `step`. Else 0.
     """
 
     worker: int
@@ -32,6 +33,8 @@ class Applied:
     version: int
     step: int
     part: int
+    first: int = 0
+    count: int = 0
 
 
 def file_of(run: Path, server: int) -> Path:
@@ -45,24 +48,51 @@ def append(run: Path, server: int, rows: Sequence[Applied]) -> None:
         path = file_of(run, server)
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+            file.writelines(json.dumps(_facts(row)) + "\n" for row in rows)
 
 
-def rewind(run: Path, server: int, pushes: int) -> None:
-    """Keep the first `pushes` rows of a server: the later ones are applied anew after a resume."""
+def _facts(row: Applied) -> dict[str, int]:
+    found = asdict(row)
+    return found if row.count else {key: value for key, value in found.items() if key not in ("first", "count")}
+
+
+def rewind(run: Path, server: int, portions: int, period: int = 1) -> int:
+    """Keep the rows of the first `portions` portions of a server: the later ones are applied anew after a resume.
+
+    `period`: steps of a portion. Returns the number of rows that are kept.
+    """
     path = file_of(run, server)
-    if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(b"".join(lines[:pushes]))
+    if not path.exists():
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    number, _ = _rows_of(map(_parsed, lines), portions, period)
+    path.write_bytes(b"".join(lines[:number]))
+    return number
 
 
-def read(run: Path, server: int, pushes: int) -> list[Applied]:
-    """The first `pushes` rows of a server. Raises UserError: they are not there."""
+def read(run: Path, server: int, portions: int, period: int = 1) -> list[Applied]:
+    """The rows of the first `portions` portions of a server. Raises UserError: they are not there."""
     path = file_of(run, server)
     try:
-        rows = [Applied(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()[:pushes]]
+        rows = [_parsed(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
-    if len(rows) < pushes:
-        raise UserError(f"{path}: has {len(rows)} pushes, the checkpoint {pushes}: other updates came before them")
-    return rows
+    number, done = _rows_of(rows, portions, period)
+    if done < portions:
+        raise UserError(f"{path}: has {done} pushes, the checkpoint {portions}: other updates came before them")
+    return rows[:number]
+
+
+def _parsed(line: str | bytes) -> Applied:
+    return Applied(**json.loads(line))
+
+
+def _rows_of(rows: Iterable[Applied], portions: int, period: int) -> tuple[int, int]:
+    """How many rows the first `portions` portions have, and how many portions there are of them."""
+    number = done = 0
+    for row in rows:
+        if done == portions:
+            break
+        number += 1
+        done += not row.count or row.first + row.count == period
+    return number, done

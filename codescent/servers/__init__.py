@@ -5,5 +5,6 @@ from codescent.servers.arrivals import Arrivals
 from codescent.servers.decided import Decided
 from codescent.servers.ledger import Decision, Grant, Ledger, Verdict
 from codescent.servers.portions import Portion, Portions
+from codescent.servers.speeds import Speeds
 
-__all__ = ["Arrivals", "Decided", "Decision", "Grant", "Ledger", "Portion", "Portions", "Verdict"]
+__all__ = ["Arrivals", "Decided", "Decision", "Grant", "Ledger", "Portion", "Portions", "Speeds", "Verdict"]

@@ -153,6 +153,18 @@ class Ledger:
         del self._grants[worker]
         return Decision(Verdict.APPLY, worker, number, grant.version, version, completes=self.pending == 0)
 
+    def close(self) -> bool:
+        """Complete the version with the pushes that there are. Open grants are void: late pushes are refused.
+
+        Returns:
+            False: there is no push.
+        """
+        if not self.pending:
+            return False
+        self._pushes += self._together - self.pending
+        self._grants.clear()
+        return True
+
     def release(self, worker: int) -> None:
         """Take back a worker's grant: it has died, stands still too long, or has no work for these weights."""
         self._grants.pop(worker, None)

@@ -27,15 +27,17 @@ class Portions:
     With `own` worker w gets part w of each step. It gets another part only if the worker of that part has left. So the
     residuals of lossy pushes do not depend on who is first.
 
+    With a `period` a portion has part `part` of so many steps, of which `step` is the first.
+
     Raises:
-        ValueError: there is no part, or `end` is below `first`.
+        ValueError: there is no part, `end` is below `first`, or one of them is not at the end of a period.
     """
 
-    def __init__(self, parts: int, first: int, end: int, *, own: bool = False) -> None:
-        if parts < 1 or not 0 <= first <= end:
-            raise ValueError(f"{parts} parts of steps {first} to {end}")
-        self._parts, self._end, self._own = parts, end * parts, own
-        self._next = first * parts  # portions have one running number: step * parts + part
+    def __init__(self, parts: int, first: int, end: int, *, own: bool = False, period: int = 1) -> None:
+        if parts < 1 or not 0 <= first <= end or period < 1 or first % period or end % period:
+            raise ValueError(f"{parts} parts of steps {first} to {end}, by {period}")
+        self._parts, self._period, self._end, self._own = parts, period, end // period * parts, own
+        self._next = first // period * parts  # portions have one running number: step / period * parts + part
         self._back: list[int] = []  # sorted: given out, and given back; with `own` also those of the present step
         self._held: dict[int, int] = {}  # by worker
         self._ready: set[int] = set()  # workers that have weights
@@ -49,7 +51,7 @@ class Portions:
     @property
     def end(self) -> int:
         """The step before which the portions end."""
-        return self._end // self._parts
+        return self._end // self._parts * self._period
 
     def end_after_given(self) -> int:
         """End with the last step of which a portion was given out. Returns the step before which the portions end."""
@@ -69,7 +71,7 @@ class Portions:
     @property
     def done_before(self) -> int:
         """The first step of which a portion is not done."""
-        return min([self._next, *self._back[:1], *self._held.values()]) // self._parts
+        return min([self._next, *self._back[:1], *self._held.values()]) // self._parts * self._period
 
     def weights_given(self, worker: int) -> None:
         """The worker has pulled weights: from now on it may take portions."""
@@ -122,7 +124,7 @@ class Portions:
 
     def holds(self, worker: int, portion: Portion) -> bool:
         """Whether this portion is this worker's. Ask it before a push is applied: a late one's may be another's now."""
-        return self._held.get(worker) == portion.step * self._parts + portion.part
+        return self._held.get(worker) == portion.step // self._period * self._parts + portion.part
 
     def done(self, worker: int, portion: Portion) -> None:
         """The push of a portion is applied: it will not be given again.
@@ -134,6 +136,13 @@ class Portions:
             raise LookupError(f"worker {worker} does not hold {portion}")
         del self._held[worker]
 
+    def drop_open(self) -> list[Portion]:
+        """Give up what is not done of all that was begun: those portions will not be given again. Returns them."""
+        dropped = sorted([*self._back, *self._held.values()])
+        self._back, self._held = [], {}
+        self._ready.clear()  # weights that were pulled for these portions are old now
+        return [self._portion(number) for number in dropped]
+
     def leave(self, worker: int) -> None:
         """The worker has died or stands still too long. What it holds is given again; it needs weights before work."""
         if worker in self._held:
@@ -144,14 +153,16 @@ class Portions:
     def state(self) -> dict[str, Any]:
         """The portions that are not done, as JSON. Save it together with the weights and the ledger."""
         undone = sorted([*self._back, *self._held.values()])
-        return {"parts": self._parts, "next": self._next, "end": self._end, "undone": undone, "own": self._own}
+        facts = {"parts": self._parts, "next": self._next, "end": self._end, "undone": undone, "own": self._own}
+        return {**facts, "period": self._period}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Portions:
         """Goes on from a saved state. No worker holds a portion, and each needs weights before work."""
-        portions = cls(state["parts"], 0, 0, own=state["own"])
+        portions = cls(state["parts"], 0, 0, own=state["own"], period=state["period"])
         portions._next, portions._end, portions._back = state["next"], state["end"], sorted(state["undone"])
         return portions
 
     def _portion(self, number: int) -> Portion:
-        return Portion(*divmod(number, self._parts))
+        step, part = divmod(number, self._parts)
+        return Portion(step * self._period, part)

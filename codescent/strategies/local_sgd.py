@@ -40,18 +40,19 @@ class LocalSGD(Strategy):
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """True if parallel.average_every is given."""
-        return run.layout.average_every > 0
+        """True if parallel.average_every is given, and no servers take the changes (parameter_server.py)."""
+        return run.layout.average_every > 0 and not run.layout.served
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse keys that act within a round, rounds without room for their exchanges, and layouts that know one copy
         of the weights only."""
         if self.serves(candidate):
             yield from _lonely(candidate)
-            yield from _wrong_rounds(candidate)
+            yield from wrong_rounds(candidate)
             yield from _wrong_fragments(candidate)
-            yield from _wrong_outer(candidate)
-        elif candidate.layout.outer_optimizer != "none":
+            yield from wrong_outer(candidate)
+            yield from _wrong_quorum(candidate)
+        elif candidate.layout.outer_optimizer != "none" and not candidate.layout.average_every:
             yield Refusal(
                 f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
                 [Change({"parallel.outer_optimizer": "none"})],
@@ -236,7 +237,7 @@ def _lonely(candidate: Candidate) -> Iterator[str]:
         )
 
 
-def _wrong_outer(candidate: Candidate) -> Iterator[str]:
+def wrong_outer(candidate: Candidate) -> Iterator[str]:
     """A problem: Nesterov's method without a momentum."""
     if candidate.layout.outer_optimizer == "nesterov" and candidate.layout.outer_momentum == 0:
         yield Refusal(
@@ -245,7 +246,19 @@ def _wrong_outer(candidate: Candidate) -> Iterator[str]:
         )
 
 
-def _wrong_rounds(candidate: Candidate) -> Iterator[str]:
+def _wrong_quorum(candidate: Candidate) -> Iterator[str]:
+    """A problem: a quorum without servers."""
+    if candidate.layout.quorum is not None:
+        yield Refusal(
+            f"parallel.quorum = {candidate.layout.quorum}: a collective waits for all ranks, a server need not",
+            [
+                Change({"parallel.servers": 1, "parallel.dp_replicate": None}),
+                Change({"parallel.quorum": None}),
+            ],
+        )
+
+
+def wrong_rounds(candidate: Candidate) -> Iterator[str]:
     """Problems: keys whose steps are not at the end of a round."""
     layout, period = candidate.layout, candidate.layout.average_every
     due = {**candidate.due, "parallel.synchronous_steps": layout.synchronous_steps}

@@ -22,6 +22,7 @@ from codescent.plan import (
 )
 from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.served_rounds import are_exact, not_in_rounds, refusals
 from codescent.strategies.strategy import Candidate, Strategy
 
 AXIS = "dp_replicate"
@@ -34,7 +35,8 @@ class ParameterServer(Strategy):
 
     The weights and the optimizer are cut over the servers by bytes. With synchronous updates a server adds the pushes
     of a step, as DDP does. With asynchronous ones it applies each push at once (Dean et al. 2012, "DistBelief"), or
-    with a bound on the staleness the pushes of a step together (Ho et al. 2013, "SSP"; Zhang et al. 2016).
+    with a bound on the staleness the pushes of a step together (Ho et al. 2013, "SSP"; Zhang et al. 2016). With
+    `average_every` workers push the changes of rounds (Liu et al. 2024, arXiv 2401.09135).
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
@@ -53,11 +55,7 @@ class ParameterServer(Strategy):
                     f"{said}: a worker is one rank with the whole model, but parallel.{axis} = {mesh.degree(axis)}",
                     [Change({f"parallel.{axis}": 1, "parallel.dp_replicate": None}), off],
                 )
-        if layout.average_every:
-            yield Refusal(
-                f"{said}: parallel.average_every = {layout.average_every} looks after the same replicas",
-                [Change({"parallel.average_every": 0}), off],
-            )
+        yield from refusals(candidate) if layout.average_every else not_in_rounds(candidate)
         if layout.offload != "none":
             yield Refusal(
                 f'{said}: parallel.offload = "{layout.offload}": the optimizer is on the servers',
@@ -96,30 +94,41 @@ class ParameterServer(Strategy):
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Workers have weights and gradients; master copies and optimizer state are on the servers."""
+        """Workers have weights and gradients; master copies and optimizer state are on the servers. In rounds of steps
+        workers have these too, and only what the outer optimizer keeps is on the servers."""
+        if candidate.layout.served_rounds:
+            return replace(tensor, apart=(AXIS,))
         return replace(tensor, master_dtype="")
 
     def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
         """Workers push instead of the update, and pull. All ranks agree where something is due at a step."""
         (program,) = schedule.programs
-        worker = [at for at in program if at.verb is not Verb.STEP]
-        worker += [Instruction(Verb.PUSH), Instruction(Verb.PULL)]
-        programs = (tuple(worker), (Instruction(Verb.SERVE),)) if candidate.layout.server_ranks else (tuple(worker),)
-        return replace(schedule, programs=programs, dues=tuple(sorted({n for n in candidate.due.values() if n})))
+        layout, period = candidate.layout, max(1, candidate.layout.average_every)
+        worker = [at for at in program if at.verb is not Verb.STEP or layout.average_every]
+        last = period - 1 if period > 1 else None
+        worker += [Instruction(Verb.PUSH, step=last), Instruction(Verb.PULL, step=last)]
+        programs = (tuple(worker), (Instruction(Verb.SERVE),)) if layout.server_ranks else (tuple(worker),)
+        return replace(
+            schedule, programs=programs, period=period, dues=tuple(sorted({n for n in candidate.due.values() if n}))
+        )
 
     def exact(self, plan: Plan) -> bool:
         """True if servers add the pushes of each step, computed with the weights of the step before; or if there is
         one worker, whose pushes are never late."""
         layout = plan.layout
+        if layout.average_every:
+            return are_exact(plan)
         is_synchronous = layout.updates == "synchronous" or layout.staleness == 0
         return (is_synchronous or plan.mesh.world_size == 1) and Wire.parse(layout.wire).exact
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """A worker pushes each server's part once a step. A server, here the largest, sends its part to each worker.
+        """A worker pushes each server's part once a step, or once a round. A server, here the largest, sends its part
+        to each worker.
 
         The weights with which a command begins are not counted: they are pulled once.
         """
         wire, wide = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
+        period, what = plan.schedule.period, "changes" if plan.layout.average_every else "gradients"
         for server, pieces in enumerate(plan.pieces):
             numel = _numel(pieces)
             yield Traffic(
@@ -129,8 +138,10 @@ class ParameterServer(Strategy):
                 wide if wire.method == "none" else wire.message_dtype,
                 Verb.PUSH,
                 None,
-                f"gradients, to server {server}",
+                f"{what}, to server {server}",
                 stage=WORKERS,
+                every=period,
+                at=period - 1,
             )
         yield Traffic(
             Collective.PULL,
@@ -142,6 +153,8 @@ class ParameterServer(Strategy):
             "weights of a server, to each worker",
             plan.mesh.world_size,
             stage=SERVERS if plan.layout.server_ranks else WORKERS,
+            every=period,
+            at=period - 1,
         )
 
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:

@@ -53,6 +53,9 @@ class Worker:
         self.plan, self.rank, self.weights, self.clients = plan, rank, list(weights), list(clients)
         self.known = Known(first_step)
         self.portion: Portion | None = None
+        self.first, self.count = 0, 1  # in rounds: the steps of the portion that are taken before the next push
+        self.step = self.in_round = 0  # of the present turn: the step, and its place in the round
+        self.period = plan.schedule.period
         self.number = 0  # of the last push
         self.have: list[list[int]] = [[-1, -1]] * len(clients)  # life and version of what is in `fetched`
         self.tickets = [0] * len(clients)  # of the grants, by server
@@ -77,6 +80,7 @@ class Worker:
             if self.portion is None:
                 self.pull()
             else:
+                self.step = self.portion.step
                 yield
 
     @torch.no_grad()
@@ -89,17 +93,21 @@ class Worker:
             losses: their number.
             stop: this rank was asked to stop.
         """
-        assert self.portion is not None
-        self.number += 1
         for part, pieces in zip(self.sent, self.plan.pieces, strict=True):
             gather(part, gradients, pieces)
-        encoded = [one.encode(part) for one, part in zip(self.messages, self.sent, strict=True)]
-        facts = {"portion": [self.portion.step, self.portion.part], "loss": loss, "losses": losses}
-        facts |= {"square": self._square([meant for _, meant in encoded]), "stop": stop or self.server_stops}
         with waiting():
-            if self._push(facts, [message for message, _ in encoded]):
-                for one in self.messages:
-                    one.delivered()
+            self._send({"loss": loss, "losses": losses}, stop=stop)
+
+    def _send(self, facts: dict[str, Any], *, stop: bool) -> None:
+        """Send `sent` to the servers, as a push of the present portion."""
+        assert self.portion is not None
+        self.number += 1
+        encoded = [one.encode(part) for one, part in zip(self.messages, self.sent, strict=True)]
+        facts = {"square": self._square([meant for _, meant in encoded]), **facts, "stop": stop or self.server_stops}
+        facts["portion"] = [self.portion.step, self.portion.part]
+        if self._push(facts, [message for message, _ in encoded]):
+            for one in self.messages:
+                one.delivered()
         self.portion = None
 
     def _square(self, parts: Sequence[torch.Tensor]) -> float:
@@ -154,11 +162,13 @@ class Worker:
                 if told.get("portion") is not None:  # it has come back from another worker
                     self._fetch({"final": False})
             if told.get("portion") is None:
-                pushes = told["done"] * self.plan.mesh.world_size
+                pushes = told["done"] // self.period * self.plan.mesh.world_size
                 self._fetch({"final": True, "pushes": pushes, "stopped": told["stopped"]})
         self._scatter()
         self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"])
-        self.sums += told["sums"]
+        for sums in told["sums"]:  # of a round: a row for each step, all alike, and what came late in the last one
+            self.sums += [[*sums[:-1], 0.0]] * (self.period - 1) + [sums]
+        self.first, self.count = told.get("first", 0), told.get("count", self.period)
         self.portion = None if told.get("portion") is None else Portion(*told["portion"])
 
     def news(self) -> list[list[float]]:

@@ -31,7 +31,8 @@ from codescent.train.muon import matrix_rounds
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
 from codescent.train.serve import Serving
 from codescent.train.serve_beside import serve_beside
-from codescent.train.servers import connected, listening, served_weights
+from codescent.train.serve_rounds import OuterOptimizer
+from codescent.train.servers import Rates, connected, listening, served_weights
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -55,9 +56,12 @@ class Trainer:
         """
         executor, weights = self.executor, {weight.name: weight for weight in self.optimizer.weights}
         exchange, rank = executor.exchange, executor.world.place.rank
-        found = (
-            self.optimizer.tensors() if exchange is None else self._of_replica(exchange, executor.plan.replica(rank))
-        )
+        if executor.plan.layout.served_rounds:
+            found = self._of_rounds(executor.plan, rank)
+        elif exchange is None:
+            found = self.optimizer.tensors()
+        else:
+            found = self._of_replica(exchange, executor.plan.replica(rank))
         kept = {**executor.gradients.state(), **(exchange.state() if exchange else {})}
         kept |= executor.worker.state() if executor.worker else {}
         for name, value in kept.items():
@@ -66,6 +70,16 @@ class Trainer:
                 found[name] = weights[parameter].named(value)
             else:
                 found[f"rank{rank}.{name}"] = value
+        return found
+
+    def _of_rounds(self, plan: Plan, rank: int) -> dict[str, torch.Tensor | Box]:
+        """What a server has, and the state of a worker's own optimizer. Its weights are those of the servers."""
+        served = None if self.executor.serving is None else self.executor.serving.part.optimizer
+        found = {} if served is None else served.tensors()
+        if not plan.only_serves(rank):
+            for weight, name, value in self.optimizer.named_state():
+                if not name.startswith("model."):
+                    found[f"replica{plan.replica(rank)}.{name}"] = weight.named(value)
         return found
 
     def _of_replica(self, exchange: Exchange, replica: int) -> dict[str, torch.Tensor | Box]:
@@ -142,7 +156,10 @@ def assemble(
     loader = _loader(parts, plan, world, dataset, first_step)
     if plan.layout.served:
         optimizer, server = _served_beside(config, plan, world, first_step, stop)
-        worker = connected(plan, world, [weight.tensor for weight in weights], first_step)
+        if plan.layout.served_rounds:  # workers have optimizers of their own
+            optimizer = Optimizer(weights, config.optimizer, (), world.device)
+        copies = [Copy(weight.master, weight.tensor, weight.counted) for weight in weights]
+        worker = connected(plan, world, copies, first_step, _rates(config, plan))
         executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, server)
         return Trainer(executor, parts, optimizer, loader)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
@@ -158,13 +175,23 @@ def _served_beside(
     if world.place.rank not in plan.servers:
         return Optimizer([], config.optimizer, (), world.device), None
     weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
-    optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
+    optimizer = _server_optimizer(config, plan, weights)
     serving = listening(plan, world, optimizer, first_step, stop.is_requested)
-    steps, workers = config.train.num_steps, plan.mesh.dp
-    serving.thread = serve_beside(
-        serving, lambda number: learning_rate(config.optimizer, steps, workers, number), world.give_up
-    )
+    serving.thread = serve_beside(serving, _rates(config, plan), world.give_up)
     return optimizer, serving
+
+
+def _rates(config: Config, plan: Plan) -> Rates:
+    """The learning rate by step."""
+    steps, workers = config.train.num_steps, plan.mesh.dp
+    return lambda number: learning_rate(config.optimizer, steps, workers, number)
+
+
+def _server_optimizer(config: Config, plan: Plan, weights: Sequence[Weight]) -> Optimizer:
+    """What a server updates its weights with: gradients, or changes of rounds."""
+    if plan.layout.served_rounds:
+        return OuterOptimizer(weights, plan)
+    return Optimizer(weights, config.optimizer, (), torch.device("cpu"))
 
 
 def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest) -> Trainer:
@@ -172,7 +199,7 @@ def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, 
     weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
     if (folder := plan.model.weights) is not None:  # the workers have read all of it, and say what is wrong
         together(UserError, lambda: _refuse(folder, []))
-    optimizer = Optimizer(weights, config.optimizer, (), torch.device("cpu"))
+    optimizer = _server_optimizer(config, plan, weights)
     serving = listening(plan, world, optimizer, first_step, stop.is_requested)
     dtype = TORCH_DTYPE[plan.work.precision]
     gradients = BucketedGradients([], [], dtype, dtype, None)

@@ -113,3 +113,13 @@ def _decaying(optimizer: Optimizer, decay_steps: int) -> Optimizer:
 def _rate(run: OpenRun, optimizer: Optimizer, num_steps: int, step: int) -> float:
     """The learning rate of a step, numbered from 1, in a run of `num_steps` steps."""
     return learning_rate(optimizer, num_steps, run.plan.mesh.dp, step - 1)
+
+
+def length_of(run: OpenRun) -> str:
+    """Steps and epochs of a run, and what may end it before."""
+    train = run.config.train
+    epochs = train.num_steps / (run.source("train").num_samples // train.global_batch_size)
+    said = counted(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
+    ends_early = train.stop_after and train.eval_every
+    early = f", or until {counted(train.stop_after, 'validation')} without gain" if ends_early else ""
+    return f"{counted(train.num_steps, 'step')} ({said}){early}"

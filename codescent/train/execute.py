@@ -20,6 +20,7 @@ from codescent.models.part import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Exchange, Gradients
+from codescent.strategies.round_worker import RoundWorker
 from codescent.strategies.worker import Worker
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
@@ -140,6 +141,9 @@ class Executor:
         if self.serving is not None:
             self.serving.allow(number)
         for _ in (None,) if self.worker is None else self.worker.turns(number):
+            if isinstance(self.worker, RoundWorker):
+                self.program = self.plan.schedule.program(self.world.stage, self.worker.in_round)
+                self.rate = self.worker.rate_of(self.worker.step)
             self._walk(number)
         self.world.at(number + 1)
         if self.worker is not None or self.serving is not None:
@@ -198,9 +202,9 @@ class Executor:
             assert self.loader is not None
             given, parts = self.worker.portion, self.plan.mesh.dp
             assert given is not None
-            self.portion = self.loader.part(given.step, given.part, parts)
+            self.portion = self.loader.part(self.worker.step, given.part, parts)
             own = self.plan.mesh.dp_index(self.world.place.rank)
-            self.number = given.step
+            self.number = self.worker.step
             self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
 
     def _of_servers(self, number: int) -> Pending:
@@ -209,13 +213,13 @@ class Executor:
             done, stops, steps = self.worker.known.done, self.worker.known.stops, self.worker.news()
         else:
             assert self.serving is not None
-            done, stops = min(self.serving.done, number + 1), self.serving.has_ended
+            done, stops = min(self.serving.done, number + self.plan.schedule.period), self.serving.has_ended
             steps = [self.serving.sums] if self.serving.sums else []
-        *earlier, last = steps or [[0.0] * 7]
-        loss, _, square, skips, stale, most_stale, losses = last
+        *earlier, last = steps or [[0.0] * 8]
+        loss, _, square, skips, stale, most_stale, losses, late = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
         laps = self.watch.stop()
-        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier)
+        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late))
 
     @property
     def apart(self) -> bool:
@@ -275,6 +279,9 @@ class Executor:
 
     def _push(self, instruction: Instruction) -> None:
         assert self.worker is not None
+        if isinstance(self.worker, RoundWorker):
+            self.worker.push_round(stop=self.stop_requested())
+            return
         loss, stop = self.loss_sum.item(), self.stop_requested()
         self.worker.push(self.gradients.collect(), loss, self.portion.own_losses, stop=stop)
         self.gradients.release()
@@ -403,6 +410,8 @@ class Executor:
     def _step(self, instruction: Instruction) -> None:
         self.sums = self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
         self.gradients.release()
+        if isinstance(self.worker, RoundWorker):
+            self.worker.stepped(self.sums, self.portion.own_losses)
         if self.exchange is not None:
             self.exchange.stepped(self.number, self.portion.own_losses, self.portion.losses)
 

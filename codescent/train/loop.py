@@ -159,7 +159,7 @@ class _Steps:
         self.report.begin()
         self.run.load(self.trainer)
         if (serving := self.trainer.executor.serving) is not None:
-            order.rewind(self.run.path, serving.index, serving.pushes)
+            serving.begin(order.rewind(self.run.path, serving.index, serving.pushes, serving.period))
         self.report.start()
         self._compare(self.run.first_step)
         self.validations.recall(self.run)
@@ -243,6 +243,7 @@ class _Steps:
             if self.skipped:
                 self.report.skipped(step, result)
         parts = result.parts(result.step_s)
+        self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
         self.times.add(result.step_s, parts)
 
@@ -264,6 +265,7 @@ class _Steps:
         ):  # threads are compared by steps that all ranks take together
             self.report.slow(step, self.threads.look(seconds))
         self._count(step, result)
+        self.report.late(step, result.late)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
             self._save(step, None)
         val_loss = self._validate(step) if _is_due(step, self.config.train.eval_every, num_steps) else None

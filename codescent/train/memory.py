@@ -208,16 +208,20 @@ class MemoryWatch:
         executor, count = self.executor, Storages(self.device)
         optimizer, held = executor.optimizer, executor.gradients.held()
         apart = [weight.master for weight in optimizer.weights if weight.name in self.kept_apart]
+        serving = executor.serving
+        of_server = serving.part.optimizer if serving else optimizer
+        both = [optimizer, *([of_server] if of_server is not optimizer else [])]
         state = (
             value
-            for weight, name, value in optimizer.named_state()
-            if name.startswith("optimizer.") and value.shape == weight.master.shape
+            for one in both
+            for weight, name, value in one.named_state()
+            if not name.startswith("model.") and value.shape == weight.master.shape
         )
         exchange = executor.exchange
         kept = [*executor.gradients.state().values(), *(exchange.state().values() if exchange else ())]
         found = {"optimizer_bytes": count.add([*apart, *state, *kept])}
         read, gathered = self._parameters()
-        found["weights_bytes"] = count.add([*(weight.master for weight in optimizer.weights), *read])
+        found["weights_bytes"] = count.add([*(weight.master for one in both for weight in one.weights), *read])
         found["gradients_bytes"] = count.add(held.gradients) + held.unseen_bytes
         tables = [kept for chunk in executor.chunks for table in chunk.part.tables for kept in table.tensors()]
         buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers(), *tables]
@@ -254,6 +258,8 @@ def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
     stage = plan.role(rank)
 
     def where(index: float, number: int) -> str:
+        if plan.layout.served_rounds:  # a worker takes all steps of a round at once; the last one has all instructions
+            number = plan.schedule.period - 1
         return WHERE.get(int(index)) or str(plan.schedule.program(stage, number)[int(index)])
 
     peak_bytes, peak_step, peak_index, *others = numbers

@@ -3,7 +3,10 @@ Does not decide whether a push is applied (serve.py does) and holds no weights."
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +26,9 @@ class Push:
     losses: int
     square: float
     stop: bool
+    facts: Mapping[str, Any]
+    first: int = 0  # in rounds: the first of its steps, counted from that of the portion
+    is_last: bool = True  # with it the portion is done
 
 
 @dataclass
@@ -37,10 +43,14 @@ class Step:
     stale: int = 0
     most_stale: int = 0
     pushes: int = 0
+    late: int = 0
 
     @property
     def sums(self) -> list[float]:
-        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses]. With several updates in a
-        step the squared norm is their mean."""
+        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses, parts that came late].
+
+        With several updates in a step the squared norm is their mean.
+        """
         mean = self.stale / max(1, self.pushes)
-        return [self.loss, self.stops, self.square, self.skips, mean, self.most_stale, self.losses]
+        loss = math.nan if self.skips and not self.losses else self.loss
+        return [loss, self.stops, self.square, self.skips, mean, self.most_stale, max(1, self.losses), self.late]

@@ -22,6 +22,8 @@ from codescent.strategies.worker import gather, scatter
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.open import connect, open_data
 from codescent.train.optimize import Optimizer, learning_rate
+from codescent.train.replay_rounds import Inner
+from codescent.train.serve_rounds import OuterOptimizer
 from codescent.train.servers import served_weights
 from codescent.train.stop import StopRequest
 
@@ -35,11 +37,14 @@ class _Server:
     def __init__(self, plan: Plan, index: int, config: Config, rows: Sequence[Applied]) -> None:
         self.pieces, self.rows, self.applied = plan.pieces[index], rows, 0
         self.narrow = TORCH_DTYPE[plan.work.precision]
-        self.optimizer = Optimizer(
-            served_weights(plan, index, replaced=False), config.optimizer, (), torch.device("cpu")
+        weights = served_weights(plan, index, replaced=False)
+        self.optimizer = (
+            OuterOptimizer(weights, plan)
+            if plan.layout.served_rounds
+            else Optimizer(weights, config.optimizer, (), torch.device("cpu"))
         )
         self.needed = Counter(row.base for row in rows)
-        self.bases = {(row.step, row.part): row.base for row in rows}
+        self.bases = {_portion(row): row.base for row in rows}
         self.version = 0
         self.versions = {0: self._flat()}
 
@@ -64,11 +69,22 @@ class _Server:
             total += part
         split = torch.split(total, [piece.numel for piece in self.pieces])
         views = [view.view_as(weight.master) for view, weight in zip(split, self.optimizer.weights, strict=True)]
-        self.optimizer.step(views, rate, agree)
+        self._apply(views, rate, agree)
         before, self.version = self.version, self.version + 1
         self.applied += len(parts)
         self.versions[self.version] = self._flat()
         self._forget(before)
+
+    def _apply(self, views: list[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if isinstance(self.optimizer, OuterOptimizer):
+            self.optimizer.rule.step(views)
+        else:
+            self.optimizer.step(views, rate, agree)
+
+
+def _portion(row: Applied) -> tuple[int, int, int]:
+    """What a push has computed: step and part, and in rounds the first of its steps."""
+    return row.step, row.part, row.first
 
 
 class _Replay:
@@ -81,8 +97,9 @@ class _Replay:
         self.servers = [_Server(plan, index, config, mine) for index, mine in enumerate(rows)]
         self.weights = [weight.tensor for weight in trainer.optimizer.weights]
         self.together = plan.mesh.world_size if plan.layout.in_steps else 1
-        self.known: dict[tuple[int, int], tuple[list[torch.Tensor], float]] = {}
-        self.uses: Counter[tuple[int, int]] = Counter()
+        self.known: dict[tuple[int, int, int], tuple[list[torch.Tensor], float]] = {}
+        self.uses: Counter[tuple[int, int, int]] = Counter()
+        self.inner = Inner(trainer, plan, config) if plan.layout.served_rounds else None
 
     def run(self) -> None:
         """Apply all pushes. A push can be computed as soon as each server has the version that it was computed with.
@@ -106,7 +123,7 @@ class _Replay:
 
     def _computed(self, row: Applied) -> bool:
         """Compute the gradients of a push, if that is possible yet."""
-        portion = (row.step, row.part)
+        portion = _portion(row)
         if portion in self.known:
             return True
         if any(server.bases[portion] > server.version for server in self.servers):
@@ -114,7 +131,7 @@ class _Replay:
         for server in self.servers:
             with torch.no_grad():
                 scatter(server.read(server.bases[portion]), self.weights, server.pieces)
-        gradients, loss = self._gradients(*portion)
+        gradients, loss = self._gradients(row.step, row.part) if self.inner is None else self.inner.changes(row)
         wide = TORCH_DTYPE[self.plan.trained[0].optimizer_dtype]
         parts = [torch.empty(sum(piece.numel for piece in one.pieces), dtype=wide) for one in self.servers]
         for part, server in zip(parts, self.servers, strict=True):
@@ -133,7 +150,7 @@ class _Replay:
 
     def _take(self, row: Applied, index: int) -> torch.Tensor:
         """The part of a push for a server; the last server that takes it frees it."""
-        portion = (row.step, row.part)
+        portion = _portion(row)
         part = self.known[portion][0][index]
         self.uses[portion] -= 1
         if not self.uses[portion]:
@@ -149,7 +166,7 @@ class _Replay:
     @torch.no_grad()
     def _update_alone(self, server: _Server) -> None:
         (row,), index = self._next(server), self.servers.index(server)
-        parts, loss = self.known[row.step, row.part]
+        parts, loss = self.known[_portion(row)]
         square = float(sum(part.double().square().sum() for part in parts))
         scalars = torch.tensor([loss, square], dtype=torch.float64)
         server.update([self._take(row, index)], self._rate(server), lambda _: scalars)
@@ -158,8 +175,10 @@ class _Replay:
     def _update_together(self) -> None:
         """A version of every server: its gradients are clipped by the norm over all of them."""
         rows = [self._next(server) for server in self.servers]
-        losses = [sum(self.known[row.step, row.part][1] for row in mine) for mine in rows]
+        losses = [sum(self.known[_portion(row)][1] for row in mine) for mine in rows]
         parts = [[self._take(row, index) for row in mine] for index, mine in enumerate(rows)]
+        if self.inner is not None:
+            parts = [self.inner.weighted(taken, mine) for taken, mine in zip(parts, rows, strict=True)]
         square = sum(torch.stack(mine).sum(0).double().square().sum() for mine in parts)
         for server, mine, loss in zip(self.servers, parts, losses, strict=True):
             scalars = torch.tensor([loss, float(square)], dtype=torch.float64)
@@ -182,7 +201,9 @@ def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> 
     Raises:
         UserError: a file of the order is missing or too short.
     """
-    rows = [order.read(run, index, steps * plan.mesh.world_size) for index in range(len(plan.servers))]
+    period = plan.schedule.period
+    portions = steps // period * plan.mesh.world_size
+    rows = [order.read(run, index, portions, period) for index in range(len(plan.servers))]
     with connect(alone, Rank()) as world:
         alone, plan_alone, dataset = open_data(alone, world, None, resume=False)
         with StopRequest(alone=True) as stop, closing(assemble(alone, plan_alone, world, dataset, 0, stop)) as trainer:

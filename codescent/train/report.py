@@ -25,7 +25,7 @@ from codescent.record.rows import strict
 from codescent.train import machine
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
-from codescent.train.continuing import ended_early, how_to_continue, schedule_is_over
+from codescent.train.continuing import ended_early, how_to_continue, length_of, schedule_is_over
 from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
@@ -58,6 +58,7 @@ class Report:
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.above = 0  # steps that were faster
+        self.late_portions = 0
         peak = self.peak * run.plan.devices
         threads, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, threads, log.expected_minutes)
@@ -144,7 +145,7 @@ class Report:
                 f"{plan.model.kind}: {counted(plan.model.num_layers, 'layer')}, {plan.model.hidden_dim} channels"
                 f"{vocabulary}; {plan.num_parameters:,} parameters",
             ),
-            ("batch", f"{plan.work.tokens:,} tokens per step, {_length(run)}"),
+            ("batch", f"{plan.work.tokens:,} tokens per step, {length_of(run)}"),
             (
                 "device",
                 f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
@@ -313,6 +314,12 @@ class Report:
         self._event("skipped_steps", step=step, count=count)
         self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
+    def late(self, step: int, portions: int) -> None:
+        """Report that a round of servers has ended without some workers; 0: with all."""
+        if portions:
+            self.late_portions += portions
+            self._event("late", step=step, portions=portions)
+
     def slow(self, step: int, advice: str | None) -> None:
         """Report what a new trial of the threads has found; None: nothing."""
         if advice is not None:
@@ -378,21 +385,13 @@ class Report:
             count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
             self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
             self.display.say(ended_early(self.run, step, validations))
+        if self.late_portions:
+            self.display.say(f"{counted(self.late_portions, 'round')} of workers came late and did not count")
         self._event("end", step=step)
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:
             self.run.folder.event(kind, **fields)
-
-
-def _length(run: OpenRun) -> str:
-    """Steps and epochs of a run, and what may end it before."""
-    train = run.config.train
-    epochs = train.num_steps / (run.source("train").num_samples // train.global_batch_size)
-    said = counted(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
-    ends_early = train.stop_after and train.eval_every
-    early = f", or until {counted(train.stop_after, 'validation')} without gain" if ends_early else ""
-    return f"{counted(train.num_steps, 'step')} ({said}){early}"
 
 
 def steps_between_rows(num_steps: int) -> int:

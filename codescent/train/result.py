@@ -39,6 +39,7 @@ class StepResult:
         skips: steps of the round that replicas skipped, summed over replicas that train apart.
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
             None: there is no parameter server.
+        late: parts of the round that did not count, because their workers came late (parallel.quorum).
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """
@@ -51,6 +52,7 @@ class StepResult:
     skips: int = 0
     consensus: float | None = None
     staleness: tuple[float, int] | None = None
+    late: int = 0
 
     def parts(self, step_s: float) -> dict[str, float]:
         """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
@@ -82,6 +84,7 @@ class Pending:
         laps: of the step's parts.
         completed: number of steps that are complete after it.
         staleness: see `StepResult`.
+        late: see `StepResult`.
         earlier: the sums of steps that became complete with this one, before it: see `Step.sums` of serve.py.
     """
 
@@ -93,9 +96,10 @@ class Pending:
         completed: int,
         staleness: tuple[float, int] | None = None,
         earlier: Sequence[Sequence[float]] = (),
+        late: int = 0,
     ) -> None:
         self.device, self.losses, self.laps, self.numbers = sums.device, losses, laps, sums
-        self.completed, self.staleness, self.earlier = completed, staleness, earlier
+        self.completed, self.staleness, self.earlier, self.late = completed, staleness, earlier, late
         self.arrived: torch.cuda.Event | None = None
         self.result: StepResult | None = None
         if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
@@ -110,10 +114,10 @@ class Pending:
         seconds = {name: spent / number for name, spent in last.seconds.items()}
         self.result = last = replace(last, seconds=seconds, step_s=last.step_s / number)
         found = []
-        for loss, _, square, skips, stale, most_stale, losses in self.earlier:
+        for loss, _, square, skips, stale, most_stale, losses, late in self.earlier:
             norm, staleness = math.sqrt(square), (stale, int(most_stale))
             one = replace(last, train_loss=loss / losses, grad_norm=norm, skips=int(skips), staleness=staleness)
-            found.append(replace(one, stop=False))
+            found.append(replace(one, stop=False, late=int(late)))
         self.earlier = ()
         return found
 
@@ -138,5 +142,6 @@ class Pending:
                 skips=int(skips),
                 consensus=math.sqrt(distance / size) if size else None,
                 staleness=self.staleness,
+                late=self.late,
             )
         return self.result

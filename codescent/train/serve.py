@@ -63,7 +63,8 @@ class Serving:
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
-        self.life, self.pushes = secrets.randbits(31), first_step * self.workers
+        self.period = plan.schedule.period
+        self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers
         state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
         self.change = threading.Condition()
@@ -91,7 +92,7 @@ class Serving:
     @property
     def done(self) -> int:
         """The number of complete steps."""
-        return self.pushes // self.workers
+        return self.pushes // self.workers * self.period
 
     @property
     def has_ended(self) -> bool:
@@ -105,6 +106,9 @@ class Serving:
         with self.change:
             self.allowed = self.plan.schedule.agrees_next(number)
             self.change.notify_all()
+
+    def begin(self, pushes: int) -> None:
+        """So many pushes were applied before this command: see RoundServing."""
 
     def take_order(self) -> list[Applied]:
         """The pushes that were applied since the last call."""
@@ -211,6 +215,9 @@ class Serving:
             told["losses"],
             told["square"],
             told["stop"],
+            told,
+            first := told.get("first", 0),
+            first + told.get("count", self.period) == self.period,
         )
 
     def _answer_pull(self, request: Frame) -> Answer | None:
@@ -262,10 +269,10 @@ class Serving:
         facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
         unknown = self.done - request.metadata["known"]
         if request.sender == 0:  # it writes the metrics, so it is told of each step
-            del self.unread[: max(0, len(self.unread) - unknown)]
+            del self.unread[: max(0, len(self.unread) - unknown // self.period)]
         facts["sums"] = (self.unread[-MOST_TOLD:] if request.sender == 0 else [self.sums]) if unknown else []
         if portion is not None:
-            facts["portion"] = [portion.step, portion.part]
+            facts |= {"portion": [portion.step, portion.part], **self._steps_of(request.sender, portion)}
         return Answer(self.ledger.version, facts)
 
     def serve(self, number: int, rate: float) -> bool:
@@ -277,12 +284,13 @@ class Serving:
         with self.change:
             if self.index == 0 and (self.portions is None or self.portions.finished):
                 own = self.plan.layout.updates == "synchronous"
-                self.portions = Portions(self.workers, number, self.plan.schedule.agrees_next(number), own=own)
+                end = self.plan.schedule.agrees_next(number)
+                self.portions = Portions(self.workers, number, end, own=own, period=self.period)
                 for worker in self.ledger.granted:  # they have pulled before this step began
                     self.portions.weights_given(worker)
             self._changed()
             while self.done <= number and not (self.has_ended or self.closed):
-                if self._apply_ready(rate):
+                if self._apply_ready(rate) or self._close_late(rate):
                     self._changed()
                     continue
                 if (failure := self.failure or (self.server.failure if self.server else None)) is not None:
@@ -291,7 +299,7 @@ class Serving:
                     self._stop()
                 self.look_for_dead()
                 with waiting():
-                    self.change.wait(LOOK_S)
+                    self.change.wait(self._look_s())
             return not self.has_ended
 
     def _changed(self) -> None:
@@ -334,15 +342,31 @@ class Serving:
         self._add(push, decision.version - base)
         self.summed.append(push)
         if self.order is not None:
-            at = push.portion
-            self.order.append(Applied(push.worker, push.number, base, decision.version, at.step, at.part))
+            at, versions = push.portion, (base, decision.version)
+            steps = (push.first, push.facts["count"]) if "count" in push.facts else ()
+            self.order.append(Applied(push.worker, push.number, *versions, at.step, at.part, *steps))
         if decision.completes:
             self._changed()  # the other servers update together with this one
             self._update(rate)
-        if self.pushes % self.workers == 0:
-            self.sums, self.step = self.step.sums, Step()
-            if self.index == 0:
-                self.unread.append(self.sums)
+        if push.is_last and self.pushes % self.workers == 0:
+            self._complete_step()
+
+    def _complete_step(self) -> None:
+        self.sums, self.step = self.step.sums, Step()
+        if self.index == 0:
+            self.unread.append(self.sums)
+
+    def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:
+        """Which steps of a portion the worker takes before its next push: see RoundServing."""
+        return {}
+
+    def _close_late(self, rate: float) -> bool:
+        """End a round without those who are late: see RoundServing."""
+        return False
+
+    def _look_s(self) -> float:
+        """Seconds until the next look at what else may end a step."""
+        return LOOK_S
 
     def _refuse(self, key: tuple[int, int]) -> None:
         self.committed.discard(key)
@@ -351,7 +375,7 @@ class Serving:
 
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
-        self.pushes += 1
+        self.pushes += push.is_last
         step = self.step
         step.pushes += 1
         step.loss += push.loss
@@ -360,7 +384,8 @@ class Serving:
         step.stale += staleness
         step.most_stale = max(step.most_stale, staleness)
         if self.portions is not None:
-            self.portions.done(push.worker, push.portion)
+            if push.is_last:
+                self.portions.done(push.worker, push.portion)
             if push.stop:
                 self._stop()
 

@@ -12,14 +12,20 @@ import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
+from codescent.strategies import Copy
+from codescent.strategies.round_worker import RoundWorker
 from codescent.strategies.worker import Worker
 from codescent.train.follow import follow
 from codescent.train.initial import write_initial_values_
 from codescent.train.lost import can_lose, deaths
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.serve import Serving
+from codescent.train.serve_rounds import OuterOptimizer, RoundServing
 from codescent.train.world import World
 from codescent.transport import Client, Server, listen
+
+Rates = Callable[[int], float]
+"""The learning rate of a step (from 0)."""
 
 
 def served_weights(plan: Plan, index: int, *, replaced: bool) -> list[Weight]:
@@ -43,7 +49,11 @@ def listening(
     """A server of its part. It listens on the interface of the route to the other ranks, and tells them where."""
     rank = world.place.rank
     index = plan.servers.index(rank)
-    serving = Serving(plan, index, optimizer, world.servers, first_step, stop_requested)
+    facts = (world.servers, first_step, stop_requested)
+    if isinstance(optimizer, OuterOptimizer):
+        serving: Serving = RoundServing(plan, index, optimizer, *facts)
+    else:
+        serving = Serving(plan, index, optimizer, *facts)
     listener = listen(world.meeting.address)
     if world.beats is not None and index == 0 and can_lose(plan):
         serving.deaths = partial(deaths, world.beats, plan.mesh.world_size)
@@ -55,10 +65,12 @@ def listening(
     return serving
 
 
-def connected(plan: Plan, world: World, weights: Sequence[torch.Tensor], first_step: int) -> Worker:
+def connected(plan: Plan, world: World, copies: Sequence[Copy], first_step: int, rate_of: Rates) -> Worker:
     """A worker with a client for each server. Waits until all servers listen."""
     clients = _clients(plan, world, world.place.rank, len(plan.servers))
-    return Worker(plan, world.place.rank, weights, clients, first_step)
+    if plan.layout.served_rounds:
+        return RoundWorker(plan, world.place.rank, copies, clients, first_step, rate_of)
+    return Worker(plan, world.place.rank, [copy.weights for copy in copies], clients, first_step)
 
 
 def _clients(plan: Plan, world: World, sender: int, count: int) -> list[Client]:

@@ -168,7 +168,7 @@ def _servers(plan: Plan) -> Iterator[str]:
     who = f"rank{'s' if len(ranks) > 1 else ''} {_shown([str(rank) for rank in ranks])}"
     bound = "" if layout.staleness is None else f", staleness at most {counted(layout.staleness, 'version')}"
     yield f"{who}{'' if layout.server_ranks else ', which also train'}; {layout.updates} updates{bound}"
-    held = max(served_bytes(plan.trained, pieces) for pieces in plan.pieces)
+    held = max(served_bytes(plan.trained, pieces, layout, plan.mesh.world_size) for pieces in plan.pieces)
     yield f"weights and optimizer of a server: at most {of_bytes(held)}"
 
 

@@ -44,6 +44,12 @@ def replay_run(path: Path) -> int:
                 "parallel.servers": 0,
                 "parallel.updates": "synchronous",
                 "parallel.staleness": None,
+                "parallel.momentum_every": None,
+                "parallel.local_steps": "equal",
+                "parallel.average_every": 0,
+                "parallel.outer_optimizer": "none",
+                "parallel.outer_learning_rate": 0.7,
+                "parallel.outer_momentum": 0.9,
                 "train.microbatch_size": plan.work.microbatch_size,
             }
         ),
@@ -56,7 +62,7 @@ def replay_run(path: Path) -> int:
     }
     worst = max(far, key=lambda name: far[name])
     same = far[worst] <= TOLERANCE[plan.work.precision]
-    pushes = saved.step * plan.mesh.world_size
+    pushes = saved.step // plan.schedule.period * plan.mesh.world_size
     say(
         [
             f"{path}, step {saved.step}: {pushes:,} pushes to {counted(len(plan.servers), 'server')}, applied in one "

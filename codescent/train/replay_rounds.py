@@ -1,0 +1,74 @@
+"""In: a push of a round that a worker has taken, the weights of its begin. Out: the change, computed again.
+Does not apply the change and does not choose the weights (replay.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from codescent.config.sections import Config
+from codescent.data.loader import Portion
+from codescent.plan import Plan
+from codescent.record.order import Applied
+from codescent.train.assemble import Trainer
+from codescent.train.optimize import learning_rate
+
+
+class Inner:
+    """The optimizers of all workers, in one process. A worker's state stays from one round to its next.
+
+    Call `changes` for the pushes of each worker in their order.
+
+    Args:
+        trainer: of one process; its weights are overwritten.
+        plan: of the run.
+        config: of the run.
+    """
+
+    def __init__(self, trainer: Trainer, plan: Plan, config: Config) -> None:
+        self.trainer, self.plan, self.config = trainer, plan, config
+        self.fresh = self._state()
+        self.states: dict[int, list[torch.Tensor]] = {}
+        self.tokens: dict[tuple[int, int, int], int] = {}
+
+    def _state(self) -> list[torch.Tensor]:
+        named = self.trainer.optimizer.named_state()
+        return [value.clone() for _, name, value in named if not name.startswith("model.")]
+
+    def changes(self, row: Applied) -> tuple[list[torch.Tensor], float]:
+        """The change of each weight in a push, and the sum of its losses. The weights are those that were pulled."""
+        optimizer, workers = self.trainer.optimizer, self.plan.mesh.world_size
+        named = (value for _, name, value in optimizer.named_state() if not name.startswith("model."))
+        with torch.no_grad():
+            for value, kept in zip(named, self.states.get(row.worker, self.fresh), strict=True):
+                value.copy_(kept)
+            for weight in optimizer.weights:
+                weight.master.copy_(weight.tensor)
+            begins = [weight.master.clone() for weight in optimizer.weights]
+        total, tokens = 0.0, 0
+        for step in range(row.step + row.first, row.step + row.first + row.count):
+            gradients, loss, losses = self._gradients(step, row.part)
+            rate = learning_rate(self.config.optimizer, self.config.train.num_steps, workers, step)
+            own = torch.tensor(loss, dtype=torch.float64)
+            optimizer.step(gradients, rate, lambda square, own=own: torch.stack((own, square)))  # type: ignore[misc]
+            total, tokens = total + loss, tokens + losses
+        self.states[row.worker] = self._state()
+        self.tokens[row.step, row.part, row.first] = tokens
+        with torch.no_grad():
+            found = [begin - weight.master for begin, weight in zip(begins, optimizer.weights, strict=True)]
+        return found, total
+
+    def weighted(self, parts: Sequence[torch.Tensor], rows: Sequence[Applied]) -> list[torch.Tensor]:
+        """The summands of the mean of these pushes."""
+        tokens = [self.tokens[row.step, row.part, row.first] for row in rows]
+        return [part * (number / max(1, sum(tokens))) for part, number in zip(parts, tokens, strict=True)]
+
+    def _gradients(self, step: int, part: int) -> tuple[Sequence[torch.Tensor], float, int]:
+        loader, workers = self.trainer.loader, self.plan.mesh.world_size
+        assert loader is not None
+        found = loader.part(step, part, workers)
+        batches = found.batches[: self.plan.work.num_microbatches]
+        portion = Portion(batches, found.own_losses, found.own_losses)
+        first = part * (self.plan.work.global_batch_size // workers)
+        return *self.trainer.executor.gradients_of(portion, step, first), found.own_losses
