@@ -174,8 +174,8 @@ def prepared(config: Config) -> AnyDataset | None:
     return None if path is None else task.open(request, path)
 
 
-def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool = True) -> None:
-    """Prepare the data and check the run before any rank is started.
+def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool = True) -> Plan:
+    """Prepare the data and check the run before any rank is started. Returns its plan.
 
     Args:
         creates_folder: whether a new run creates its run folder, so that no other may be there.
@@ -194,6 +194,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     if folder is not None:
         check_same_trajectory(folder, plan, dataset, config.train.num_steps)
         check_same_files(request, folder, dataset)
+    return plan
 
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:

@@ -27,6 +27,7 @@ from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.launch.roles import Roles
 from codescent.models import GENERATING
+from codescent.plan import Plan
 from codescent.plan.wire import Wire
 from codescent.preflight import check, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
@@ -99,25 +100,24 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     finds = arguments.find_learning_rate
     if not finds:
         introduce(config, resume=arguments.resume)
-    check(config, ranks, resume=arguments.resume, creates_folder=not finds)
+    plan = check(config, ranks, resume=arguments.resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config), roles=_roles(config))
+    code = start(of_memory=partial(_of_memory, config), roles=_roles(plan))
     _record_lost(run_folder(config), None)
     return code
 
 
-def _roles(config: Config) -> Roles:
+def _roles(plan: Plan) -> Roles:
     """Servers are named. A run with asynchronous updates goes on without a worker, but not without rank 0, which writes
-    the run folder."""
-    count = config.parallel.servers if isinstance(config.parallel.servers, int) else 0
-    first = config.parallel.ranks - count
-    is_whole = not Wire.parse(config.parallel.wire).lossy  # a lossy wire keeps residuals on each worker
-    can_lose = count > 0 and config.parallel.updates == "asynchronous" and is_whole
-    return Roles({first + index: f"server {index}" for index in range(count)}, frozenset(range(1, first * can_lose)))
+    the run folder; and not where a lossy wire keeps residuals on each worker."""
+    layout, is_whole = plan.layout, not Wire.parse(plan.layout.wire).lossy
+    can_lose = layout.server_ranks > 0 and layout.updates == "asynchronous" and is_whole
+    names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if layout.server_ranks else {}
+    return Roles(names, frozenset(range(1, plan.mesh.world_size) if can_lose else ()))
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
