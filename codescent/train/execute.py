@@ -23,6 +23,7 @@ from codescent.strategies import Exchange, Gradients
 from codescent.strategies.worker import Worker
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
+from codescent.train.neighbours import Hand
 from codescent.train.optimize import Optimizer
 from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
 from codescent.train.serve import Serving
@@ -88,7 +89,7 @@ class Executor:
         loader: Loader | None,
         stop_requested: Callable[[], bool],
         exchange: Exchange | None = None,
-        worker: Worker | None = None,
+        worker: Worker | Hand | None = None,
         serving: Serving | None = None,
     ) -> None:
         self.plan = plan
@@ -141,6 +142,8 @@ class Executor:
             self.serving.allow(number)
         for _ in (None,) if self.worker is None else self.worker.turns(number):
             self._walk(number)
+            if isinstance(self.worker, Hand):
+                self.worker.finished(self.sums, self.portion.own_losses)
         self.world.at(number + 1)
         if self.worker is not None or self.serving is not None:
             return self._of_servers(number)
@@ -187,7 +190,7 @@ class Executor:
         return found, self.loss_sum.item()
 
     def _read_portion(self) -> None:
-        """Read this rank's part of the step; a worker reads the part that the first server has given it."""
+        """Read this rank's part of the step; a rank that is given portions reads that one."""
         if self.serving is not None and self.worker is None:
             return
         with named(NEXT_BATCH):
@@ -201,10 +204,12 @@ class Executor:
             self.portion = self.loader.part(given.step, given.part, parts)
             own = self.plan.mesh.dp_index(self.world.place.rank)
             self.number = given.step
+            if isinstance(self.worker, Hand):  # this rank updates its weights itself
+                self.rate, self.worker.exchange.part = self.worker.rate_of(given.step), given.part
             self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
 
     def _of_servers(self, number: int) -> Pending:
-        """The result of the last complete step, as the first server knows it."""
+        """The result of the last complete step, as the rank knows it that gives out portions."""
         if self.worker is not None:
             done, stops, steps = self.worker.known.done, self.worker.known.stops, self.worker.news()
         else:
@@ -214,6 +219,8 @@ class Executor:
         *earlier, last = steps or [[0.0] * 7]
         loss, _, square, skips, stale, most_stale, losses = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
+        if isinstance(self.worker, Hand) and (distance := self.worker.meet()) is not None:
+            values = torch.cat((values, distance.cpu()))
         laps = self.watch.stop()
         return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier)
 
@@ -274,13 +281,13 @@ class Executor:
                 one.close()
 
     def _push(self, instruction: Instruction) -> None:
-        assert self.worker is not None
+        assert isinstance(self.worker, Worker)
         loss, stop = self.loss_sum.item(), self.stop_requested()
         self.worker.push(self.gradients.collect(), loss, self.portion.own_losses, stop=stop)
         self.gradients.release()
 
     def _pull(self, instruction: Instruction) -> None:
-        assert self.worker is not None
+        assert isinstance(self.worker, Worker)
         self.worker.pull()
 
     def _serve(self, instruction: Instruction) -> None:

@@ -113,7 +113,7 @@ class Pending:
         for loss, _, square, skips, stale, most_stale, losses in self.earlier:
             norm, staleness = math.sqrt(square), (stale, int(most_stale))
             one = replace(last, train_loss=loss / losses, grad_norm=norm, skips=int(skips), staleness=staleness)
-            found.append(replace(one, stop=False))
+            found.append(replace(one, stop=False, consensus=None))
         self.earlier = ()
         return found
 

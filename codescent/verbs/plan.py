@@ -310,7 +310,7 @@ def _program(plan: Plan) -> Iterator[str]:
     for stage in sorted({0, len(programs) - 1}):
         name = ("server" if stage else "worker") if layout.served else f"stage {stage}"
         yield (f"{name}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
-    if layout.served:
+    if layout.hands_out:
         every = " or ".join(f"{steps:,}" for steps in schedule.dues)
         yield f"all ranks validate, save and stop together after each {every} steps"
     added = [at for at in schedule.programs[0] if at.step is not None]
