@@ -84,7 +84,9 @@ def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
     """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
     if plan.layout.average_every:
         return plan
-    every_step = changed(config, Change({"parallel.average_every": 1, "parallel.gossip": "none"}))
+    every_step = changed(
+        config, Change({"parallel.average_every": 1, "parallel.gossip": "none", "parallel.gossip_mode": "synchronous"})
+    )
     return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
