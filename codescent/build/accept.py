@@ -5,6 +5,7 @@ Does not build a plan (plan.py does). Strategies refuse what they cannot do (cod
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -255,11 +256,13 @@ def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> It
             f'text, not model.kind = "{kind}"',
             [Change({"log.sample_tokens": 0})],
         )
-    if config.profile.active and candidate.layout.served:
+    if config.profile.active and candidate.layout.hands_out:
+        key, without = ("servers", 0) if candidate.layout.served else ("gossip_mode", "synchronous")
         yield Refusal(
-            f"profile.active = {config.profile.active}: with parallel.servers ranks take different steps at a time, so "
-            "they have no common window",
-            [Change({"profile.active": 0}), Change({"parallel.servers": 0})],
+            f"profile.active = {config.profile.active}: with parallel.{key} = "
+            f"{json.dumps(getattr(candidate.layout, key))} ranks take different steps at a time, so they have no "
+            "common window",
+            [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
         )
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
         yield Refusal(

@@ -399,6 +399,12 @@ class Parallel(Section):
         "drawn anew each time; complete: all; exponential: to one, 1, 2, 4, ... further, in turn; push-sum: to one, "
         "drawn anew, and weights are divided by what arrives",
     )
+    gossip_mode: Literal["synchronous", "asynchronous"] = key(
+        "synchronous",
+        "synchronous: a replica waits for the weights of its neighbours; asynchronous: pairs of replicas average their "
+        "weights beside the computation, and a faster replica computes more samples; for ring and pairs",
+        only=GOSSIPS,
+    )
     gossip_every: int = key(1, "steps from one exchange of weights to the next", ge=1, only=GOSSIPS)
     gossip_rate: float = key(
         1.0,

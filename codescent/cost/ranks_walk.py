@@ -11,6 +11,7 @@ from codescent.cost.amounts import Phase, phases
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.lengths import instructions_of, lengths
 from codescent.cost.network import Link, Network
+from codescent.cost.pairs_walk import Averages
 from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
 from codescent.plan import SENDS, Collective, Instruction, Plan, Traffic, Verb
@@ -19,7 +20,7 @@ from codescent.strategies.gossip_graphs import AXIS, graph_of
 Seconds = Callable[[int, Instruction], float]
 """Seconds of arithmetic of a rank in an instruction."""
 SERVED_STEPS = 100
-"""Steps that are walked with parameter servers."""
+"""Steps that are walked where portions of work are handed out."""
 SERVED_ROUNDS = 40
 """The same, where workers push the changes of rounds of steps."""
 _Timed = TypeVar("_Timed", Span, Flight)
@@ -56,7 +57,8 @@ class Walk:
         tokens_per_s: of all ranks together.
         ranks: by rank.
         servers: for each server the share of the time in which its card receives or sends, whichever is longer.
-        staleness: for each applied push, by how many versions its weights were older.
+        staleness: for each applied push, by how many versions its weights were older; with asynchronous gossip for each
+            update, by how many averages.
         timeline: the instructions of the measured rounds, with `Span.stage` the rank; times from their begin.
         flights: what was sent in them, with `Flight.stage` the rank that sends; a ring's message for each of its ranks.
     """
@@ -125,7 +127,7 @@ def walk(
         Deadlock: the lists wait for each other.
     """
     phase = phase or phases(plan)[-1]
-    if plan.layout.served:  # ranks have no common rounds: many of them, of which the first ones are not measured
+    if plan.layout.hands_out:  # ranks have no common rounds: many of them, of which the first ones are not measured
         period = plan.schedule.period
         numbers = range((SERVED_STEPS if period == 1 else SERVED_ROUNDS) * period)
         return _Walk(plan, seconds, link, ranks_per_host, numbers, len(numbers) // period // 5, period).run()
@@ -180,6 +182,9 @@ class _Walk:
         hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
         self.network = Network(self.clock, link, hosts)
         self.servers = Servers(plan, self.clock, self.network, len(numbers)) if plan.layout.served else None
+        self.averages: Averages | None = None
+        if plan.layout.averages_beside:
+            self.averages = Averages(plan, self.clock, self.network, len(numbers), self._sends)
         verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
             verb: getattr(self, f"_{verb}") for verb in verbs
@@ -195,12 +200,13 @@ class _Walk:
     def run(self) -> Walk:
         """Walk to the ends of all lists."""
         for rank in self.ranks:
-            self.clock.start(self._steps(rank) if self.servers is None else self._portions(rank, self.servers))
+            self.clock.start(self._work_of(rank))
         self.clock.run()
         if stuck := {rank.number: rank.at for rank in self.ranks if not rank.has_ended}:
             raise Deadlock({rank: (at, "another rank") for rank, at in stuck.items() if at is not None})
         begin_s = max(rank.ends_s[self._warm_up(rank) - 1] for rank in self.ranks) if self.warm_up else 0.0
         ranks = tuple(self._times(rank) for rank in self.ranks)
+        handed = self.servers or self.averages
         speeds = [1 / rank.step_s if rank.step_s else 0.0 for rank in ranks]
         if self.servers is not None:  # what was refused has trained nothing
             speeds = [speed * self.servers.counted(rank) for rank, speed in enumerate(speeds)]
@@ -210,7 +216,7 @@ class _Walk:
             self.plan.work.tokens * speed,
             ranks,
             servers=self._loads(),
-            staleness=tuple(self.servers.staleness) if self.servers else (),
+            staleness=tuple(handed.staleness) if handed else (),
             timeline=_since(sorted(self.spans, key=lambda span: (span.start_s, span.stage)), begin_s),
             flights=_since(self.network.flights, begin_s),
         )
@@ -223,8 +229,8 @@ class _Walk:
         return RankTimes(took_s / steps, sum(rank.busy_s[warm_up:]) / steps, sum(sent) / steps, max(sent))
 
     def _warm_up(self, rank: _Rank) -> int:
-        """Steps of a rank that are not measured. With servers a slow rank has fewer steps than others."""
-        return self.warm_up if self.servers is None else max(1, len(rank.ends_s) // 5)
+        """Steps of a rank that are not measured. Where work is handed out a slow rank has fewer steps than others."""
+        return max(1, len(rank.ends_s) // 5) if self.plan.layout.hands_out else self.warm_up
 
     def _loads(self) -> tuple[float, ...]:
         """See `Walk.servers`."""
@@ -232,6 +238,23 @@ class _Walk:
             return ()
         cards = [self.network.cards[self.network.hosts[queue.rank]] for queue in self.servers.queues]
         return tuple(max(card.sending_s, card.receiving_s) / self.clock.now_s for card in cards)
+
+    def _work_of(self, rank: _Rank) -> Process:
+        """The process of a rank."""
+        if self.servers is not None:
+            return self._portions(rank, self.servers)
+        return self._steps(rank) if self.averages is None else self._shares(rank, self.averages)
+
+    def _shares(self, rank: _Rank, averages: Averages) -> Process:
+        """The process of a rank that averages beside its computation: portions, as long as there are any."""
+        while averages.take(rank.number):
+            yield from self._step_of(rank, 0)
+        rank.has_ended = True
+
+    def _sends(self, rank: int, payload_bytes: float) -> None:
+        """Count bytes that a rank sends beside its computation, in its present step."""
+        if (sent := self.ranks[rank].sent) and not self.ranks[rank].has_ended:
+            sent[-1] += payload_bytes
 
     def _steps(self, rank: _Rank) -> Process:
         """The process of a rank: its lists, step after step."""
@@ -297,7 +320,10 @@ class _Walk:
         yield from self._compute(rank, at, sums)
 
     def _average(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        """Begin the sums of a fragment; MERGE awaits them."""
+        """Begin the sums of a fragment; MERGE awaits them. Or begin the average of a pair."""
+        if self.averages is not None:
+            yield from self.averages.average(rank.number)
+            return
         seconds = self.seconds(rank.number, at)
         rank.busy_s[-1] += seconds
         yield seconds
@@ -305,6 +331,9 @@ class _Walk:
         rank.flying[at.fragment] = [self._join(rank, record, times) for record, times in sums.begins]
 
     def _merge(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
+        if self.averages is not None:
+            self.averages.merge(rank.number)
+            return
         assert at.fragment is not None
         yield from rank.flying.pop(at.fragment)
         yield from self._compute(rank, at, sums)
@@ -406,6 +435,8 @@ def _with_sums(plan: Plan, stage: int, number: int) -> list[tuple[Instruction, _
         if record.stage not in (None, stage) or record.verb in SENDS or not record.runs_in(number):
             continue
         if plan.mesh.degree(record.axis) == 1 or record.collective in (Collective.PUSH, Collective.PULL):
+            continue
+        if plan.layout.averages_beside:  # pairs_walk.py has them
             continue
         instructions = instructions_of(record, plan, program)
         for at in instructions:

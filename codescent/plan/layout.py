@@ -39,6 +39,7 @@ class Layout:
     wire: str = brief("none")
     wire_from: int = brief(0)
     gossip: str = brief("none")
+    gossip_mode: str = brief("synchronous")
     gossip_every: int = brief(1)
     gossip_rate: float = brief(1.0)
     agree_every: int | None = brief(None)
@@ -57,6 +58,16 @@ class Layout:
     def served(self) -> bool:
         """Whether parameter servers hold the weights."""
         return self.servers != 0
+
+    @property
+    def averages_beside(self) -> bool:
+        """Whether pairs of replicas average their weights beside the computation: asynchronous gossip."""
+        return self.gossip != "none" and self.gossip_mode == "asynchronous"
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether ranks are given portions of a step's samples, and a faster rank computes more of them."""
+        return self.served or self.averages_beside
 
     @property
     def server_ranks(self) -> int:

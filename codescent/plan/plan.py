@@ -27,7 +27,7 @@ from codescent.plan.work import Scalar, TaskFacts, Work
 
 SERVED = ("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum")
 OUTER = ("outer_learning_rate", "outer_momentum")
-GOSSIP = ("gossip", "gossip_every", "gossip_rate")
+GOSSIP = ("gossip", "gossip_mode", "gossip_every", "gossip_rate")
 REPLICAS = "parallel.dp_replicate"
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"

@@ -12,6 +12,7 @@ from codescent.strategies.gossip import Gossip
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
 from codescent.strategies.offload import Offload
+from codescent.strategies.pair_averaging import PairAveraging
 from codescent.strategies.parameter_server import ParameterServer
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
@@ -32,6 +33,7 @@ ORDER = (
     Muon(),
     LocalSGD(),
     Gossip(),
+    PairAveraging(),
     ParameterServer(),
 )
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""

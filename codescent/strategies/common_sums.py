@@ -29,8 +29,8 @@ def common_sums(plan: Plan) -> Iterator[Traffic]:
 
 def _scalars(plan: Plan) -> Iterator[Traffic]:
     """The sums of scalars: of each step; where replicas train apart also of each round, and of the opening steps."""
-    if plan.layout.served:
-        return  # they travel with pushes and pulls
+    if plan.layout.hands_out:
+        return  # they travel with pushes, pulls and requests for work
     everyone, opening, what = (
         plan.mesh.joint(*AXES),
         plan.schedule.opening_steps,

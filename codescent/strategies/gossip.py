@@ -36,15 +36,15 @@ class Gossip(Strategy):
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """True if parallel.gossip is given."""
-        return run.layout.gossip != "none"
+        """True if parallel.gossip is given, in its synchronous form: PairAveraging is the other."""
+        return run.layout.gossip != "none" and not run.layout.averages_beside
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse a single replica, a second way to average, wires that a graph cannot use, and keys that act within a
         round."""
         if self.serves(candidate):
-            yield from _alone(candidate)
-            yield from _twice(candidate)
+            yield from alone(candidate)
+            yield from twice(candidate)
             yield from _wrong_wire(candidate)
             yield from _wrong_periods(candidate)
 
@@ -146,7 +146,7 @@ def agreement(candidate: Candidate) -> int:
     return every * max(number for number in range(1, MOST_EXCHANGES + 1) if exchanges % number == 0)
 
 
-def _alone(candidate: Candidate) -> Iterator[str]:
+def alone(candidate: Candidate) -> Iterator[str]:
     """A problem: one replica has no neighbours."""
     if candidate.mesh.degree(AXIS) == 1:
         yield Refusal(
@@ -158,7 +158,7 @@ def _alone(candidate: Candidate) -> Iterator[str]:
         )
 
 
-def _twice(candidate: Candidate) -> Iterator[str]:
+def twice(candidate: Candidate) -> Iterator[str]:
     """Problems: another method has the weights of the replicas."""
     layout = candidate.layout
     if layout.average_every:

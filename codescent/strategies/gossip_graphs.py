@@ -98,6 +98,51 @@ class Graph:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Who averages with whom in asynchronous gossip. Replicas of even index are active: they begin an average.
+
+    The others are passive: they answer. Of an odd number of replicas the last one is passive, too.
+
+    Attributes:
+        kind: ring or pairs.
+        replicas: their number, at least 2; even in a ring.
+        seed: of what is drawn.
+    """
+
+    kind: str
+    replicas: int
+    seed: int = 0
+
+    def is_active(self, replica: int) -> bool:
+        """Whether a replica begins averages."""
+        return replica % 2 == 0 and replica + 1 < self.replicas
+
+    def partners(self, replica: int) -> list[int]:
+        """The replicas with which it may average, in ascending order."""
+        if self.kind == "ring":
+            return sorted({(replica - 1) % self.replicas, (replica + 1) % self.replicas})
+        active = self.is_active(replica)
+        return [other for other in range(self.replicas) if self.is_active(other) != active]
+
+    def partner(self, replica: int, begin: int, number: int) -> int:
+        """With whom an active replica averages.
+
+        Args:
+            replica: the active one.
+            begin: number of steps that were complete when all ranks last agreed.
+            number: of its averages since then.
+        """
+        passive = self.partners(replica)
+        text = f"{self.seed} {begin} {number} {replica}"
+        return passive[int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % len(passive)]
+
+
 def graph_of(plan: Plan) -> Graph:
     """Who exchanges with whom in a plan with gossip."""
     return Graph(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed, plan.layout.gossip_rate)
+
+
+def pairs_of(plan: Plan) -> Pairs:
+    """The pairs of a plan with asynchronous gossip."""
+    return Pairs(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed)

@@ -111,15 +111,7 @@ class Mixing(Replicas):
     @torch.no_grad()
     def distance(self) -> Tensor:
         """See Exchange: estimated from random projections, which keep norms on average (Alon et al. 1996, 2.2)."""
-        if not self.copies:
-            return torch.zeros(2, dtype=torch.float64)
-        own = torch.zeros(SKETCH, dtype=torch.float64, device=self.copies[0].master.device)
-        for index, copy in enumerate(self.copies):
-            if copy.counted:
-                own += _projections(copy.master.reshape(-1), index)
-        mean = own / self.degree
-        all_reduce(mean, group=self.group)
-        return torch.stack([(own - mean).square().sum(), mean.square().sum()])
+        return distance_of(self.copies, self.degree, self.group)
 
     @torch.no_grad()
     def means(self) -> Sequence[Tensor]:
@@ -214,6 +206,20 @@ def _mixed(row: Row, values: Mapping[int, Tensor]) -> Tensor:
     for source, weight in others:
         mixed.add_(values[source], alpha=weight)
     return mixed
+
+
+@torch.no_grad()
+def distance_of(copies: Sequence[Copy], degree: int, group: dist.ProcessGroup) -> Tensor:
+    """See Exchange.distance: estimated from random projections of the weights of `degree` replicas. Collective."""
+    if not copies:
+        return torch.zeros(2, dtype=torch.float64)
+    own = torch.zeros(SKETCH, dtype=torch.float64, device=copies[0].master.device)
+    for index, copy in enumerate(copies):
+        if copy.counted:
+            own += _projections(copy.master.reshape(-1), index)
+    mean = own / degree
+    all_reduce(mean, group=group)
+    return torch.stack([(own - mean).square().sum(), mean.square().sum()])
 
 
 def _projections(values: Tensor, seed: int) -> Tensor:

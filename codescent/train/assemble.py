@@ -24,10 +24,12 @@ from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Copy, Exchange, Gradients, ThisRank, serving
 from codescent.strategies.common_sums import copied
 from codescent.strategies.ddp import BucketedGradients
+from codescent.strategies.pair_exchange import PairExchange
 from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
+from codescent.train.neighbours import Hand, introduced
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
 from codescent.train.serve import Serving
 from codescent.train.serve_beside import serve_beside
@@ -164,7 +166,8 @@ def assemble(
         return Trainer(executor, parts, optimizer, loader)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
     exchange = _exchange(weights, this_rank)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, exchange)
+    hand = _hand(config, plan, world, exchange, first_step)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, exchange, hand)
     return Trainer(executor, parts, optimizer, loader)
 
 
@@ -212,6 +215,16 @@ def _exchange(weights: Sequence[Weight], this_rank: ThisRank) -> Exchange | None
     copies = [Copy(weight.master, weight.tensor, weight.counted) for weight in weights]
     found = (strategy.exchange(copies, this_rank) for strategy in serving(this_rank.plan))
     return next(filter(None, found), None)
+
+
+def _hand(config: Config, plan: Plan, world: World, exchange: Exchange | None, first_step: int) -> Hand | None:
+    """What gives this rank its work, where replicas average beside the computation."""
+    if not isinstance(exchange, PairExchange):
+        return None
+    steps, workers = config.train.num_steps, plan.mesh.dp
+    return introduced(
+        plan, world, exchange, lambda number: learning_rate(config.optimizer, steps, workers, number), first_step
+    )
 
 
 def _of_micro_batch(plan: Plan) -> int:
@@ -355,7 +368,7 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         work.seq_len * (1 if plan.model.vocab_size else plan.model.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
-        0 if plan.layout.served else work.prefetch,  # the first server gives portions
+        0 if plan.layout.hands_out else work.prefetch,  # portions are given to it
         pin_memory=world.device.type == "cuda",
         replica=(replica.start, replica.stop) if plan.apart else None,
     )

@@ -24,6 +24,7 @@ from codescent.strategies.round_worker import RoundWorker
 from codescent.strategies.worker import Worker
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
+from codescent.train.neighbours import Hand
 from codescent.train.optimize import Optimizer
 from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
 from codescent.train.serve import Serving
@@ -89,7 +90,7 @@ class Executor:
         loader: Loader | None,
         stop_requested: Callable[[], bool],
         exchange: Exchange | None = None,
-        worker: Worker | None = None,
+        worker: Worker | Hand | None = None,
         serving: Serving | None = None,
     ) -> None:
         self.plan = plan
@@ -145,6 +146,8 @@ class Executor:
                 self.program = self.plan.schedule.program(self.world.stage, self.worker.in_round)
                 self.rate = self.worker.rate_of(self.worker.step)
             self._walk(number)
+            if isinstance(self.worker, Hand):
+                self.worker.finished(self.sums, self.portion.own_losses)
         self.world.at(number + 1)
         if self.worker is not None or self.serving is not None:
             return self._of_servers(number)
@@ -191,7 +194,7 @@ class Executor:
         return found, self.loss_sum.item()
 
     def _read_portion(self) -> None:
-        """Read this rank's part of the step; a worker reads the part that the first server has given it."""
+        """Read this rank's part of the step; a rank that is given portions reads that one."""
         if self.serving is not None and self.worker is None:
             return
         with named(NEXT_BATCH):
@@ -205,10 +208,12 @@ class Executor:
             self.portion = self.loader.part(self.worker.step, given.part, parts)
             own = self.plan.mesh.dp_index(self.world.place.rank)
             self.number = self.worker.step
+            if isinstance(self.worker, Hand):  # this rank updates its weights itself
+                self.rate, self.worker.exchange.part = self.worker.rate_of(given.step), given.part
             self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
 
     def _of_servers(self, number: int) -> Pending:
-        """The result of the last complete step, as the first server knows it."""
+        """The result of the last complete step, as the rank knows it that gives out portions."""
         if self.worker is not None:
             done, stops, steps = self.worker.known.done, self.worker.known.stops, self.worker.news()
         else:
@@ -218,6 +223,8 @@ class Executor:
         *earlier, last = steps or [[0.0] * 8]
         loss, _, square, skips, stale, most_stale, losses, late = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
+        if isinstance(self.worker, Hand) and (distance := self.worker.meet()) is not None:
+            values = torch.cat((values, distance.cpu()))
         laps = self.watch.stop()
         return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late))
 
@@ -278,7 +285,7 @@ class Executor:
                 one.close()
 
     def _push(self, instruction: Instruction) -> None:
-        assert self.worker is not None
+        assert isinstance(self.worker, Worker)
         if isinstance(self.worker, RoundWorker):
             self.worker.push_round(stop=self.stop_requested())
             return
@@ -287,7 +294,7 @@ class Executor:
         self.gradients.release()
 
     def _pull(self, instruction: Instruction) -> None:
-        assert self.worker is not None
+        assert isinstance(self.worker, Worker)
         self.worker.pull()
 
     def _serve(self, instruction: Instruction) -> None:

@@ -18,7 +18,8 @@ from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
-from codescent.record import order
+from codescent.record import gossip_order, order
+from codescent.strategies.pair_exchange import PairExchange
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.continuing import nothing_to_do, with_new_places
@@ -158,8 +159,7 @@ class _Steps:
         """Load the checkpoint, if there is one, and take the remaining steps."""
         self.report.begin()
         self.run.load(self.trainer)
-        if (serving := self.trainer.executor.serving) is not None:
-            serving.begin(order.rewind(self.run.path, serving.index, serving.pushes, serving.period))
+        self._rewind_order()
         self.report.start()
         self._compare(self.run.first_step)
         self.validations.recall(self.run)
@@ -185,6 +185,22 @@ class _Steps:
         has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
         return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
 
+    def _rewind_order(self) -> None:
+        """Remove from the order of what was applied what came after the checkpoint."""
+        executor, path = self.trainer.executor, self.run.path
+        if (serving := executor.serving) is not None:
+            serving.begin(order.rewind(path, serving.index, serving.pushes, serving.period))
+        if isinstance(executor.exchange, PairExchange):
+            gossip_order.rewind(path, executor.exchange.index, self.run.first_step)
+
+    def _append_order(self) -> None:
+        """Write down what this rank has applied since the ranks met before."""
+        executor, path = self.trainer.executor, self.run.path
+        if executor.serving is not None:
+            order.append(path, executor.serving.index, executor.serving.take_order())
+        if isinstance(executor.exchange, PairExchange):
+            gossip_order.append(path, executor.exchange.index, executor.exchange.take_order())
+
     def _launch(self, step: int) -> _Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
         rate = self._rate(step)
@@ -192,7 +208,7 @@ class _Steps:
             pending = self.trainer.executor.launch(step - 1, rate)
             if not pending.is_late or self._reads_at_once(step):
                 pending.read()
-        return _Launched(pending.completed, rate, pending)
+        return _Launched(pending.completed, self._rate(pending.completed), pending)
 
     def _rate(self, step: int) -> float:
         """Learning rate of step `step` (from 1)."""
@@ -206,7 +222,7 @@ class _Steps:
             step == self.run.first_step + 1
             or step == self.last
             or any(_is_due(step, number, self.last) for number in every)
-            or self.plan.layout.served
+            or self.plan.layout.hands_out
             or (self.plan.layout.apart and self.plan.schedule.agrees_after(step))  # a stop or a skip may be known
             or self.overdue
             or self.validations.exhausted
@@ -222,23 +238,22 @@ class _Steps:
         for number, result in enumerate(earlier, step - len(earlier)):
             self._within_round(number, self._rate(number), result)
         result = launched.pending.read()
-        served = self.plan.layout.served
+        served = self.plan.layout.hands_out
         if not (self.plan.schedule.agrees_after(step) or (served and result.stop)):
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
         if served:
-            serving = self.trainer.executor.serving
-            report_lost(self.run, go_on_without_lost(self.run.world, self.plan, serving, step))
+            lost = go_on_without_lost(self.run.world, self.plan, self.trainer.executor.serving, step)
+            report_lost(self.run, lost)
             result = self._shared(result)
-            if serving is not None:
-                order.append(self.run.path, serving.index, serving.take_order())
+            self._append_order()
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         return stops
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
-        if self.plan.layout.served:
+        if self.plan.layout.hands_out:
             self.skipped = self.skipped + 1 if result.skipped else 0
             if self.skipped:
                 self.report.skipped(step, result)

@@ -40,14 +40,14 @@ class RankTimes:
             living: the ranks that take part; None: all.
         """
         means = {name: total / self.steps for name, total in self.sums.items()}
-        numbers, steps = [*means.values(), float(peak_memory_bytes)], self.steps
+        numbers = [*means.values(), float(peak_memory_bytes), float(self.steps)]  # a rank may have fewer, larger steps
         self._begin()
         everyone = gather_numbers([*numbers, *memory])
         rows: list[RankRow] = [
             {
                 "step": step,
                 "rank": rank,
-                "steps": steps,
+                "steps": int(found[len(means) + 1]),
                 **dict(zip(means, found, strict=False)),
                 "peak_memory_bytes": int(found[len(means)]),
             }

@@ -196,7 +196,7 @@ def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> 
         steps: of the checkpoint to which the weights belong.
 
     Returns:
-        The weights of the servers, by name of the tensor, whole.
+        The weights of the servers, by name of the tensor in a checkpoint, whole.
 
     Raises:
         UserError: a file of the order is missing or too short.
@@ -210,8 +210,8 @@ def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> 
             one = _Replay(plan, config, trainer, rows, run)
             one.run()
             wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
-            found = {t.parameter.name: torch.empty(t.parameter.shape, dtype=wide) for t in plan.trained}
+            found = {f"model.{t.parameter.name}": torch.empty(t.parameter.shape, dtype=wide) for t in plan.trained}
             for server in one.servers:
                 for piece, weight in zip(server.pieces, server.optimizer.weights, strict=True):
-                    found[plan.trained[piece.index].parameter.name][piece.first : piece.stop] = weight.master
+                    found[f"model.{plan.trained[piece.index].parameter.name}"][piece.first : piece.stop] = weight.master
             return found

@@ -117,7 +117,7 @@ class Pending:
         for loss, _, square, skips, stale, most_stale, losses, late in self.earlier:
             norm, staleness = math.sqrt(square), (stale, int(most_stale))
             one = replace(last, train_loss=loss / losses, grad_norm=norm, skips=int(skips), staleness=staleness)
-            found.append(replace(one, stop=False, late=int(late)))
+            found.append(replace(one, stop=False, consensus=None, late=int(late)))
         self.earlier = ()
         return found
 

@@ -120,7 +120,7 @@ def _prove(verb: argparse.ArgumentParser) -> None:
     add("--steps", type=_positive, default=20, help="steps of each run (default 20)")
     add("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
     add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
-    add("--replay", metavar="RUN", help="apply the pushes of a run with asynchronous servers again, in one process")
+    add("--replay", metavar="RUN", help="apply again, in one process, what an asynchronous run has applied")
 
 
 def _collectives(verb: argparse.ArgumentParser) -> None:

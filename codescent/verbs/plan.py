@@ -84,7 +84,9 @@ def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
     """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
     if plan.layout.average_every:
         return plan
-    every_step = changed(config, Change({"parallel.average_every": 1, "parallel.gossip": "none"}))
+    every_step = changed(
+        config, Change({"parallel.average_every": 1, "parallel.gossip": "none", "parallel.gossip_mode": "synchronous"})
+    )
     return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
 
 
@@ -310,7 +312,7 @@ def _program(plan: Plan) -> Iterator[str]:
     for stage in sorted({0, len(programs) - 1}):
         name = ("server" if stage else "worker") if layout.served else f"stage {stage}"
         yield (f"{name}: " if len(programs) > 1 else "") + _shown([str(at) for at in programs[stage]])
-    if layout.served:
+    if layout.hands_out:
         every = " or ".join(f"{steps:,}" for steps in schedule.dues)
         yield f"all ranks validate, save and stop together after each {every} steps"
     added = [at for at in schedule.programs[0] if at.step is not None]

@@ -117,7 +117,7 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
     most = " on the stage that computes most" if mesh.pp > 1 else ""
     yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
     tokens = f"{of_number(found.tokens_per_s)} tokens/s"
-    period = 1 if plan.layout.served else phases(plan)[-1].period
+    period = 1 if plan.layout.hands_out else phases(plan)[-1].period
     mean = f", mean of {counted(period, 'step')}" if period > 1 else ""
     yield "  step", [f"{of_seconds(found.step_s)}{mean}: {tokens}"]
     yield "  waiting", [_waiting(found)]
@@ -125,7 +125,8 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
         yield "  load", [f"busiest link of a server: {of_share(max(found.servers))} of the time"]
     if found.staleness:
         mean_age = sum(found.staleness) / len(found.staleness)
-        yield "  staleness", [f"{mean_age:.2f} versions on average, at most {max(found.staleness)}"]
+        unit = "averages" if plan.layout.averages_beside else "versions"
+        yield "  staleness", [f"{mean_age:.2f} {unit} on average, at most {max(found.staleness)}"]
     if mesh.dp_replicate > 1 and not plan.layout.served:
         yield "  period", [_period(links, apart)]
 

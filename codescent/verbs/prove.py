@@ -35,7 +35,8 @@ TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relativ
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
 EXCHANGES = (
     *("average_every", "synchronous_steps", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
-    *("fragments", "overlap_steps", "wire", "wire_from", "gossip", "gossip_every", "gossip_rate", "agree_every"),
+    *("fragments", "overlap_steps", "wire", "wire_from"),
+    *("gossip", "gossip_mode", "gossip_every", "gossip_rate", "agree_every"),
     *("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum"),
 )
 """Keys of [parallel] with which replicas do something else than to sum the gradients of each step."""

@@ -1,5 +1,5 @@
-"""In: the folder of a run with asynchronous parameter servers. Out: how far its weights are from those of one process
-that applies the same pushes in the same order. Does not compute them (train/replay.py does)."""
+"""In: the folder of an asynchronous run. Out: how far its weights are from those of one process that applies the same
+changes in the same order. Does not compute them (train/replay.py and train/replay_gossip.py do)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def replay_run(path: Path) -> int:
 
     from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
     from codescent.train.replay import replay
+    from codescent.train.replay_gossip import replay_gossip
 
     folder = RunFolder.open(path)
     plan, config = Plan.from_json(folder.plan), load(str(folder.path / "config.toml"), []).config
@@ -50,23 +51,28 @@ def replay_run(path: Path) -> int:
                 "parallel.outer_optimizer": "none",
                 "parallel.outer_learning_rate": 0.7,
                 "parallel.outer_momentum": 0.9,
+                "parallel.gossip": "none",
+                "parallel.gossip_mode": "synchronous",
                 "train.microbatch_size": plan.work.microbatch_size,
             }
         ),
     )
-    found = replay(config, alone, plan, folder.path, saved.step)
-    expected = read_tensors(saved.path, [f"model.{name}" for name in found])
+    again = replay_gossip if plan.layout.averages_beside else replay
+    found = again(config, alone, plan, folder.path, saved.step)
+    expected = read_tensors(saved.path, list(found))
     far = {
-        name: float(torch.linalg.vector_norm(value - expected[f"model.{name}"]) / torch.linalg.vector_norm(value))
+        name: float(torch.linalg.vector_norm(value - expected[name]) / torch.linalg.vector_norm(value))
         for name, value in found.items()
     }
     worst = max(far, key=lambda name: far[name])
     same = far[worst] <= TOLERANCE[plan.work.precision]
-    pushes = saved.step // plan.schedule.period * plan.mesh.world_size
+    portions = saved.step // plan.schedule.period * plan.mesh.world_size
+    what = f"pushes to {counted(len(plan.servers), 'server')}"
+    if plan.layout.averages_beside:
+        what = f"updates of {counted(plan.mesh.dp_replicate, 'replica')}, and their averages"
     say(
         [
-            f"{path}, step {saved.step}: {pushes:,} pushes to {counted(len(plan.servers), 'server')}, applied in one "
-            "process",
+            f"{path}, step {saved.step}: {portions:,} {what}, applied in one process",
             f"largest relative distance of a tensor: {far[worst]:.2e} ({worst}): {'same' if same else 'DIFFERS'}",
         ]
     )
@@ -75,8 +81,13 @@ def replay_run(path: Path) -> int:
 
 def _refuse(path: Path, plan: Plan) -> None:
     """Raise UserError if a run has no order that could be replayed."""
+    if plan.layout.averages_beside:
+        return
     if not plan.layout.served or plan.layout.updates == "synchronous":
-        raise UserError(f"{path}: --replay: only a run with asynchronous parameter servers has an order to replay")
+        raise UserError(
+            f"{path}: --replay: only a run with asynchronous parameter servers or asynchronous gossip has an order to "
+            "replay"
+        )
     if plan.layout.wire != "none":
         raise UserError(
             f'{path}: --replay: parallel.wire = "{plan.layout.wire}" rounds what the weights alone do not decide; '

@@ -1,0 +1,56 @@
+"""In: what changed the weights of a replica in asynchronous gossip. Out: `order/replica_K.jsonl`, read again.
+Does not change weights (strategies/pair_exchange.py does; train/replay_gossip.py does it again)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from codescent.base.errors import UserError
+from codescent.record.order import FOLDER
+from codescent.servers.changes import AGREED, Changed
+
+
+def file_of(run: Path, replica: int) -> Path:
+    """The file of a replica in a run folder."""
+    return run / FOLDER / f"replica_{replica}.jsonl"
+
+
+def append(run: Path, replica: int, rows: Sequence[Changed]) -> None:
+    """Add rows to the file of a replica."""
+    if rows:
+        path = file_of(run, replica)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+
+
+def rewind(run: Path, replica: int, steps: int) -> None:
+    """Keep what was done until the ranks had met after `steps` steps: a resume does the rest anew."""
+    path = file_of(run, replica)
+    if not path.exists():
+        return
+    if steps == 0:
+        path.unlink()
+        return
+    rows = read(run, replica, steps)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: len(rows)]))
+
+
+def read(run: Path, replica: int, steps: int) -> list[Changed]:
+    """The rows of a replica, up to the meeting of all ranks after `steps` steps.
+
+    Raises:
+        UserError: the file has no such meeting, or cannot be read.
+    """
+    path, rows = file_of(run, replica), list[Changed]()
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            rows.append(Changed(**json.loads(line)))
+            if rows[-1].kind == AGREED and rows[-1].step == steps:
+                return rows
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    raise UserError(f"{path}: has no meeting of all ranks after {steps} steps: it is not that of this checkpoint")

@@ -1,0 +1,90 @@
+"""In: requests of ranks whose replicas average beside the computation. Out: portions of work, and what a step sums to.
+Does not average (strategies/pair_exchange.py does) and has no weights: servers have a coordinator of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from codescent.servers import Portion, Portions
+from codescent.train.pushes import Step
+from codescent.train.serve import MOST_TOLD
+
+
+class Coordinator:
+    """Gives out the portions of a segment's steps. A fast rank computes more of them than a slow one.
+
+    Args:
+        workers: number of ranks, and of the portions of a step.
+        first_step: number of complete steps when the command begins.
+    """
+
+    def __init__(self, workers: int, first_step: int) -> None:
+        self.workers, self.count = workers, first_step * workers
+        self.lock = threading.Lock()
+        self.portions: Portions | None = None
+        self.step, self.sums = Step(), list[float]()
+        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
+        self.stopping = False
+
+    @property
+    def done(self) -> int:
+        """The number of complete steps."""
+        return self.count // self.workers
+
+    def begin(self, first: int, end: int) -> None:
+        """A segment: the steps `first` to `end` - 1."""
+        with self.lock:
+            self.portions = Portions(self.workers, first, end)
+
+    def answer(self, sender: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to a rank that asks for work, and says what it has computed; None: later.
+
+        A request that arrives again is answered again, and counted once.
+        """
+        with self.lock:
+            portions = self.portions
+            if portions is None:
+                return None
+            if report := told.get("report"):
+                self._count(portions, sender, report)
+            portion, ends = None, portions.finished
+            if ends and told["known"] == self.done:
+                return None  # this rank knows it already: it waits for the next segment
+            if not ends:
+                portions.weights_given(sender)
+                portion = portions.take(sender)
+                if portion is None:
+                    return None  # until the others have finished
+            facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
+            unknown = self.done - told["known"]
+            if sender == 0:  # it writes the metrics, so it is told of each step
+                del self.unread[: max(0, len(self.unread) - unknown)]
+            facts["sums"] = (self.unread[-MOST_TOLD:] if sender == 0 else [self.sums]) if unknown else []
+            if portion is not None:
+                facts["portion"] = [portion.step, portion.part]
+            return facts
+
+    def _count(self, portions: Portions, sender: int, report: Mapping[str, Any]) -> None:
+        """Count a portion that is computed: see `Hand.finished`."""
+        portion = Portion(*report["portion"])
+        if not portions.holds(sender, portion):
+            return  # counted when the same request came before
+        portions.done(sender, portion)
+        step = self.step
+        self.count += 1
+        step.pushes += 1
+        step.loss += report["loss"]
+        step.losses += report["losses"]
+        step.stops += report["stop"]
+        step.square += report["square"] / self.workers
+        step.skips += report["skipped"]
+        step.stale += report["staleness"]
+        step.most_stale = max(step.most_stale, report["staleness"])
+        if report["stop"] and not self.stopping:
+            self.stopping = True
+            portions.end_after_given()
+        if self.count % self.workers == 0:
+            self.sums, self.step = step.sums, Step()
+            self.unread.append(self.sums)

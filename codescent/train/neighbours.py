@@ -1,0 +1,177 @@
+"""In: a plan with asynchronous gossip, this rank's world. Out: a rank that is given work, connected to its neighbours.
+Does not average (strategies/pair_exchange.py does) and does not choose the work (coordinate.py does)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from codescent.base.stopwatch import waiting
+from codescent.plan import Plan
+from codescent.servers import Portion
+from codescent.strategies.pair_exchange import PairExchange
+from codescent.strategies.worker import Known
+from codescent.train.coordinate import Coordinator
+from codescent.train.world import World
+from codescent.transport import Answer, Client, Frame, Kind, Server, listen
+from codescent.transport.tensors import bytes_of
+
+
+class Neighbour:
+    """The service of a rank (transport.Service). It averages with active neighbours; rank 0 also gives out work."""
+
+    def __init__(self, exchange: PairExchange, coordinator: Coordinator | None) -> None:
+        self.exchange, self.coordinator = exchange, coordinator
+        self.memory: dict[int, torch.Tensor] = {}  # by active neighbour: its weights, then what it has to subtract
+        self.answered: dict[int, int] = {}  # by active neighbour: the request to which the memory is the answer
+
+    def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
+        """See Service."""
+        return {}
+
+    def into(self, request: Frame) -> Sequence[memoryview] | None:
+        """See Service."""
+        sender = request.sender
+        if request.kind is not Kind.EXCHANGE or self.answered.get(sender) == request.request:
+            return None
+        if sender not in self.memory:
+            self.memory[sender] = torch.empty_like(self.exchange.x)
+        return [bytes_of(self.memory[sender])]
+
+    def answer(self, request: Frame) -> Answer | None:
+        """See Service. An average whose answer was lost is answered again, and not done again."""
+        sender, told = request.sender, request.metadata
+        if request.kind is not Kind.EXCHANGE:
+            facts = self.coordinator.answer(sender, told) if self.coordinator is not None else None
+            return None if facts is None else Answer(metadata=facts)
+        if self.answered.get(sender) != request.request:
+            if not self.exchange.answer(sender, told["segment"], told["average"], self.memory[sender]):
+                return None
+            self.answered[sender] = request.request
+        return Answer(payloads=[bytes_of(self.memory[sender])])
+
+    def left(self, sender: int, why: str) -> None:
+        """See Service. Whether a rank has died is seen where all ranks meet."""
+
+
+class Hand:
+    """A rank that is given portions of work: see `Executor.worker`.
+
+    Args:
+        plan: of the run.
+        exchange: of this rank.
+        first: a client of rank 0, which gives out the work.
+        service, server: of this rank.
+        rate_of: learning rate of a step.
+        first_step: number of complete steps when the command begins.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        exchange: PairExchange,
+        first: Client,
+        service: Neighbour,
+        server: Server,
+        rate_of: Callable[[int], float],
+        first_step: int,
+    ) -> None:
+        self.plan, self.exchange, self.first, self.server = plan, exchange, first, server
+        self.service, self.rate_of = service, rate_of
+        self.known = Known(first_step)
+        self.portion: Portion | None = None
+        self.report: dict[str, Any] | None = None  # of a portion that is computed
+        self.sums: list[list[float]] = []
+        self.step = first_step  # of the present turn
+
+    def turns(self, number: int) -> Iterator[None]:
+        """A turn for each portion that this rank computes until step `number` (from 0) is complete."""
+        if self.known.ends:  # all ranks have met
+            if self.service.coordinator is not None:
+                self.service.coordinator.begin(number, self.plan.schedule.agrees_next(number))
+            self.exchange.begin(number)
+            self.server.changed()
+        while self.known.done <= number and not self.known.stops:
+            if self.portion is None:
+                self._ask()
+            else:
+                self.step = self.portion.step
+                yield
+
+    def finished(self, sums: torch.Tensor, losses: int) -> None:
+        """The portion is computed and the weights are updated.
+
+        Args:
+            sums: loss, requests to stop and squared gradient norm of this rank: [SCALARS].
+            losses: their number.
+        """
+        loss, stop, square = sums.tolist()
+        assert self.portion is not None
+        self.report = {
+            "portion": [self.portion.step, self.portion.part],
+            **{"loss": loss, "losses": losses, "square": square, "stop": bool(stop)},
+            **{"skipped": not math.isfinite(loss + square), "staleness": self.exchange.staleness},
+        }
+        self.portion = None
+
+    def _ask(self) -> None:
+        """Say what is computed, and get the next portion; where none is left, wait for the end of the segment."""
+        if self.server.failure is not None:
+            raise self.server.failure
+        facts: dict[str, Any] = {"known": self.known.done}
+        if self.report is not None:
+            facts["report"] = self.report
+        with waiting():
+            told = self.first.request(Kind.ASK, metadata=facts).metadata
+        self.report = None
+        self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"])
+        self.sums += told["sums"]
+        self.portion = Portion(*told["portion"]) if "portion" in told else None
+
+    def meet(self) -> torch.Tensor | None:
+        """Meet all ranks at the end of a segment: see `PairExchange.meet`; None: it is not over."""
+        return self.exchange.meet(self.known.done) if self.known.ends else None
+
+    def news(self) -> list[list[float]]:
+        """The sums of each step that has become complete since the last call; ranks but 0 know some of them."""
+        found, self.sums = self.sums, []
+        return found
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What it keeps between steps: nothing."""
+        return {}
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The memory that it holds: of the averages that neighbours begin."""
+        yield from list(self.service.memory.values())
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.server.close()
+        for client in (self.first, *self.exchange.clients.values()):
+            client.close()
+
+
+def introduced(
+    plan: Plan, world: World, exchange: PairExchange, rate_of: Callable[[int], float], first_step: int
+) -> Hand:
+    """Listen on the interface of the route to the other ranks, tell them where, and wait until all listen."""
+    rank, timeout_s = world.place.rank, world.timeout.total_seconds()
+    listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
+    service = Neighbour(exchange, Coordinator(plan.mesh.world_size, first_step) if rank == 0 else None)
+    server = Server(listener, world.meeting.key, service, rank, ranks)
+    world.store.set(f"replica{rank}", json.dumps(listener.getsockname()[:2]))
+    needed = [0, *(exchange.pairs.partners(rank) if exchange.is_active else ())]
+    keys = [f"replica{other}" for other in needed]
+    world.store.wait(keys, timedelta(seconds=timeout_s))
+    clients = []
+    for other, where in zip(needed, world.store.multi_get(keys)):
+        host, port = json.loads(where)
+        clients.append(Client((host, port), world.meeting.key, rank, f"rank {other}", timeout_s=timeout_s))
+    exchange.clients = dict(zip(needed[1:], clients[1:]))
+    return Hand(plan, exchange, clients[0], service, server, rate_of, first_step)
