@@ -163,7 +163,7 @@ def test_a_slow_replica_does_not_hold_the_others(runs: Runs, closes: bool) -> No
         "train.eval_every=60",
         f"run.name=slow{closes}",
     ]
-    answers = runs.forker.call("parameter_server_ranks:portions", runs.project, 4, words=words, rank=1, seconds=0.03)
+    answers = runs.forker.call("parameter_server_ranks:portions", runs.project, 4, words=words, rank=1, seconds=0.1)
     run = RunFolder.open(runs.project / "runs" / f"slow{closes}")
     rows = run.read_metrics()
     assert [row["step"] for row in rows] == list(range(1, 61))

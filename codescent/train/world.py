@@ -103,8 +103,6 @@ class World:
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
         self.role = 0
-        self.living = tuple(range(place.world_size))
-        """The ranks in the process groups, in order: all, but those that have died in a run that goes on."""
 
     def divide(self, plan: Plan) -> None:
         """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective.
@@ -120,6 +118,8 @@ class World:
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
+        self.living = tuple(range(self.place.world_size))
+        """The ranks in the process groups, in order: all, but those that have died in a run that goes on."""
         created = {self.living: world}
         self.role = plan.role(this_rank)
         if len(plan.servers) > 1:
