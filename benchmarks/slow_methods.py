@@ -52,7 +52,7 @@ METHODS = (
     *(_mean(period) for period in (25, 50, 100)),
     *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40, 50)),
     _mean(16, "parallel.wire=int4", "parallel.overlap_steps=10", name="mean every 16, int4, 10 steps under way"),
-    _mean(8, "parallel.wire=sign", name="mean every 8, sign"),
+    *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (8, 10, 16)),
     *(_outer(period) for period in (25, 50, 100)),
     *(_outer(period, "int4") for period in (25, 40, 50)),
     _outer(

@@ -104,8 +104,10 @@ class World:
         self.servers: dist.ProcessGroup | None = None
         self.role = 0
 
-    def divide(self, plan: Plan) -> None:
+    def divide(self, plan: Plan, living: tuple[int, ...] = ()) -> None:
         """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective.
+
+        `living`: the ranks of the default process group, in order; empty: all. Others have died.
 
         Every rank makes the same number of groups in the same order, if need be of itself alone. NCCL depends on it: a
         new group is one ncclCommSplit of all ranks, with a colour for each list of ranks. So the first groups of all
@@ -118,8 +120,7 @@ class World:
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
-        self.living = tuple(range(self.place.world_size))
-        """The ranks in the process groups, in order: all, but those that have died in a run that goes on."""
+        self.living = living or tuple(range(self.place.world_size))
         created = {self.living: world}
         self.role = plan.role(this_rank)
         if len(plan.servers) > 1:
@@ -170,7 +171,7 @@ class World:
 
         A group with a dead member is broken, and its collectives fail or hang. torch numbers the ranks anew.
         """
-        self.living = tuple(rank for rank in self.living if rank not in lost)
+        living = tuple(rank for rank in self.living if rank not in lost)
         self.groups.clear()
         self.servers = None
         gc.collect()
@@ -178,16 +179,16 @@ class World:
             within(FREE_S, abort_groups)
         if dist.is_initialized():
             dist.destroy_process_group()
-        names, starts = backends(self.device, len(self.living), shards_alone=False)
+        names, starts = backends(self.device, len(living), shards_alone=False)
         dist.init_process_group(
             names,
-            store=PrefixStore(f"living {self.living}", self.store),  # the old groups' addresses are in the store
-            rank=self.living.index(self.place.rank),
-            world_size=len(self.living),
+            store=PrefixStore(f"living {living}", self.store),  # the old groups' addresses are in the store
+            rank=living.index(self.place.rank),
+            world_size=len(living),
             timeout=self.timeout,
             device_id=starts,
         )
-        self.divide(plan)
+        self.divide(plan, living)
 
     def share(self, plan: Plan) -> tuple[int, int]:
         """This worker's number among those that share out samples, and how many they are."""
