@@ -64,6 +64,7 @@ def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_goes_on_from_its_last_save_after_kill_9_of_a_server(runs: Runs, mode: str) -> None:
     """The server is named. What was applied before the save is not applied again, and what came after it is."""
