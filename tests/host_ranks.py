@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -153,11 +154,13 @@ def assert_same_weights(found: RunFolder, expected: RunFolder) -> None:
     assert [name for name, value in tensors.items() if not torch.equal(value, others[name])] == []
 
 
-def attacked(made: hosts.Hosts, host: int, ports: Sequence[tuple[str, int]], keys: Sequence[str]) -> list[dict]:
-    """What tests/outsider.py met at each port, from a host."""
-    done = subprocess.run(
-        made.command(host, [sys.executable, str(TESTS / "outsider.py"), json.dumps({"ports": ports, "keys": keys})]),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def attacked(
+    made: hosts.Hosts, host: int, env: Mapping[str, str], ports: Sequence[tuple[str, int]], key: bytes
+) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
+    """Attack ports from a host, by tests/outsider.py. Returns those that are codescent's, and how each attack ended."""
+    asked = json.dumps({"ports": ports, "key": key.hex()})
+    argv = made.command(host, [sys.executable, str(TESTS / "outsider.py"), asked])
+    done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    ours, *attacks = map(json.loads, done.stdout.splitlines())
+    return [(address, port) for address, port in ours], attacks
