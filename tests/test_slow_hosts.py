@@ -1,0 +1,123 @@
+"""In: hosts (network namespaces) with a rank each. Out: that lossy links and outsiders change nothing.
+Does not compare times. Without root or iproute2 the tests with hosts are skipped, saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import host_ranks
+import pytest
+from host_ranks import assert_same_weights, attacked, hosts, lossy, started
+from runs import environment
+
+from codescent.base import token
+from codescent.launch.environment import read
+from codescent.record import RunFolder
+
+ENV = environment(CODESCENT_TOKEN="a token that no outsider knows")
+LOCAL = ("parallel.average_every=2", "parallel.dp_replicate=2", "train.eval_every=0", "train.num_steps=40")
+WIRES = {"none": (), "int8": ("parallel.wire=int8",)}
+SERVED = ("parallel.servers=1", "train.eval_every=0", "train.num_steps=40", "train.precision=fp32")
+SERVED_MBIT = 1.0
+"""The weights alone take longer to travel than an outsider is there, whatever the processor."""
+OF_WAITING = ("is stopped", "is behind", "wait for it", "stands still", "timed out", "Timeout")
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[hosts.Hosts]:
+    """Hosts 0 to 2 for ranks, and host 3 for an outsider."""
+    reason = hosts.missing()
+    if reason:
+        pytest.skip(reason)
+    with hosts.Hosts(4) as found:
+        yield found
+
+
+def test_addresses_of_listeners() -> None:
+    assert host_ranks.address_of("01004D0A:733C") == ("10.77.0.1", 29_500)
+    assert host_ranks.address_of("00000000:0050") == ("0.0.0.0", 80)
+    assert host_ranks.address_of("00000000000000000000000000000000:0050") == ("::", 80)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("wire", WIRES)
+def test_averaging_does_not_depend_on_the_link(project: Path, wire: str) -> None:
+    """1 % loss, 10 ms and 100 Mbit/s in each direction (F22)."""
+    reason = hosts.missing()
+    if reason:
+        pytest.skip(reason)
+    words = (*LOCAL, *WIRES[wire])
+    with hosts.Hosts(2) as pair:
+        with started(pair, 2, project, f"even-{wire}", ENV, words) as run:
+            expected = run.finish()
+        with lossy(pair, 10.0, 100.0, 0.01) as counts, started(pair, 2, project, f"lossy-{wire}", ENV, words) as run:
+            found = run.finish()
+            said = run.said()
+    carried, lost = counts
+    assert carried > 400
+    assert lost > 0
+    assert_same_weights(found, expected)
+    assert [word for word in OF_WAITING if word in said] == []
+    assert kinds(found) == kinds(expected)
+
+
+def kinds(run: RunFolder) -> list[str]:
+    return [event["kind"] for event in run.read_events()]
+
+
+@pytest.fixture(scope="module")
+def served(made: hosts.Hosts, project: Path) -> tuple[RunFolder, list[set[tuple[str, int]]]]:
+    """A run of two workers and a server on three hosts, and where each host has listened from its start to its end."""
+    with started(made, 3, project, "served", ENV, SERVED) as run:
+        return run.finish(), run.listeners
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_every_listener_is_on_the_interface_of_the_route(
+    served: tuple[RunFolder, list[set[tuple[str, int]]]],
+) -> None:
+    """The store's, the server's and gloo's; on all addresses, or IPv6, there is none (S1)."""
+    _, listeners = served
+    assert ("10.77.0.1", host_ranks.PORT) in listeners[0]
+    for host, found in enumerate(listeners):
+        assert found
+        assert {address for address, _ in found} <= {hosts.address(host), "127.0.0.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_an_outsider_is_rejected_and_changes_nothing(
+    made: hosts.Hosts, project: Path, served: tuple[RunFolder, list[set[tuple[str, int]]]]
+) -> None:
+    """From another host, at every port (S2). gloo has no token and stays silent: docs/launch.md says so."""
+    rank = read(hosts.rank_environment(ENV, 0, 3, host_ranks.PORT))
+    assert rank is not None
+    key = token.key_of(ENV, f"{rank.job} attempt {rank.attempt} of 3")
+    made.shape(SERVED_MBIT)
+    try:
+        with started(made, 3, project, "attacked", ENV, SERVED) as run:
+            host_ranks.until(run.has_steps)
+            run.look()
+            ports = sorted(set().union(*run.listeners))
+            ours, attacks = attacked(made, 3, ENV, ports, key)
+            assert run.is_running()  # so that it was the listeners that closed connections
+            made.shape(None)
+            found = run.finish()
+            said = run.said()
+    finally:
+        made.shape(None)
+    assert [address for address, _ in ours] == ["10.77.0.1", "10.77.0.3"]  # the store and the server
+    ends = {(tuple(one["address"]), one["attack"]): one["end"] for one in attacks}
+    assert {one["bytes"] for one in attacks} == {0}
+    proved = {
+        address: {name for (at, name), end in ends.items() if at == address and "proved" in end} for address in ours
+    }
+    assert list(proved.values()) == [{"right token, store"}, {"right token, server"}]
+    assert {end for (address, _), end in ends.items() if address in ours} == {"closed", "proved, closed"}
+    assert "proved" not in "".join(end for (address, _), end in ends.items() if address not in ours)
+    assert "did not prove this run's token: rejected" in said
+    assert "10.77.0.4 was rejected" in said
+    assert_same_weights(found, served[0])
