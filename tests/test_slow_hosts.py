@@ -45,7 +45,7 @@ def test_addresses_of_listeners() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_averaging_does_not_depend_on_the_link(project: Path, wire: str) -> None:
     """1 % loss, 10 ms and 100 Mbit/s in each direction (F22)."""
-    reason = hosts.missing()
+    reason = hosts.missing() or ("" if Path("/dev/net/tun").exists() else "there is no /dev/net/tun for a lossy wire")
     if reason:
         pytest.skip(reason)
     words = (*LOCAL, *WIRES[wire])
