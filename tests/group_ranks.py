@@ -33,7 +33,8 @@ def made(place: Place, cases: dict[str, Any]) -> dict[str, list[Made]]:
         for rank in range(case["world_size"]):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["world_size"])
             world: Any = World.__new__(World)
-            world.place, world.timeout, world.groups = SimpleNamespace(rank=rank), timedelta(seconds=60), {}
+            world.place = SimpleNamespace(rank=rank, world_size=case["world_size"])
+            world.timeout, world.groups = timedelta(seconds=60), {}
             world.divide(plan)
             found[name].append(list(calls))
             calls.clear()

@@ -183,7 +183,7 @@ def test_the_parts_of_a_model_are_told_how_many_losses_a_sample_has(each: int | 
     source.losses_per_sample = each  # type: ignore[assignment]
     work = SimpleNamespace(seq_len=4, positions=lambda _: 4, global_batch_size=2, num_microbatches=1, prefetch=0)
     plan = SimpleNamespace(
-        work=work, seed=1, model=SimpleNamespace(vocab_size=9), apart=(), layout=SimpleNamespace(served=False)
+        work=work, seed=1, model=SimpleNamespace(vocab_size=9), apart=(), layout=SimpleNamespace(hands_out=False)
     )
     plan.schedule, plan.samples = SimpleNamespace(programs=[[]]), lambda rank, number: slice(0, 2)
     plan.samples_of_replica = lambda rank: range(2)

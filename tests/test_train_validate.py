@@ -47,7 +47,9 @@ class Noting:
 
     def __init__(self, mesh: Mesh, rank: int, microbatch_size: int) -> None:
         work = SimpleNamespace(microbatch_size=microbatch_size, seq_len=TOKENS_AT_ONCE)
-        self.plan, self.world = SimpleNamespace(mesh=mesh, work=work), SimpleNamespace(place=SimpleNamespace(rank=rank))
+        self.plan = SimpleNamespace(mesh=mesh, work=work)
+        share = mesh.dp_index(rank), mesh.dp
+        self.world = SimpleNamespace(place=SimpleNamespace(rank=rank), share=lambda plan: share)
         self.device, self.batches = torch.device("cpu"), list[list[int]]()
 
     @contextmanager

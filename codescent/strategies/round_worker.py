@@ -71,7 +71,8 @@ class RoundWorker(Worker):
         """Count a step: its sums [SCALARS], and its number of losses. A step that is not finite is skipped."""
         finite = (sums.sum() * 0.0).eq(0.0)
         values = torch.stack((sums[0], torch.full_like(sums[0], losses), sums[-1], torch.zeros_like(sums[0])))
-        skipped = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=values.dtype, device=values.device)
+        skipped = torch.zeros_like(values)
+        skipped[3].fill_(1.0)
         self.steps += torch.where(finite, values, skipped)
         self.losses += losses
 
