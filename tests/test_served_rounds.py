@@ -148,7 +148,9 @@ def test_a_request_to_stop_ends_all_ranks_at_the_end_of_a_round(runs: Runs, mode
     codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 3, options)
     assert codes == [143] * 3, said
     run = RunFolder.open(runs.project / "runs" / f"stops-{mode}")
-    assert len(run.read_metrics()) in (10, 15)
+    steps = len(run.read_metrics())
+    assert steps % 5 == 0
+    assert steps in (10, 15) or (mode == "asynchronous" and steps > 15)  # another worker may have computed more
 
 
 @pytest.mark.parametrize("closes", [True, False])
