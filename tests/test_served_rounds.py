@@ -143,7 +143,14 @@ def test_a_resumed_synchronous_run_is_bitwise_the_same(runs: Runs, wire: str) ->
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_request_to_stop_ends_all_ranks_at_the_end_of_a_round(runs: Runs, mode: str) -> None:
-    words = [*FP64, *NESTEROV, *served(1, f"parallel.updates={mode}"), "train.eval_every=0", f"run.name=stops-{mode}"]
+    words = [
+        *FP64,
+        *NESTEROV,
+        *served(1, f"parallel.updates={mode}"),
+        "train.eval_every=0",
+        f"run.name=stops-{mode}",
+        "train.num_steps=100",
+    ]
     options = {"words": words, "fault": "asked_to_stop 7", "rank": 1}
     codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 3, options)
     assert codes == [143] * 3, said
