@@ -42,8 +42,8 @@ def until_closed(peer: socket.socket) -> tuple[str, int]:
             said += more
     except TimeoutError:
         return "open", len(said[NUMBER:].strip(b"\0"))
-    except OSError:
-        pass
+    except OSError:  # it was reset: closed, too
+        return "closed", len(said[NUMBER:].strip(b"\0"))
     return "closed", len(said[NUMBER:].strip(b"\0"))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codescent.plan.brief import brief
+from codescent.plan.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,13 @@ class Layout:
     def served_rounds(self) -> bool:
         """Whether workers take rounds of steps with their own optimizers, and servers apply the changes."""
         return self.served and self.average_every > 0
+
+    @property
+    def can_lose_workers(self) -> bool:
+        """Whether a run goes on without a worker that has died. No step may wait for a certain worker. Workers keep no
+        state that a checkpoint needs: residuals of a lossy wire, optimizers of rounds."""
+        keeps_state = Wire.parse(self.wire).lossy or self.served_rounds
+        return self.server_ranks > 0 and self.updates == "asynchronous" and not keeps_state
 
     @property
     def in_steps(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.record.order import FOLDER
+from codescent.record.order import FOLDER, add_rows
 from codescent.servers.changes import AGREED, Changed
 
 
@@ -20,11 +20,7 @@ def file_of(run: Path, replica: int) -> Path:
 
 def append(run: Path, replica: int, rows: Sequence[Changed]) -> None:
     """Add rows to the file of a replica."""
-    if rows:
-        path = file_of(run, replica)
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+    add_rows(file_of(run, replica), [asdict(row) for row in rows])
 
 
 def rewind(run: Path, replica: int, steps: int) -> None:

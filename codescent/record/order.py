@@ -4,9 +4,10 @@ Does not apply pushes (train/serve.py does; train/replay.py does it again)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from codescent.base.errors import UserError
 
@@ -44,11 +45,15 @@ def file_of(run: Path, server: int) -> Path:
 
 def append(run: Path, server: int, rows: Sequence[Applied]) -> None:
     """Add rows to the file of a server."""
+    add_rows(file_of(run, server), [_facts(row) for row in rows])
+
+
+def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows to a file of the order. No row: the file is not made."""
     if rows:
-        path = file_of(run, server)
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(_facts(row)) + "\n" for row in rows)
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def _facts(row: Applied) -> dict[str, int]:

@@ -50,11 +50,6 @@ class Lost:
         return cls(rank, socket.gethostname(), int(death.position) + 1, noticed_s)
 
 
-def can_lose(plan: Plan) -> bool:
-    """Whether a run can go on without a worker that is no server: no step waits for a certain worker."""
-    return plan.layout.updates == "asynchronous" and plan.layout.server_ranks > 0
-
-
 def deaths(beats: Beats, workers: int) -> dict[int, Death]:
     """The workers that have died, as the launcher has seen it."""
     found = {rank: beats.lost(rank) for rank in range(workers)}
@@ -68,7 +63,7 @@ def go_on_without_lost(world: World, plan: Plan, serving: Serving | None, step: 
     Returns:
         those that have died; on every rank.
     """
-    if world.beats is None or not can_lose(plan):
+    if world.beats is None or not plan.layout.can_lose_workers:
         return []
     key = f"lost {step}"
     if serving is not None and serving.index == 0:

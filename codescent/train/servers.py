@@ -17,7 +17,7 @@ from codescent.strategies.round_worker import RoundWorker
 from codescent.strategies.worker import Worker
 from codescent.train.follow import follow
 from codescent.train.initial import write_initial_values_
-from codescent.train.lost import can_lose, deaths
+from codescent.train.lost import deaths
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.serve import Serving
 from codescent.train.serve_rounds import OuterOptimizer, RoundServing
@@ -55,7 +55,7 @@ def listening(
     else:
         serving = Serving(plan, index, optimizer, *facts)
     listener = listen(world.meeting.address)
-    if world.beats is not None and index == 0 and can_lose(plan):
+    if world.beats is not None and index == 0 and plan.layout.can_lose_workers:
         serving.deaths = partial(deaths, world.beats, plan.mesh.world_size)
     senders = range(plan.mesh.world_size + len(plan.servers))  # server k follows the first one as number workers + k
     serving.server = Server(listener, world.meeting.key, serving, rank, senders)

@@ -28,7 +28,6 @@ from codescent.launch.local import run_ranks
 from codescent.launch.roles import Roles
 from codescent.models import GENERATING
 from codescent.plan import Plan
-from codescent.plan.wire import Wire
 from codescent.preflight import check, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
@@ -112,12 +111,9 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
 
 
 def _roles(plan: Plan) -> Roles:
-    """Servers are named. A run with asynchronous updates goes on without a worker, but not without rank 0, which writes
-    the run folder; and not where a lossy wire keeps residuals on each worker."""
-    layout, is_whole = plan.layout, not Wire.parse(plan.layout.wire).lossy
-    can_lose = layout.server_ranks > 0 and layout.updates == "asynchronous" and is_whole
-    names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if layout.server_ranks else {}
-    return Roles(names, frozenset(range(1, plan.mesh.world_size) if can_lose else ()))
+    """Servers are named. No run goes on without rank 0, which writes the run folder."""
+    names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
+    return Roles(names, frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ()))
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
