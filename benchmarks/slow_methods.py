@@ -34,27 +34,28 @@ def _outer(period: int, form: str = "none", *more: str, name: str = "") -> Metho
 ASYNCHRONOUS = ("parallel.updates=asynchronous", "parallel.staleness=auto")
 
 
-def _served(name: str, *words: str, servers: int = 0, repeatable: bool = False) -> Method:
+def _served(name: str, *words: str, servers: int = 0, repeatable: bool = False, period: int = 1) -> Method:
     """Weights on parameter servers. Workers that serve too need no further hosts."""
     keys = f"parallel.servers={servers or 'workers'}"
-    return Method(name, (REPLICAS, keys, *words), "servers", repeatable=repeatable, servers=servers)
+    return Method(name, (REPLICAS, keys, *words), "servers", period, repeatable=repeatable, servers=servers)
 
 
-def _gossip(graph: str, period: int, *words: str, name: str = "") -> Method:
+BESIDE = "parallel.gossip_mode=asynchronous"
+
+
+def _gossip(graph: str, period: int, *words: str, name: str = "", repeatable: bool = True) -> Method:
     """Weights mixed with those of neighbours after each `period` steps."""
     keys = (f"parallel.gossip={graph}", f"parallel.gossip_every={period}")
-    return Method(f"gossip {graph} every {period}{name}", (REPLICAS, *keys, *words), "gossip", period)
+    return Method(f"gossip {graph} every {period}{name}", (REPLICAS, *keys, *words), "gossip", period, repeatable)
 
 
 METHODS = (
     DDP,
     *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "powersgd:32", "topk:0.01")),
-    *(_mean(period) for period in (25, 50, 100)),
-    *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40, 50)),
-    _mean(16, "parallel.wire=int4", "parallel.overlap_steps=10", name="mean every 16, int4, 10 steps under way"),
-    *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (8, 10, 16)),
-    *(_outer(period) for period in (25, 50, 100)),
-    *(_outer(period, "int4") for period in (25, 40, 50)),
+    *(_mean(period) for period in (25, 100)),
+    *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40)),
+    *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (10, 16)),
+    *(_outer(25, form) for form in ("none", "int4")),
     _outer(
         25, "int4", "parallel.outer_learning_rate=0.9", "parallel.outer_momentum=0.4", name=", rate 0.9, momentum 0.4"
     ),
@@ -64,14 +65,17 @@ METHODS = (
     _served("workers serve, synchronous", repeatable=True),
     _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1),
+    _served("workers serve, asynchronous, int4", *ASYNCHRONOUS, "parallel.wire=int4"),
+    _served("server, synchronous, mean every 25", "parallel.average_every=25", servers=1, repeatable=True, period=25),
     _served(
-        "workers serve, staleness 2, int4",
-        "parallel.updates=asynchronous",
-        "parallel.staleness=2",
-        "parallel.wire=int4",
+        "server, asynchronous, nesterov every 25",
+        *(*ASYNCHRONOUS, "parallel.average_every=25", "parallel.outer_optimizer=nesterov"),
+        servers=1,
+        period=25,
     ),
     *(_gossip(graph, 25) for graph in ("ring", "pairs", "exponential", "push-sum")),
     _gossip("ring", 25, "parallel.wire=int8", name=", int8"),
+    *(_gossip(graph, 25, BESIDE, name=", asynchronous", repeatable=False) for graph in ("ring", "pairs")),
 )
 """Rows of the table, in this order. The first is DDP."""
 
@@ -80,6 +84,7 @@ SLOW_RANK_METHODS = (
     _mean(1),
     _mean(4),
     _gossip("ring", 4),
+    _gossip("ring", 4, BESIDE, name=", asynchronous", repeatable=False),
     _served("server, synchronous", servers=1, repeatable=True),
     _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("2 servers, asynchronous", *ASYNCHRONOUS, servers=2),
