@@ -91,16 +91,20 @@ class Infinite(torch.autograd.Function):
 
 
 def infinite_gradient() -> None:
-    """In step 3 one element of the gradient of each plain linear layer's weight is infinite, on the last rank alone."""
-    now = {"step": -1}
+    """In step 3 one element of the gradient of each plain linear layer's weight is infinite, on the last rank alone.
+
+    Or in the first later step that this rank computes: asynchronous ranks take what is left.
+    """
+    now = {"is_due": False, "was": False}
     whole_step = Executor.launch
 
     def step(self: Executor, number: int, rate: float) -> Any:
-        now["step"] = number
+        now["is_due"] = number >= 2 and not now["was"]
+        now["was"] |= now["is_due"]
         return whole_step(self, number, rate)
 
     def product(self: Linear, x_BTI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        weight: torch.Tensor = Infinite.apply(self.weight) if now["step"] == 2 else self.weight
+        weight: torch.Tensor = Infinite.apply(self.weight) if now["is_due"] else self.weight
         return torch.nn.functional.linear(x_BTI, weight, bias_O)
 
     Executor.launch = step  # type: ignore[method-assign]
@@ -229,6 +233,19 @@ def asked_to_stop(step: str = "10") -> None:
     Executor._reduce = patched  # type: ignore[method-assign]
 
 
+def asked_to_stop_in_validation() -> None:
+    """SIGTERM when the first validation has ended."""
+    whole, asked = loop.Validations.add, list[int]()
+
+    def patched(self: loop.Validations, step: int, loss: float) -> None:
+        whole(self, step, loss)
+        if not asked:
+            asked.append(step)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.Validations.add = patched  # type: ignore[method-assign]
+
+
 def other_clock() -> None:
     """The last rank is on another machine, as far as clocks go."""
     profile.clock_of = lambda: "another machine"
@@ -293,6 +310,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         infinite_loss,
         infinite_state,
         asked_to_stop,
+        asked_to_stop_in_validation,
         killed,
         other_clock,
         validation_without_a_number,

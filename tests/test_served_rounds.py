@@ -80,6 +80,7 @@ REPLAYED = {
     "two": (5, served(2, ASYNCHRONOUS, *SGD)),
     "bound": (4, served(1, ASYNCHRONOUS, "parallel.staleness=1", *NESTEROV)),
     "speed": (4, served(1, ASYNCHRONOUS, "parallel.local_steps=by_speed", "parallel.momentum_every=2", *NESTEROV)),
+    "speed, two": (4, served(2, ASYNCHRONOUS, "parallel.local_steps=by_speed", *NESTEROV)),
     "workers": (2, served("workers", ASYNCHRONOUS, *ROUNDS)),
 }
 
@@ -139,6 +140,17 @@ def test_a_resumed_synchronous_run_is_bitwise_the_same(runs: Runs, wire: str) ->
     assert losses(found) == losses(whole)
     expected = final_weights(whole)
     assert all(torch.equal(value, expected[name]) for name, value in final_weights(found).items())
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_request_to_stop_between_two_rounds_ends_the_run_after_one_more(runs: Runs, mode: str) -> None:
+    """The server knows of it before a worker has a portion."""
+    name = f"stops-between-{mode}"
+    words = [*FP64, *NESTEROV, *served(1, f"parallel.updates={mode}"), f"run.name={name}", "train.num_steps=100"]
+    options = {"words": words, "fault": "asked_to_stop_in_validation", "rank": 2}
+    codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 3, options)
+    assert codes == [143] * 3, said
+    assert len(RunFolder.open(runs.project / "runs" / name).read_metrics()) == 15
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

@@ -209,6 +209,14 @@ def test_after_a_restart_nothing_is_applied_twice_and_old_grants_are_void() -> N
     assert json.loads(json.dumps(again.state()))["refused"] == {"7": 2}
 
 
+def test_the_end_after_what_is_given_is_not_before_the_first_step() -> None:
+    portions = Portions(2, 10, 20)
+    assert portions.end_after_given() == 11
+    assert not portions.finished
+    whole = Portions(2, 10, 10)
+    assert whole.end_after_given() == 10
+
+
 def test_portions_of_the_dead_are_given_first() -> None:
     portions = Portions(2, 5, 7)
     for worker in range(3):

@@ -270,6 +270,21 @@ def test_a_newer_connection_of_a_rank_replaces_the_older(served: tuple[Any, Weig
     newer.close()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_closed_client_ends_its_request(served: tuple[Any, Weights], is_there: bool) -> None:
+    """One that waits for an answer, and one that tries to connect."""
+    made, _ = served
+    with listen(LOOPBACK) as listener:
+        nobody = listener.getsockname()
+    client = Client(made.address if is_there else nobody, KEY, 0, "server 0", timeout_s=60)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.request, Kind.ASK, metadata={"never": True} if is_there else {})
+        time.sleep(0.3)
+        client.close()
+        with pytest.raises(ServerLost, match="rank 0 has closed its connection"):
+            asked.result(10)
+
+
 def test_a_server_that_is_late_is_waited_for() -> None:
     with listen(LOOPBACK) as listener:
         address = listener.getsockname()

@@ -85,7 +85,9 @@ class Weights:
                 self._save(self.file)
         return Answer(self.ledger.version, {"verdict": decision.verdict.value})
 
-    def _ask(self, request: Frame) -> Answer:
+    def _ask(self, request: Frame) -> Answer | None:
+        if request.metadata.get("never"):
+            return None
         return Answer(metadata={"values": list(self.values), "left": self.left_because, "echo": request.metadata})
 
     def _save(self, file: Path) -> None:

@@ -4,7 +4,8 @@ Does not apply pushes (train/serve.py does; train/replay.py does it again)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def rewind(run: Path, server: int, portions: int, period: int = 1) -> int:
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
     number, _ = _rows_of(map(_parsed, lines), portions, period)
-    path.write_bytes(b"".join(lines[:number]))
+    os.truncate(path, sum(map(len, lines[:number])))
     return number
 
 
@@ -82,7 +83,7 @@ def read(run: Path, server: int, portions: int, period: int = 1) -> list[Applied
         rows = [_parsed(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
-    number, done = _rows_of(rows, portions, period)
+    number, done = _rows_of(iter(rows), portions, period)
     if done < portions:
         raise UserError(f"{path}: has {done} pushes, the checkpoint {portions}: other updates came before them")
     return rows[:number]
@@ -92,12 +93,10 @@ def _parsed(line: str | bytes) -> Applied:
     return Applied(**json.loads(line))
 
 
-def _rows_of(rows: Iterable[Applied], portions: int, period: int) -> tuple[int, int]:
+def _rows_of(rows: Iterator[Applied], portions: int, period: int) -> tuple[int, int]:
     """How many rows the first `portions` portions have, and how many portions there are of them."""
     number = done = 0
-    for row in rows:
-        if done == portions:
-            break
+    while done < portions and (row := next(rows, None)) is not None:
         number += 1
         done += not row.count or row.first + row.count == period
     return number, done

@@ -38,6 +38,7 @@ class Portions:
             raise ValueError(f"{parts} parts of steps {first} to {end}, by {period}")
         self._parts, self._period, self._end, self._own = parts, period, end // period * parts, own
         self._next = first // period * parts  # portions have one running number: step / period * parts + part
+        self._first = self._next
         self._back: list[int] = []  # sorted: given out, and given back; with `own` also those of the present step
         self._held: dict[int, int] = {}  # by worker
         self._ready: set[int] = set()  # workers that have weights
@@ -54,8 +55,12 @@ class Portions:
         return self._end // self._parts * self._period
 
     def end_after_given(self) -> int:
-        """End with the last step of which a portion was given out. Returns the step before which the portions end."""
-        self._end = min(self._end, -(-self._next // self._parts) * self._parts)
+        """End with the last step of which a portion was given out. Returns the step before which the portions end.
+
+        If none was, it is the first step: workers know the step before it, and wait for something new.
+        """
+        given = max(self._next, self._first + 1)
+        self._end = min(self._end, -(-given // self._parts) * self._parts)
         return self.end
 
     @property

@@ -144,7 +144,7 @@ class Worker:
         if first is None:
             self.refused += 1
             return False
-        self.after = first.metadata["pushes"]
+        self.after = first.metadata["applied"]
         return True
 
     def pull(self) -> None:
@@ -157,9 +157,9 @@ class Worker:
             while told.get("pull"):  # the connection was lost after the weights had come: they are asked for again
                 self._fetch({"final": False})
                 told = self._ask({})
-            while told.get("portion") is None and not told["ends"]:
+            while told.get("portion") is None and not told.get("ends"):
                 told = self._ask({"waits": True})
-                if told.get("portion") is not None:  # it has come back from another worker
+                if told.get("portion") is not None or told.get("pull"):  # it has come back; the connection was lost
                     self._fetch({"final": False})
             if told.get("portion") is None:
                 pushes = told["done"] // self.period * self.plan.mesh.world_size
@@ -190,7 +190,7 @@ class Worker:
         if self.reserves and not metadata["final"]:
             facts = {**metadata, "have": [-1, -1], "reserves": True}
             granted = self.clients[0].request(Kind.PULL, metadata=facts).metadata
-            metadata |= {"granted": granted["ticket"], "after": granted["pushes"]}
+            metadata |= {"granted": granted["ticket"], "after": granted["applied"]}
 
         def fetch(server: int) -> None:
             into, facts = [bytes_of(self.fetched[server])], {**metadata, "have": self.have[server]}
@@ -217,9 +217,9 @@ class Worker:
 
     def close(self) -> None:
         """Disconnect."""
-        self.pool.shutdown()
         for client in self.clients:
             client.close()
+        self.pool.shutdown()
 
 
 def gather(part: torch.Tensor, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:

@@ -72,6 +72,7 @@ class Serving:
         self.committed: set[tuple[int, int]] = set()  # worker and number: every server has its part
         self.refusals: set[tuple[int, int]] = set()
         self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
+        self.applied = 0  # pushes in this command, also those that end no portion
         self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
         self.to_apply: list[tuple[int, int]] = []  # what the first server has applied, and this one has not
         self.failure: BaseException | None = None
@@ -184,7 +185,7 @@ class Serving:
         key, told = (request.sender, request.request), request.metadata
         arrived = self.incoming.pop(request.sender, None) if request.lengths else None
         if request.request <= self.ledger.join(request.sender):
-            return Answer(self.ledger.version, {"pushes": self.pushes})
+            return Answer(self.ledger.version, {"applied": self.applied})
         if key in self.refusals:
             self.refusals.discard(key)
             raise Refused("the weights are too old")
@@ -224,8 +225,8 @@ class Serving:
         """Grant the weights and send them. A worker of several servers has the grant first, where pulls may wait, and
         `granted` is its ticket: weights of no server are then older than the grant."""
         told, sender, version = request.metadata, request.sender, self.ledger.version
-        facts = {"life": self.life, "version": version, "stop": self.stop_requested(), "pushes": self.pushes}
-        if self.pushes < told["after"]:
+        facts = {"life": self.life, "version": version, "stop": self.stop_requested(), "applied": self.applied}
+        if self.applied < told["after"]:
             return None
         is_ready = True
         if told["final"]:
@@ -264,6 +265,7 @@ class Serving:
         portion = None if ends or self.portions is None else self.portions.take(request.sender)
         if portion is None and not ends:
             self.ledger.release(request.sender)
+            self.change.notify_all()  # a push that waited for this worker's grant
             if request.metadata.get("waits"):
                 return None
         facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
@@ -339,6 +341,7 @@ class Serving:
     def _apply(self, push: Push, decision: Decision, rate: float) -> None:
         """Add a push, and update if a version is complete."""
         base = self.bases[push.worker]  # not older than the grant
+        self.applied += 1
         self._add(push, decision.version - base)
         self.summed.append(push)
         if self.order is not None:

@@ -88,6 +88,11 @@ class RoundServing(Serving):
         if self.speeds is not None:
             self.ledger = Ledger.restored({**self.ledger.state(), "pushes": pushes}, self.life)
 
+    def serve(self, number: int, rate: float) -> bool:
+        """See Serving. The first round begins here: before it, all ranks may have validated and saved."""
+        self.begun_s = time.monotonic()
+        return super().serve(number, rate)
+
     def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:
         first = self.progress.get(portion, 0)
         steps = self.period if self.speeds is None else self.speeds.steps(worker)

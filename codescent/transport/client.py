@@ -50,7 +50,7 @@ class Client:
     ) -> None:
         self._address, self._key, self._rank, self._name = address, key, rank, name
         self._facts, self._timeout_s, self._silent_s = facts or {}, timeout_s, silent_s
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._peer: socket.socket | None = None
         self._request = 0
         self.met: dict[str, Any] = {}
@@ -86,6 +86,8 @@ class Client:
             frame = Frame(kind, self._rank, self._request, version, metadata or {})
             end_s, pause_s = time.monotonic() + self._timeout_s, PAUSE_S[0]
             while True:
+                if self._closed.is_set():
+                    raise ServerLost(f"{self._where()}: rank {self._rank} has closed its connection")
                 try:
                     return self._attempt(frame, payloads, into, end_s)
                 except NotProved as error:
@@ -104,11 +106,18 @@ class Client:
                 except BaseException:  # a wrong call, or an interrupt: half a frame may have been sent
                     self._disconnect()
                     raise
-                time.sleep(pause_s)
+                self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
 
     def close(self) -> None:
-        """Disconnect. The server is told that this process has left."""
+        """Disconnect. The server is told that this process has left.
+
+        A request under way in another thread ends with ServerLost: at once, or after its attempt to connect.
+        """
+        self._closed.set()
+        if (peer := self._peer) is not None:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
         with self._lock:
             self._disconnect()
 
@@ -129,10 +138,13 @@ class Client:
             end_s = min(end_s, time.monotonic() + 2 * HANDSHAKE_S)  # the server ends an older connection first
             frames.send(peer, Frame(Kind.HELLO, self._rank, metadata=self._facts), end_s=end_s)
             self.met = _received(peer, 0, end_s).metadata
+            self._peer = peer
+            if self._closed.is_set():  # `close` may have looked for a connection just before
+                raise ConnectionAbortedError("closed")
         except BaseException:
             peer.close()
+            self._peer = None
             raise
-        self._peer = peer
         return peer
 
     def _disconnect(self) -> None:

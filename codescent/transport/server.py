@@ -157,7 +157,11 @@ class Server:
                 self._open.add(connection)
             if self._handshakes.acquire(blocking=False):
                 act = functools.partial(self._connection, connection, address[0])
-                threading.Thread(target=act, name="codescent peer", daemon=True).start()
+                try:
+                    threading.Thread(target=act, name="codescent peer", daemon=True).start()
+                except RuntimeError:  # no thread can be started now: the process of the run tries again
+                    self._handshakes.release()
+                    self._end(connection)
             else:
                 self._end(connection)
 
