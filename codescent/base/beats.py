@@ -1,4 +1,4 @@
-"""In: the progress of each rank (steps done, plus a fraction of the current step) and its pipeline stage.
+"""In: the progress of each rank (steps done, plus a fraction of the current step), its stage, whether it meets others.
 Out: shared memory that the ranks write and the launcher reads.
 Does not decide which rank is late (launch/watch.py does)."""
 
@@ -16,11 +16,12 @@ BEATS_FD = "CODESCENT_BEATS_FD"
 ENDED = math.inf
 """Position of a rank whose training has returned: after the last step, or after a stop that was requested."""
 
-_SLOT = struct.Struct("<dd")
+_SLOT = struct.Struct("<ddd")
+_PROGRESS, _MEETS = struct.Struct("<dd"), struct.Struct("<d")
 
 
 class Beats:
-    """Shared memory with two numbers for each rank: its position and its pipeline stage.
+    """Shared memory with three numbers for each rank: its position, its pipeline stage, and where it meets the others.
 
     The position is the number of steps done, plus the finished fraction of the stage's instruction list in this step.
     0: the rank has not begun to train. Compare positions within a stage only: stages have different lists.
@@ -38,7 +39,16 @@ class Beats:
 
     def put(self, rank: int, position: float, stage: float = 0) -> None:
         """Write the position and the stage of a rank."""
-        _SLOT.pack_into(self.memory, rank * _SLOT.size, position, stage)
+        _PROGRESS.pack_into(self.memory, rank * _SLOT.size, position, stage)
+
+    def meet(self, rank: int, step: int) -> None:
+        """Write that a rank is in the collectives after this step, or will be in them; 0: it is in none."""
+        _MEETS.pack_into(self.memory, rank * _SLOT.size + _PROGRESS.size, step)
+
+    def meets(self, rank: int) -> int:
+        """The step after which a rank meets the others now; 0: it does not meet them."""
+        (step,) = _MEETS.unpack_from(self.memory, rank * _SLOT.size + _PROGRESS.size)
+        return int(step)
 
     def lost(self, rank: int) -> tuple[float, float] | None:
         """When the launcher saw that a rank had died, by time.monotonic, and its position then; None: it lives."""
@@ -53,7 +63,7 @@ class Beats:
 
     def get(self, rank: int) -> tuple[float, float]:
         """Read the position and the stage of a rank."""
-        position, stage = _SLOT.unpack_from(self.memory, rank * _SLOT.size)
+        position, stage = _PROGRESS.unpack_from(self.memory, rank * _SLOT.size)
         return position, stage
 
 

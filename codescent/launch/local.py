@@ -160,6 +160,7 @@ class _Ranks:
         self._killed = False
         self._stopping = False  # True: later exits of ranks are not failures
         self._stop_code = 0  # exit code of ranks that another process asked to stop
+        self._over = ""  # why the death of a rank has ended the run
         self._halted: dict[int, str] = {}  # ranks that could not run when a rank failed, and why
         self._answer_s = math.inf  # time limit for ranks to react to a stop request
         self._look_s = 0.0
@@ -277,7 +278,7 @@ class _Ranks:
             _kill_group(process)  # processes that the rank started
             if self._stopping or (self._stop_signal is not None and code in CLEAN_STOPS):
                 continue
-            if code < 0 and rank in self._roles.spare and self._watch.beats.get(rank)[0] > 0 and not self._failed:
+            if code < 0 and self._can_lose(rank):
                 position = self._watch.beats.lose(rank, time.monotonic())
                 who = f"rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
                 _say(f"codescent: {who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
@@ -291,7 +292,17 @@ class _Ranks:
                 self._halted = self._watch.stuck
                 stop_s = time.monotonic() + SETTLE_S
                 self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
+            if code < 0 and not self._failed:
+                living = set(range(self._num_ranks)) - {dead for dead, one in enumerate(self._processes) if one.poll()}
+                met = self._watch.meets(rank)
+                self._over = self._roles.over(rank, 128 - code, living, met=met)
             self._failed[rank] = code
+
+    def _can_lose(self, rank: int) -> bool:
+        """Whether the run goes on without a rank that was killed: a worker that has begun to train. No rank waits for
+        it in a collective."""
+        trains = self._watch.beats.get(rank)[0] > 0 and not self._watch.has_ended(rank)
+        return rank in self._roles.spare and trains and not self._watch.meets(rank) and not self._failed
 
     def _send(self, number: signal.Signals) -> None:
         for rank, process in enumerate(self._processes):
@@ -345,6 +356,7 @@ class _Ranks:
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
             _say(f"codescent: the output of each rank is in {self._logs}")
+            _say(f"codescent: {self._over}" if self._over else "")
             if self._failed[culprit] == -signal.SIGKILL and is_suspected(ending):
                 return culprit
         return None

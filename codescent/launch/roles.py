@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -20,14 +20,39 @@ class Roles:
     Attributes:
         names: of some ranks, such as "server 0".
         spare: ranks without which the run goes on, once they have begun to train.
+        resume: how to go on after the run has ended, for runs with servers; "": nothing is said.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
     spare: frozenset[int] = frozenset()
+    resume: str = ""
 
     def of(self, rank: int) -> str:
         """The name of a rank and a comma, if it has one."""
         return f"{self.names[rank]}, " if rank in self.names else ""
+
+    def over(self, rank: int, code: int, living: Collection[int], *, met: bool) -> str:
+        """Why the death of a rank ends a run with servers, the exit code and how to go on; "": other runs.
+
+        Args:
+            rank: that has died.
+            code: exit code of the command.
+            living: ranks that lived then.
+            met: it was in collectives with the others.
+        """
+        if not self.resume:
+            return ""
+        if not [other for other in living if other not in self.names]:
+            why = "no worker is left"
+        elif rank in self.names:
+            why = f"{self.names[rank]} has died, and with it its part of the weights"
+        elif rank == 0:
+            why = "rank 0 has died, and only rank 0 writes the run folder"
+        elif met:
+            why = f"rank {rank} has died while all ranks validated or saved"
+        else:
+            why = f"rank {rank} has died, and this run needs all its workers"
+        return f"{why}: the run has ended with exit code {code}; to go on from its last checkpoint: {self.resume}"
 
 
 def ended_by(code: int) -> str:

@@ -52,6 +52,10 @@ class Watch:
         """Whether a rank's training has returned: after the last step, or after a stop that was requested."""
         return self.beats.get(rank)[0] == ENDED
 
+    def meets(self, rank: int) -> bool:
+        """Whether a rank is in collectives with all others, between two segments of a run with servers."""
+        return self.beats.meets(rank) > 0
+
     def _late(self, running: Mapping[int, int], halted: Mapping[int, str]) -> list[str]:
         """Sentences on ranks behind others of their stage, if no rank has made progress for BEHIND_S."""
         now_s = time.monotonic()

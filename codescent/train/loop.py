@@ -249,6 +249,8 @@ class _Steps:
             self._append_order()
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
+        if not stops and step < self.last:  # else the ranks meet until they end
+            self.run.world.meets(0)
         return stops
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:

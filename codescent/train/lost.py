@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from codescent.train.serve import Serving
 
 
+LOOK_S = 0.002
+"""Seconds between two looks of the first server whether the workers have come."""
+
+
 @dataclass(frozen=True)
 class Death:
     """When a rank died, by time.monotonic as the launcher saw it, and the steps that it had done."""
@@ -60,14 +64,18 @@ def go_on_without_lost(world: World, plan: Plan, serving: Serving | None, step: 
     """At the end of a segment, before its first collective: all ranks learn who has died since the last one, and make
     process groups without them. The first server decides, so that all ranks make the same.
 
+    It decides when each worker has come here or has died. So who dies later is not in its list, dies in the midst of
+    collectives, and ends the run: the launcher sees in the beats that this rank meets the others.
+
     Returns:
         those that have died; on every rank.
     """
     if world.beats is None or not plan.layout.can_lose_workers:
         return []
     key = f"lost {step}"
+    world.meets(step)
     if serving is not None and serving.index == 0:
-        serving.look_for_dead()
+        _wait_for_workers(world, plan, serving, step)
         new = [asdict(lost) for rank, lost in sorted(serving.lost.items()) if rank in world.living]
         world.store.set(key, json.dumps(new))
     found = [Lost(**one) for one in json.loads(world.store.get(key))]
@@ -76,6 +84,18 @@ def go_on_without_lost(world: World, plan: Plan, serving: Serving | None, step: 
         if serving is not None:
             serving.group = world.servers
     return found
+
+
+def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> None:
+    """Wait until each worker meets the others after this step, or has died. The server's threads answer meanwhile."""
+    assert world.beats is not None
+    workers = [rank for rank in world.living if not plan.only_serves(rank)]
+    while True:
+        serving.raise_failure()
+        serving.look_for_dead()
+        if all(rank in serving.lost or world.beats.meets(rank) == step for rank in workers):
+            return
+        time.sleep(LOOK_S)
 
 
 def report_lost(run: OpenRun, found: Sequence[Lost]) -> None:

@@ -171,6 +171,11 @@ class Serving:
                 self.portions.leave(sender)
             self.change.notify_all()
 
+    def raise_failure(self) -> None:
+        """Raise the error of a thread of this server, if there is one."""
+        if (failure := self.failure or (self.server.failure if self.server else None)) is not None:
+            raise failure
+
     def look_for_dead(self) -> None:
         """Give out again what workers held that have died since the last call."""
         with self.change:
@@ -295,8 +300,7 @@ class Serving:
                 if self._apply_ready(rate) or self._close_late(rate):
                     self._changed()
                     continue
-                if (failure := self.failure or (self.server.failure if self.server else None)) is not None:
-                    raise failure
+                self.raise_failure()
                 if self.stop_requested():
                     self._stop()
                 self.look_for_dead()

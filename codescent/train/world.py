@@ -246,6 +246,11 @@ class World:
         if self.beats is not None:
             self.beats.put(self.place.rank, position, self.stage)
 
+    def meets(self, step: int) -> None:
+        """Write for the launcher that this rank is in the collectives after a step; 0: it is in none."""
+        if self.beats is not None:
+            self.beats.meet(self.place.rank, step)
+
     def __enter__(self) -> Self:
         return self
 

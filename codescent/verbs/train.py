@@ -105,15 +105,16 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config), roles=_roles(plan))
+    code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, run_folder(config)))
     _record_lost(run_folder(config), None)
     return code
 
 
-def _roles(plan: Plan) -> Roles:
+def _roles(plan: Plan, folder: Path) -> Roles:
     """Servers are named. No run goes on without rank 0, which writes the run folder."""
     names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
-    return Roles(names, frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ()))
+    spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
+    return Roles(names, spare, resume_command(folder) if plan.layout.served else "")
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
