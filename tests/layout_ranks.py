@@ -24,6 +24,7 @@ from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
+from codescent.strategies.averaging import Averaging
 from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
@@ -246,6 +247,12 @@ def asked_to_stop_in_validation() -> None:
     loop.Validations.add = patched  # type: ignore[method-assign]
 
 
+def without_losses() -> None:
+    """Replicas count no loss of a step, as if all its targets were masked."""
+    whole = Averaging.stepped
+    Averaging.stepped = lambda self, number, *_: whole(self, number, 0, 0)  # type: ignore[method-assign]
+
+
 def other_clock() -> None:
     """The last rank is on another machine, as far as clocks go."""
     profile.clock_of = lambda: "another machine"
@@ -313,6 +320,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         asked_to_stop_in_validation,
         killed,
         other_clock,
+        without_losses,
         validation_without_a_number,
         earlier_fingerprint,
         reads_no_file_whole,

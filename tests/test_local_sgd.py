@@ -55,6 +55,14 @@ def test_replicas_are_weighted_by_their_tokens(tmp_path: Path, forker: Forker) -
     assert all(torch.allclose(weights[name], others[name], rtol=1e-9, atol=1e-12) for name in others)
 
 
+def test_a_round_without_losses_takes_the_plain_mean(project: Path, forker: Forker) -> None:
+    """The replicas have equally many tokens: each counts half with losses and without."""
+    words = (*SGD, "parallel.average_every=1", "train.eval_every=0")
+    expected = final_weights(forker.train(project, "with-losses", 2, *words))
+    found = final_weights(forker.train(project, "without-losses", 2, *words, fault="without_losses"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_an_outer_sgd_of_rate_1_takes_the_mean(project: Path, forker: Forker) -> None:
     words = ("parallel.average_every=5", "train.precision=fp64")
     outer = ("outer_optimizer=sgd", "outer_learning_rate=1", "outer_momentum=0")

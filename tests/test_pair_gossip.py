@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import re
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -35,6 +36,7 @@ from codescent.strategies.gossip_graphs import Pairs
 from codescent.strategies.pair_exchange import PairExchange
 from codescent.train.neighbours import Neighbour
 from codescent.transport import Client, Kind, Server, listen
+from codescent.transport import server as transport_server
 from codescent.transport.tensors import bytes_of
 
 FP64 = ("train.precision=fp64", "parallel.gossip_mode=asynchronous")
@@ -151,6 +153,37 @@ def test_an_update_during_an_average_stays(pair: tuple[PairExchange, PairExchang
     torch.testing.assert_close(active.x + passive.x, total + 7 * 0.25, rtol=0, atol=1e-13)
     assert [row.kind for row in active.order] == [*[STEPPED] * 4, SENT, *[STEPPED] * 3, MERGED]
     assert [row.kind for row in passive.order] == [AVERAGED]
+
+
+def test_a_replica_whose_update_fails_lets_its_neighbours_go(pair: tuple[PairExchange, PairExchange, Client]) -> None:
+    active, passive, _ = pair
+    for one in (active, passive):
+        one.begin(0)
+    passive.merge(0)  # its optimizer raises: `stepped` is not called
+    stepped(active)
+    passive.close()
+    active._land()
+    assert passive.changes == active.changes == 1
+
+
+def test_a_request_is_not_answered_twice_at_once(
+    pair: tuple[PairExchange, PairExchange, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost while the passive replica is in a long update."""
+    monkeypatch.setattr(transport_server, "HANDSHAKE_S", 0.2)
+    active, passive, client = pair
+    for one in (active, passive):
+        one.begin(0)
+    passive.merge(0)
+    stepped(active)
+    time.sleep(0.5)  # its server has the weights, and waits for the end of the update
+    assert client._peer is not None
+    client._peer.shutdown(socket.SHUT_RDWR)
+    time.sleep(1)
+    passive.stepped(0, 1, 1)
+    active._land()
+    assert passive.changes == 1
+    assert [row.kind for row in passive.order] == [STEPPED, AVERAGED]
 
 
 def test_a_repeated_request_is_answered_and_not_averaged_again(pair: tuple[PairExchange, PairExchange, Client]) -> None:

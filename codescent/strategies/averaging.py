@@ -108,7 +108,7 @@ class Averaging(Replicas):
         masters = [self.copies[index].master for index in indices]
         own, every = self.losses[fragment].tolist()
         self.losses[fragment].zero_()
-        share = own / max(1, every)
+        share = own / every if every else 1 / self.degree  # a round without a loss: replicas count alike
         then = [master.clone() for master in masters] if self.overlaps else masters
         if self.outer is not None:
             sent = self.outer.changes(indices, masters)

@@ -48,6 +48,7 @@ class PairExchange(Replicas):
         self.sent, self.came = (torch.empty_like(self.x) if self.is_active else self.x[:0] for _ in range(2))
         self.clients: Mapping[int, Client] = {}  # by passive neighbour
         self.lock = threading.Lock()  # of x, and of what is said about it below
+        self.updates = False  # MERGE has taken the lock
         self.changes = 0  # averages since the last update
         self.staleness = 0  # of the last update
         self.order: list[Changed] = []
@@ -69,6 +70,7 @@ class PairExchange(Replicas):
     def merge(self, fragment: int) -> None:
         """See Exchange: take the weights as they are now. No average changes them until `stepped`."""
         self.lock.acquire()
+        self.updates = True
         self.staleness = self.changes
         self._take()
 
@@ -79,7 +81,7 @@ class PairExchange(Replicas):
         self.order.append(Changed(STEPPED, -1, self.staleness, number, self.part))
         self.changes = 0
         self.steps += 1
-        self.lock.release()
+        self._release()
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
@@ -196,7 +198,13 @@ class PairExchange(Replicas):
         """See Exchange."""
         yield from (self.x, self.sent, self.came)
 
+    def _release(self) -> None:
+        self.updates = False
+        self.lock.release()
+
     def close(self) -> None:
-        """See Exchange."""
+        """See Exchange. After an update that has failed, threads that wait for its end go on."""
+        if self.updates:
+            self._release()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.group = None

@@ -142,8 +142,9 @@ class Server:
             for connection in self._open:
                 _disconnect(connection)
         self.changed()
+        end_s = time.monotonic() + HANDSHAKE_S
         for thread in threads:
-            thread.join(HANDSHAKE_S)
+            thread.join(max(0.0, end_s - time.monotonic()))
 
     def _accept(self) -> None:
         while not self._closed:
@@ -268,6 +269,10 @@ class Server:
             _disconnect(older.connection)
             self.changed()
             older.thread.join(HANDSHAKE_S)
+            if older.thread.is_alive():  # it answers a request: the new connection would have it answered twice
+                with self._lock:
+                    self._peers[peer.sender] = older
+                raise ConnectionResetError(f"an older request of rank {peer.sender} is still being answered")
 
     def _leave(self, peer: _Peer, why: str) -> None:
         with self._lock:
