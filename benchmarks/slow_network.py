@@ -71,6 +71,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--seeds", nargs="+", type=whole, default=[1, 2, 3], metavar="N", help="of the runs for losses")
     parsed.add_argument("--steps", type=positive, default=2000, help="of a run for losses")
     parsed.add_argument("--rounds", type=positive, default=3, help="runs for times of each method")
+    parsed.add_argument("--ddp-rounds", type=positive, metavar="N", help="fewer of DDP, whose steps take minutes")
     parsed.add_argument("--periods", type=positive, default=3, help="timed periods of a run, after one of warm-up")
     parsed.add_argument("--no-losses", action="store_true", help="do not run whole trainings")
     parsed.add_argument("--no-times", action="store_true", help="run whole trainings only")
@@ -101,6 +102,8 @@ def problems_of(arguments: argparse.Namespace) -> Iterator[str]:
         yield "--rates: 0 carries nothing; give more"
     if arguments.no_losses and arguments.no_times:
         yield "--no-losses with --no-times leaves nothing to measure"
+    if (arguments.ddp_rounds or 1) > arguments.rounds:
+        yield f"--ddp-rounds {arguments.ddp_rounds}: there are {arguments.rounds} rounds"
     if arguments.steps <= EQUAL_LOSSES:
         yield f"--steps {arguments.steps}: give more than the {EQUAL_LOSSES} whose losses are compared"
     for name in ("state", "figures"):
@@ -141,6 +144,8 @@ class Bench:
         with Hosts(hosts + max(method.servers for method in self.methods)) as made:
             for turn in range(self._arguments.rounds):
                 for method in self.methods if turn % 2 == 0 else reversed(self.methods):
+                    if method is DDP and turn >= (self._arguments.ddp_rounds or self._arguments.rounds):
+                        continue
                     case = self._timed(method, hosts, mbit, turn)
                     if link is None and self._state.get("time", self._key(case)) is None:
                         link = self._calibrated(made, hosts, mbit)
@@ -305,6 +310,7 @@ def main() -> int:
     write_json(arguments.json, {
         "benchmark": "slow_network", "hardware": {**record, "load_average_after": hardware()["load_average"]},
         "work": arguments.work, "steps": arguments.steps, "seeds": arguments.seeds, "rounds": arguments.rounds,
+        "ddp_rounds": arguments.ddp_rounds or arguments.rounds,
         "periods": arguments.periods, "notes": notes_of(arguments, record["cores"]).splitlines(), **result,
     })  # fmt: skip
     return 0

@@ -160,6 +160,7 @@ def test_the_cost_of_measuring_is_measured(tmp_path: Path) -> None:
         (["slow_network", "--rates", "49", "0"], "--rates: 0 carries nothing; give more"),
         (["slow_network", "--no-losses", "--no-times"], "leaves nothing to measure"),
         (["slow_network", "--state", "/nowhere"], "--state /nowhere: there is no such folder"),
+        (["slow_network", "--ddp-rounds", "4"], "--ddp-rounds 4: there are 3 rounds"),
         (["slow_rank", "--share", "2"], "--share 2: give 0.05 to 1 of a core"),
         (["slow_network"], "no tinyshakespeare/input.txt in None: give --data or set CODESCENT_DATA_DIR"),
         (["bf16_parity"], "no tinyshakespeare/input.txt in None: give --data or set CODESCENT_DATA_DIR"),
