@@ -365,15 +365,13 @@ class Parallel(Section):
         only=SERVED,
     )
     momentum_every: int | None = auto(
-        "rounds of workers from one update of the outer momentum to the next (delayed Nesterov); each round counts as "
-        "such a part of a mean; auto: the number of workers",
+        "pushes from one update of the outer momentum to the next (delayed Nesterov); auto: the number of workers",
         ge=1,
         only=ASYNCHRONOUS,
     )
     local_steps: Literal["equal", "by_speed"] = key(
         "equal",
-        "steps that a worker takes before it sends its change to the servers: equal: parallel.average_every; by_speed: "
-        "as many of them as it takes while the fastest worker takes all",
+        "steps of a worker between two pushes: equal: parallel.average_every; by_speed: a slower worker takes fewer",
         only=ASYNCHRONOUS,
     )
     quorum: int | None = auto(
