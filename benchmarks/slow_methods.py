@@ -54,7 +54,7 @@ METHODS = (
     *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "powersgd:32", "topk:0.01")),
     *(_mean(period) for period in (25, 100)),
     *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40)),
-    *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (10, 16)),
+    *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (10, 16, 25)),
     *(_outer(25, form) for form in ("none", "int4")),
     _outer(
         25, "int4", "parallel.outer_learning_rate=0.9", "parallel.outer_momentum=0.4", name=", rate 0.9, momentum 0.4"
