@@ -6,6 +6,7 @@ Does not decide what is sent. Names that are private in torch, or differ between
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,15 +30,15 @@ abort_groups: Callable[[], None] = distributed_c10d._abort_process_group
 
 
 class Awaited(dist.Work):
-    """The handle of a collective. To wait for it counts as waiting."""
+    """The handle of a collective. To wait for it counts as waiting, if `counts`."""
 
-    def __init__(self, work: Any, flight: Flight) -> None:
+    def __init__(self, work: Any, flight: Flight, counts: bool = True) -> None:
         super().__init__()
-        self.work, self.flight = work, flight
+        self.work, self.flight, self.counts = work, flight, counts
 
     def wait(self, *timeout: Any) -> bool:
         """Wait until the collective is done."""
-        with waiting():
+        with waiting() if self.counts else nullcontext():
             done = bool(self.work.wait(*timeout))
         self.flight.waited()
         return done
@@ -69,29 +70,35 @@ def _blocking(kind: Collective, collective: Callable[..., Any]) -> Callable[...,
     return _waited(named)
 
 
-def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[..., Awaited]:
-    """A collective that runs beside the computations that follow."""
+def _starting(kind: Collective, collective: Callable[..., Any], *, counts: bool = True) -> Callable[..., Awaited]:
+    """A collective that runs beside the computations that follow. `counts`: see Awaited."""
 
     def start(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> Awaited:
         flight = Flight(kind, group)
         work = collective(*arguments, group=group, async_op=True, **options)
         flight.ends_with(work)
-        return Awaited(work, flight)
+        return Awaited(work, flight, counts)
 
     return start
 
 
 def _aside(kind: Collective, collective: Callable[..., Any]) -> Callable[..., None]:
     """A collective that a second thread waits for. The computation goes on, so its time does not count as waiting."""
+    start = _starting(kind, collective, counts=False)
 
-    def run(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> None:
-        flight = Flight(kind, group)
-        work = collective(*arguments, group=group, async_op=True, **options)
-        flight.ends_with(work)
-        work.wait()
-        flight.waited()
+    def run(*arguments: Any, **options: Any) -> None:
+        start(*arguments, **options).wait()
 
     return run
+
+
+def _in_pieces(
+    all_gather: Callable[..., None], all_to_all: Callable[..., None], *, counts: bool
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Both collectives in pieces, for `Exchanges`."""
+    start_gather = _starting(Collective.ALL_GATHER, torch_all_gather, counts=counts)
+    start_all_to_all = _starting(Collective.ALL_TO_ALL, dist.all_to_all_single, counts=counts)
+    return all_gather_in_pieces(all_gather, start_gather), all_to_all_in_pieces(all_to_all, start_all_to_all)
 
 
 all_gather_into = _blocking(Collective.ALL_GATHER, torch_all_gather)
@@ -113,11 +120,14 @@ class Exchanges:
     all_to_all: Callable[..., None]
 
 
-BLOCKING = Exchanges(all_reduce, all_gather_in_pieces(all_gather_into), all_to_all_in_pieces(all_to_all))
+BLOCKING = Exchanges(all_reduce, *_in_pieces(all_gather_into, all_to_all, counts=True))
 ASIDE = Exchanges(
     _aside(Collective.ALL_REDUCE, dist.all_reduce),
-    all_gather_in_pieces(_aside(Collective.ALL_GATHER, torch_all_gather)),
-    all_to_all_in_pieces(_aside(Collective.ALL_TO_ALL, dist.all_to_all_single)),
+    *_in_pieces(
+        _aside(Collective.ALL_GATHER, torch_all_gather),
+        _aside(Collective.ALL_TO_ALL, dist.all_to_all_single),
+        counts=False,
+    ),
 )
 """For a thread beside the one that computes."""
 
