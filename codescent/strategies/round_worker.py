@@ -18,8 +18,8 @@ from codescent.transport import Client
 class RoundWorker(Worker):
     """A rank that takes steps with its own optimizer, and sends what they have changed.
 
-    A push has the weights that were pulled minus those after the last step, and the state of the inner optimizer stays
-    on the worker, as in DiLoCo (Douillard et al. 2023, arXiv 2311.08105).
+    A push has the weights that were pulled minus those after the last step. The state of the inner optimizer stays on
+    the worker, as in DiLoCo (Douillard et al. 2023, arXiv 2311.08105).
 
     Args:
         plan: of the run.

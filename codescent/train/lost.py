@@ -64,8 +64,8 @@ def go_on_without_lost(world: World, plan: Plan, serving: Serving | None, step: 
     """At the end of a segment, before its first collective: all ranks learn who has died since the last one, and make
     process groups without them. The first server decides, so that all ranks make the same.
 
-    It decides when each worker has come here or has died. So who dies later is not in its list, dies in the midst of
-    collectives, and ends the run: the launcher sees in the beats that this rank meets the others.
+    It decides when each worker has come here or has died. Who dies later is not in its list. Collectives are under way
+    then, so this death ends the run. The launcher sees in the beats that the dead rank met the others.
 
     Returns:
         those that have died; on every rank.

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Rank
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.config.sections import Config
 from codescent.data.loader import Portion
@@ -19,13 +17,12 @@ from codescent.plan import Plan
 from codescent.record import order
 from codescent.record.order import Applied
 from codescent.strategies.worker import gather, scatter
-from codescent.train.assemble import Trainer, assemble
-from codescent.train.open import connect, open_data
+from codescent.train.alone import trainer_alone
+from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, learning_rate
 from codescent.train.replay_rounds import Inner
 from codescent.train.serve_rounds import OuterOptimizer
 from codescent.train.servers import served_weights
-from codescent.train.stop import StopRequest
 
 
 class _Server:
@@ -204,14 +201,12 @@ def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> 
     period = plan.schedule.period
     portions = steps // period * plan.mesh.world_size
     rows = [order.read(run, index, portions, period) for index in range(len(plan.servers))]
-    with connect(alone, Rank()) as world:
-        alone, plan_alone, dataset = open_data(alone, world, None, resume=False)
-        with StopRequest(alone=True) as stop, closing(assemble(alone, plan_alone, world, dataset, 0, stop)) as trainer:
-            one = _Replay(plan, config, trainer, rows, run)
-            one.run()
-            wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
-            found = {f"model.{t.parameter.name}": torch.empty(t.parameter.shape, dtype=wide) for t in plan.trained}
-            for server in one.servers:
-                for piece, weight in zip(server.pieces, server.optimizer.weights, strict=True):
-                    found[f"model.{plan.trained[piece.index].parameter.name}"][piece.first : piece.stop] = weight.master
-            return found
+    with trainer_alone(alone) as trainer:
+        one = _Replay(plan, config, trainer, rows, run)
+        one.run()
+        wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]
+        found = {f"model.{t.parameter.name}": torch.empty(t.parameter.shape, dtype=wide) for t in plan.trained}
+        for server in one.servers:
+            for piece, weight in zip(server.pieces, server.optimizer.weights, strict=True):
+                found[f"model.{plan.trained[piece.index].parameter.name}"][piece.first : piece.stop] = weight.master
+        return found

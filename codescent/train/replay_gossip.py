@@ -4,23 +4,20 @@ Does not compare them with the checkpoint (verbs/replay.py does) and does not st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.data.loader import Portion
 from codescent.plan import Plan
 from codescent.record import gossip_order
 from codescent.record.order import FOLDER
 from codescent.servers.changes import AGREED, AVERAGED, MERGED, SENT, STEPPED, Changed
-from codescent.train.assemble import Trainer, assemble
-from codescent.train.open import connect, open_data
+from codescent.train.alone import trainer_alone
+from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
-from codescent.train.stop import StopRequest
 
 Average = tuple[int, int, int]
 """Names an average: the active replica, the step at which the ranks had last met, the number since then."""
@@ -129,13 +126,11 @@ def replay_gossip(config: Config, alone: Config, plan: Plan, run: Path, steps: i
         UserError: a file of the order is missing or too short, or they do not fit together.
     """
     rows = [gossip_order.read(run, replica, steps) for replica in range(plan.mesh.dp_replicate)]
-    with connect(alone, Rank()) as world:
-        alone, plan_alone, dataset = open_data(alone, world, None, resume=False)
-        with StopRequest(alone=True) as stop, closing(assemble(alone, plan_alone, world, dataset, 0, stop)) as trainer:
-            one = _Replay(plan, config, trainer, rows, run)
-            one.run()
-            return {
-                f"replica{index}.model.{weight.name}": weight.master
-                for index, replica in enumerate(one.replicas)
-                for weight in replica.optimizer.weights
-            }
+    with trainer_alone(alone) as trainer:
+        one = _Replay(plan, config, trainer, rows, run)
+        one.run()
+        return {
+            f"replica{index}.model.{weight.name}": weight.master
+            for index, replica in enumerate(one.replicas)
+            for weight in replica.optimizer.weights
+        }
