@@ -10,7 +10,7 @@ import torch
 
 from codescent.base.stopwatch import waiting
 from codescent.plan import Plan
-from codescent.strategies.strategy import Copy
+from codescent.strategies.strategy import Copy, Gradients
 from codescent.strategies.worker import Worker, gather
 from codescent.transport import Client
 
@@ -42,8 +42,8 @@ class RoundWorker(Worker):
         super().__init__(plan, rank, [copy.weights for copy in copies], clients, first_step)
         self.copies, self.rate_of = list(copies), rate_of
         device = copies[0].master.device
-        self.sums = []
         self.steps = torch.zeros(4, dtype=torch.float64, device=device)  # loss, losses, squared norm, skipped
+        self.in_round = 0  # of the present turn: its place in the round
         self.losses = 0  # of this push, also those of skipped steps
         self.begun_s = 0.0
 
@@ -63,6 +63,14 @@ class RoundWorker(Worker):
                 self.in_round = self.period - 1 if offset == last else min(offset, self.period - 2)
                 yield
 
+    def listed(self, number: int) -> int:
+        """See Turns."""
+        return self.in_round
+
+    def rate(self, rate: float) -> float:
+        """See Turns."""
+        return self.rate_of(self.step)
+
     def _begin(self) -> None:
         self.steps.zero_()
         self.losses, self.begun_s = 0, time.perf_counter()
@@ -77,15 +85,11 @@ class RoundWorker(Worker):
         self.losses += losses
 
     @torch.no_grad()
-    def push_round(self, *, stop: bool) -> None:
-        """The PUSH verb: send each server its part of the change.
-
-        Args:
-            stop: this rank was asked to stop.
-        """
+    def push(self, gradients: Gradients, loss: torch.Tensor, losses: int, *, stop: bool) -> None:
+        """See Turns. Each server gets its part of the change; the gradients are in it already."""
         assert self.portion is not None
-        loss, losses, square, skips = self.steps.tolist()
-        facts = {"loss": loss, "losses": losses, "square": square / max(1, self.count - int(skips)), "skips": skips}
+        total, counted, square, skips = self.steps.tolist()
+        facts = {"loss": total, "losses": counted, "square": square / max(1, self.count - int(skips)), "skips": skips}
         facts |= {"first": self.first, "count": self.count, "tokens": self.losses}
         facts |= {"seconds": time.perf_counter() - self.begun_s}
         masters = [copy.master for copy in self.copies]

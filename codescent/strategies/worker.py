@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,27 +15,14 @@ from codescent.plan import Plan
 from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
 from codescent.servers import Portion
+from codescent.strategies.strategy import Gradients
+from codescent.strategies.turns import Known, Turns
 from codescent.strategies.wire_messages import Messages
 from codescent.transport import Client, Frame, Kind, Refused
 from codescent.transport.tensors import bytes_of
 
 
-@dataclass
-class Known:
-    """What the first server has said of the run.
-
-    Attributes:
-        done: number of complete steps.
-        ends: the segment is over: all ranks act now.
-        stops: a rank was asked to stop, and the segment is over.
-    """
-
-    done: int = 0
-    ends: bool = True
-    stops: bool = False
-
-
-class Worker:
+class Worker(Turns):
     """A rank that computes gradients of portions, with the servers' weights.
 
     Args:
@@ -50,11 +36,9 @@ class Worker:
     def __init__(
         self, plan: Plan, rank: int, weights: Sequence[torch.Tensor], clients: Sequence[Client], first_step: int
     ) -> None:
+        super().__init__(first_step)
         self.plan, self.rank, self.weights, self.clients = plan, rank, list(weights), list(clients)
-        self.known = Known(first_step)
-        self.portion: Portion | None = None
         self.first, self.count = 0, 1  # in rounds: the steps of the portion that are taken before the next push
-        self.step = self.in_round = 0  # of the present turn: the step, and its place in the round
         self.period = plan.schedule.period
         self.number = 0  # of the last push
         self.have: list[list[int]] = [[-1, -1]] * len(clients)  # life and version of what is in `fetched`
@@ -71,11 +55,9 @@ class Worker:
         self.after = 0  # pushes that the first server had applied when it answered last
         self.server_stops = False  # a server was asked to stop; the first server hears of it by the next push
         self.reserves = plan.layout.in_steps and len(clients) > 1
-        self.sums: list[list[float]] = []
-        """Of the steps that have become complete since the last `news`: see `Step.sums` of train/serve.py."""
 
     def turns(self, number: int) -> Iterator[None]:
-        """A turn for each portion that this rank computes until step `number` (from 0) is complete."""
+        """See Turns."""
         while self.known.done <= number and not self.known.stops:
             if self.portion is None:
                 self.pull()
@@ -84,19 +66,15 @@ class Worker:
                 yield
 
     @torch.no_grad()
-    def push(self, gradients: Sequence[torch.Tensor], loss: float, losses: int, *, stop: bool) -> None:
-        """The PUSH verb: send each server its part of the gradients.
-
-        Args:
-            gradients: of each trained tensor.
-            loss: sum of the losses of the portion.
-            losses: their number.
-            stop: this rank was asked to stop.
-        """
+    def push(self, gradients: Gradients, loss: torch.Tensor, losses: int, *, stop: bool) -> None:
+        """See Turns. Each server gets its part of the gradients."""
+        tensors = gradients.collect()
         for part, pieces in zip(self.sent, self.plan.pieces, strict=True):
-            gather(part, gradients, pieces)
+            gather(part, tensors, pieces)
+        facts = {"loss": loss.item(), "losses": losses}
         with waiting():
-            self._send({"loss": loss, "losses": losses}, stop=stop)
+            self._send(facts, stop=stop)
+        gradients.release()
 
     def _send(self, facts: dict[str, Any], *, stop: bool) -> None:
         """Send `sent` to the servers, as a push of the present portion."""
@@ -148,7 +126,7 @@ class Worker:
         return True
 
     def pull(self) -> None:
-        """The PULL verb: fetch the weights of all servers, then the next portion.
+        """See Turns.
 
         Where no portion is left, wait until the segment is over, and fetch its last weights.
         """
@@ -170,11 +148,6 @@ class Worker:
             self.sums += [[*sums[:-1], 0.0]] * (self.period - 1) + [sums]
         self.first, self.count = told.get("first", 0), told.get("count", self.period)
         self.portion = None if told.get("portion") is None else Portion(*told["portion"])
-
-    def news(self) -> list[list[float]]:
-        """The sums of each step that has become complete since the last call; ranks but 0 know some of them."""
-        found, self.sums = self.sums, []
-        return found
 
     def _ask(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """What the first server says: a portion, or that there is none."""
@@ -207,16 +180,16 @@ class Worker:
             scatter(part, self.weights, pieces)
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """What it keeps between steps, by the names of `Plan.kept`."""
+        """See Turns."""
         numbered = enumerate(self.messages)
         return {kept_name(index, "residual"): one.residual for index, one in numbered if one.wire.lossy}
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """The memory that it holds beside its state."""
+        """See Turns."""
         yield from (*self.sent, *self.fetched, *(buffer for one in self.messages for buffer in one.buffers()))
 
     def close(self) -> None:
-        """Disconnect."""
+        """See Turns."""
         for client in self.clients:
             client.close()
         self.pool.shutdown()

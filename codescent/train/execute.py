@@ -3,11 +3,9 @@ Does not decide which instructions a step has (the plan does). cost/simulate.py 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
 
 import torch
 
@@ -16,15 +14,12 @@ from codescent.base.ranges import Recording, named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
-from codescent.models.part import Part
-from codescent.operators.linear import Deferred
-from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
+from codescent.plan import AXES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Exchange, Gradients
-from codescent.strategies.round_worker import RoundWorker
-from codescent.strategies.worker import Worker
+from codescent.strategies.turns import Turns
+from codescent.train.chunk import Chunk, InFlight
 from codescent.train.memory import MemoryWatch
-from codescent.train.messages import Message
-from codescent.train.neighbours import Hand
+from codescent.train.messages import message_shape
 from codescent.train.optimize import Optimizer
 from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
 from codescent.train.serve import Serving
@@ -32,45 +27,6 @@ from codescent.train.world import World
 
 PROFILER = "profiler"
 """What a profile costs between instructions. It is in no metrics column but other_s."""
-
-
-@dataclass
-class InFlight:
-    """The tensors of one micro-batch in one chunk, from the receive of its inputs to the end of its backward pass.
-
-    Attributes:
-        message: the activation or gradient that is being received for the next computation.
-        inputs: activations of the chunk before; None if the chunk has the embedding.
-        outputs: activations, or the loss if the chunk has the head.
-        output_gradient: gradient of `outputs`; None for the loss.
-        input_gradient: gradient of `inputs`.
-        deferred: what BACKWARD_WEIGHT needs: a list of (weight, gradient) pairs, and a list of (weight, function)
-            pairs, where the function computes the gradient.
-    """
-
-    message: Message | None = None
-    inputs: torch.Tensor | None = None
-    outputs: torch.Tensor | None = None
-    output_gradient: torch.Tensor | None = None
-    input_gradient: torch.Tensor | None = None
-    deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Deferred] | None = None
-
-    def tensors(self) -> Iterator[torch.Tensor | None]:
-        """The tensors, to count their memory."""
-        yield from (self.inputs, self.outputs, self.output_gradient, self.input_gradient)
-        yield None if self.message is None else self.message.memory
-        yield from (gradient for _, gradient in (self.deferred or ((), ()))[0])
-
-
-class Chunk:
-    """A chunk of the model on this rank.
-
-    `in_flight`: the tensors of each micro-batch, by its number. A field is None before and after its use.
-    """
-
-    def __init__(self, part: torch.nn.Module) -> None:
-        self.part = cast(Part, part)
-        self.in_flight: defaultdict[int, InFlight] = defaultdict(InFlight)
 
 
 class Executor:
@@ -90,7 +46,7 @@ class Executor:
         loader: Loader | None,
         stop_requested: Callable[[], bool],
         exchange: Exchange | None = None,
-        worker: Worker | Hand | None = None,
+        worker: Turns | None = None,
         serving: Serving | None = None,
     ) -> None:
         self.plan = plan
@@ -135,18 +91,18 @@ class Executor:
         self.number, self.rate = number, rate
         self.program = self.plan.schedule.program(self.world.stage, number)
         with self.memory.step(number):
-            return self._launch(number)
+            return self._launch(number, rate)
 
-    def _launch(self, number: int) -> Pending:
+    def _launch(self, number: int, rate: float) -> Pending:
         self.watch.start(COLUMN[Verb.LOAD])
         if self.serving is not None:
             self.serving.allow(number)
         for _ in (None,) if self.worker is None else self.worker.turns(number):
-            if isinstance(self.worker, RoundWorker):
-                self.program = self.plan.schedule.program(self.world.stage, self.worker.in_round)
-                self.rate = self.worker.rate_of(self.worker.step)
+            if self.worker is not None:
+                self.program = self.plan.schedule.program(self.world.stage, self.worker.listed(number))
+                self.number, self.rate = self.worker.step, self.worker.rate(rate)
             self._walk(number)
-            if isinstance(self.worker, Hand):
+            if self.worker is not None:
                 self.worker.finished(self.sums, self.portion.own_losses)
         self.world.at(number + 1)
         if self.worker is not None or self.serving is not None:
@@ -207,9 +163,6 @@ class Executor:
             assert given is not None
             self.portion = self.loader.part(self.worker.step, given.part, parts)
             own = self.plan.mesh.dp_index(self.world.place.rank)
-            self.number = self.worker.step
-            if isinstance(self.worker, Hand):  # this rank updates its weights itself
-                self.rate, self.worker.exchange.part = self.worker.rate_of(given.step), given.part
             self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
 
     def _of_servers(self, number: int) -> Pending:
@@ -223,7 +176,7 @@ class Executor:
         *earlier, last = steps or [[0.0] * 8]
         loss, _, square, skips, stale, most_stale, losses, late = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
-        if isinstance(self.worker, Hand) and (distance := self.worker.meet()) is not None:
+        if self.worker is not None and (distance := self.worker.meet()) is not None:
             values = torch.cat((values, distance.cpu()))
         laps = self.watch.stop()
         return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late))
@@ -285,16 +238,11 @@ class Executor:
                 one.close()
 
     def _push(self, instruction: Instruction) -> None:
-        assert isinstance(self.worker, Worker)
-        if isinstance(self.worker, RoundWorker):
-            self.worker.push_round(stop=self.stop_requested())
-            return
-        loss, stop = self.loss_sum.item(), self.stop_requested()
-        self.worker.push(self.gradients.collect(), loss, self.portion.own_losses, stop=stop)
-        self.gradients.release()
+        assert self.worker is not None
+        self.worker.push(self.gradients, self.loss_sum, self.portion.own_losses, stop=self.stop_requested())
 
     def _pull(self, instruction: Instruction) -> None:
-        assert isinstance(self.worker, Worker)
+        assert self.worker is not None
         self.worker.pull()
 
     def _serve(self, instruction: Instruction) -> None:
@@ -351,43 +299,18 @@ class Executor:
         return max(1, self.portion.own_losses if own else self.portion.losses)
 
     def _backward(self, instruction: Instruction) -> None:
-        _, one = self._operands(instruction)
+        chunk, one = self._operands(instruction)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk, step=self.number)
-        outputs, gradient, inputs = _take(one)
-        torch.autograd.backward(outputs, gradient)
-        if inputs is not None:
-            one.input_gradient = inputs.grad
+        chunk.backward(one)
 
     def _backward_input(self, instruction: Instruction) -> None:
-        """Compute the gradient of the inputs. Linear layers defer the gradients of their weights."""
         chunk, one = self._operands(instruction)
-        weights: list[torch.Tensor] = [weight for weight in chunk.part.parameters() if weight.requires_grad]
-        outputs, gradient, inputs = _take(one)
-        wanted = weights if inputs is None else [inputs, *weights]
-        found: list[torch.Tensor | None] = []
-        if wanted:
-            found += torch.autograd.grad(outputs, wanted, gradient, allow_unused=True)
-        else:  # nothing to train in this stage; backward still runs its collectives
-            torch.autograd.backward(outputs, gradient)
-        if inputs is not None:
-            one.input_gradient = found.pop(0)
-        ready = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
-        assert chunk.part.deferred is not None
-        deferred = list(chunk.part.deferred)
-        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient of no parameter"
-        one.deferred = ready, deferred
-        chunk.part.deferred.clear()
+        chunk.backward_input(one)
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        """Compute the weight gradients that are missing. Autograd's hooks hand all weight gradients to `gradients`."""
-        _, one = self._operands(instruction)
-        assert one.deferred is not None
-        (ready, deferred), one.deferred = one.deferred, None
+        chunk, one = self._operands(instruction)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk, step=self.number)
-        if ready:
-            torch.autograd.backward([weight for weight, _ in ready], [gradient for _, gradient in ready])
-        for weight, compute in deferred:  # one by one: a full bucket is sent while the next gradient is computed
-            torch.autograd.backward([weight], [compute()])
+        chunk.backward_weight(one)
 
     def _send_activation(self, instruction: Instruction) -> None:
         _, one = self._operands(instruction)
@@ -417,7 +340,7 @@ class Executor:
     def _step(self, instruction: Instruction) -> None:
         self.sums = self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
         self.gradients.release()
-        if isinstance(self.worker, RoundWorker):
+        if self.worker is not None:
             self.worker.stepped(self.sums, self.portion.own_losses)
         if self.exchange is not None:
             self.exchange.stepped(self.number, self.portion.own_losses, self.portion.losses)
@@ -470,18 +393,3 @@ class Executor:
         loss, stop, *others = self.world.sum_over(values, self.everyone).unbind()
         self.sums = torch.stack((loss, stop, self.sums[-1], *others))
         self.skips.zero_()
-
-
-def message_shape(plan: Plan) -> tuple[int, int]:
-    """The shape [T, D] of one sample's activations between two stages; T is the number of positions on a rank."""
-    work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.verb is Verb.SEND_ACTIVATION]
-    position_bytes = work.microbatch_size * plan.model.hidden_dim * DTYPE_BYTES[work.precision]
-    return (sent[0] // position_bytes if sent else work.seq_len), plan.model.hidden_dim
-
-
-def _take(one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return outputs, their gradient and inputs, and remove them from `one`, so that their memory can be freed."""
-    assert one.outputs is not None
-    taken = one.outputs, one.output_gradient, one.inputs
-    one.outputs = one.output_gradient = one.inputs = None
-    return taken

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from codescent.base.ranges import Flight
-from codescent.plan import RECEIVES, SENDS, Collective, Instruction
+from codescent.plan import DTYPE_BYTES, RECEIVES, SENDS, Collective, Instruction, Plan, Verb
 
 RECEIVE = "receive"
 """The other end of a `Collective.SEND`: the name of its flight on the rank that receives."""
@@ -159,3 +159,10 @@ def _wait(work: Any, message: torch.Tensor, flight: Flight) -> None:
     """Wait until `message` has been sent."""
     work.wait()
     flight.waited()
+
+
+def message_shape(plan: Plan) -> tuple[int, int]:
+    """The shape [T, D] of one sample's activations between two stages; T is the number of positions on a rank."""
+    work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.verb is Verb.SEND_ACTIVATION]
+    position_bytes = work.microbatch_size * plan.model.hidden_dim * DTYPE_BYTES[work.precision]
+    return (sent[0] // position_bytes if sent else work.seq_len), plan.model.hidden_dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from codescent.base.stopwatch import waiting
 from codescent.plan import Plan
 from codescent.servers import Portion
 from codescent.strategies.pair_exchange import PairExchange
-from codescent.strategies.worker import Known
+from codescent.strategies.turns import Known, Turns
 from codescent.train.coordinate import Coordinator
 from codescent.train.world import World
 from codescent.transport import Answer, Client, Frame, Kind, Server, listen
@@ -59,8 +59,8 @@ class Neighbour:
         """See Service. Whether a rank has died is seen where all ranks meet."""
 
 
-class Hand:
-    """A rank that is given portions of work: see `Executor.worker`.
+class Hand(Turns):
+    """A rank that is given portions of work, and updates its weights itself.
 
     Args:
         plan: of the run.
@@ -81,16 +81,13 @@ class Hand:
         rate_of: Callable[[int], float],
         first_step: int,
     ) -> None:
+        super().__init__(first_step)
         self.plan, self.exchange, self.first, self.server = plan, exchange, first, server
         self.service, self.rate_of = service, rate_of
-        self.known = Known(first_step)
-        self.portion: Portion | None = None
         self.report: dict[str, Any] | None = None  # of a portion that is computed
-        self.sums: list[list[float]] = []
-        self.step = first_step  # of the present turn
 
     def turns(self, number: int) -> Iterator[None]:
-        """A turn for each portion that this rank computes until step `number` (from 0) is complete."""
+        """See Turns."""
         if self.known.ends:  # all ranks have met
             if self.service.coordinator is not None:
                 self.service.coordinator.begin(number, self.plan.schedule.agrees_next(number))
@@ -100,16 +97,15 @@ class Hand:
             if self.portion is None:
                 self._ask()
             else:
-                self.step = self.portion.step
+                self.step, self.exchange.part = self.portion.step, self.portion.part
                 yield
 
-    def finished(self, sums: torch.Tensor, losses: int) -> None:
-        """The portion is computed and the weights are updated.
+    def rate(self, rate: float) -> float:
+        """See Turns."""
+        return self.rate_of(self.step)
 
-        Args:
-            sums: loss, requests to stop and squared gradient norm of this rank: [SCALARS].
-            losses: their number.
-        """
+    def finished(self, sums: torch.Tensor, losses: int) -> None:
+        """See Turns: the sums are this rank's own."""
         loss, stop, square = sums.tolist()
         assert self.portion is not None
         self.report = {
@@ -134,24 +130,15 @@ class Hand:
         self.portion = Portion(*told["portion"]) if "portion" in told else None
 
     def meet(self) -> torch.Tensor | None:
-        """Meet all ranks at the end of a segment: see `PairExchange.meet`; None: it is not over."""
+        """See Turns and `PairExchange.meet`; None: the segment is not over."""
         return self.exchange.meet(self.known.done) if self.known.ends else None
 
-    def news(self) -> list[list[float]]:
-        """The sums of each step that has become complete since the last call; ranks but 0 know some of them."""
-        found, self.sums = self.sums, []
-        return found
-
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """What it keeps between steps: nothing."""
-        return {}
-
     def buffers(self) -> Iterator[torch.Tensor]:
-        """The memory that it holds: of the averages that neighbours begin."""
+        """See Turns: of the averages that neighbours begin."""
         yield from list(self.service.memory.values())
 
     def close(self) -> None:
-        """Disconnect."""
+        """See Turns."""
         self.server.close()
         for client in (self.first, *self.exchange.clients.values()):
             client.close()
