@@ -4,6 +4,7 @@ Does not test the numbers: test_simulate_ranks does."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,20 @@ def test_a_timeline_with_a_link_has_a_lane_for_each_rank(tmp_path: Path) -> None
     code, _, _ = asked(*PLAN, *LINK, "--timeline", str(tmp_path / "a.svg"))
     assert code == 0
     assert "rank 3" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_picture_of_ranks_has_the_first_steps_and_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    code, _, err = asked(
+        "plan", "default", *LINK, "parallel.servers=1", "parallel.updates=asynchronous", "--timeline", str(file)
+    )
+    assert code == 0
+    assert "servers 1, asynchronous: the first 8 of " in err
+    text = file.read_text()
+    assert "pull" in text
+    width = re.search(r'width="([0-9.]+)pt"', text)
+    assert width is not None
+    assert 12 * 72 < float(width[1]) < 15 * 72
 
 
 def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path) -> None:

@@ -65,18 +65,25 @@ def measured(simulation: Simulation) -> str:
     return f"{simulation.makespan_s:.4g} units{bubble}{waits}"
 
 
-def picture(simulation: Simulation, title: str, given: Lengths, suffix: str, said: str = "") -> bytes:
+def picture(
+    simulation: Simulation,
+    title: str,
+    given: Lengths,
+    suffix: str,
+    said: str = "",
+    widest_in: float = WIDEST_IN,
+) -> bytes:
     """A picture with a row for each stage and time to the right. Boxes that are wide enough show micro-batch numbers.
 
     Below a row are the stage's collectives that overlap with computing, and the messages that it sends. Collectives for
     which the stage waits are boxes of its row. `suffix` is one of `picture.PICTURES`. `said`: the line below the title,
-    if it is not `measured`.
+    if it is not `measured`. `widest_in`: most inches of the axis.
     """
     from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
     lanes = communication(simulation, given.exchanges)
-    unit_in = min(UNIT_IN, WIDEST_IN / max(simulation.makespan_s, 1e-9))
+    unit_in = min(UNIT_IN, widest_in / max(simulation.makespan_s, 1e-9))
     wide, row_in = max(simulation.makespan_s * unit_in, NARROWEST_IN), ROW_IN + len(lanes) * LANE_IN
     high = len(simulation.stages) * row_in
     width, height = wide + 2 * MARGIN_IN, high + 2.2

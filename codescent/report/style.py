@@ -43,7 +43,7 @@ COLOURS: dict[Verb, str] = {
     Verb.AVERAGE: VERMILION,
     Verb.MERGE: VERMILION,
     Verb.PUSH: VERMILION,
-    Verb.PULL: VERMILION,
+    Verb.PULL: ORANGE,
     Verb.SERVE: VERMILION,
     Verb.EXCHANGE: VERMILION,
 }

@@ -18,7 +18,7 @@ from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
 from codescent.cost.ranks_walk import Walk
 from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
 from codescent.plan import AXES, Plan, Schedule
-from codescent.report.step_picture import communication, measured, picture
+from codescent.report.step_picture import WIDEST_IN, communication, measured, picture
 from codescent.report.style import PICTURES, no_matplotlib
 from codescent.verbs.picture import may_replace, no_file
 
@@ -26,6 +26,10 @@ USUAL = Lengths()
 
 TRACE_US = 1000.0  # length of a unit in the trace: a millisecond
 UNITS_PER_S = 1000.0  # of the timeline of ranks: milliseconds
+DRAWN_STEPS = 8
+"""Most steps in a picture of ranks, unless a round is longer: of more nothing could be read."""
+RANKS_IN = 12.0
+"""Width of a picture of ranks, in inches: their steps differ too much in length for one width of a unit."""
 
 
 def refusals(path: Path) -> Iterator[str]:
@@ -59,12 +63,18 @@ def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) ->
 def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
     """Draw the measured rounds of a walk, a row for each rank. Returns a sentence that says what was written.
 
-    A unit is a millisecond. Lanes below the rows have what the ranks' network cards send.
+    A unit is a millisecond. Lanes below the rows have what the ranks' network cards send. A picture has the first
+    steps alone, a trace (.json) has all.
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
-    makespan = max((span.end_s for span in walk.timeline), default=0.0) * UNITS_PER_S
-    steps = max(1, round(makespan / UNITS_PER_S / walk.step_s)) if walk.step_s else 1
+    makespan_s = max((span.end_s for span in walk.timeline), default=0.0)
+    all_steps = steps = max(1, round(makespan_s / walk.step_s)) if walk.step_s else 1
+    most = max(DRAWN_STEPS, plan.schedule.period)
+    if path.suffix.lower() in PICTURES and steps > most:
+        steps, makespan_s = most, most * walk.step_s
+        walk = _beginning(walk, makespan_s)
+    makespan = makespan_s * UNITS_PER_S
     ranks = [
         StageTimes(
             rank.busy_s * steps * UNITS_PER_S,
@@ -87,20 +97,38 @@ def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
     )
     simulation = Simulation(makespan, tuple(ranks), timeline, flights, lane="rank")
     title = _title(plan)
-    said = f"{counted(steps, 'step')} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"
-    _write(simulation, title, path, Lengths(unit="a millisecond"), said)
+    drawn = counted(steps, "step") if steps == all_steps else f"the first {steps} of {all_steps} steps,"
+    said = f"{drawn} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"
+    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN)
     return f"{path}: {title}: {said}"
 
 
+def _beginning(walk: Walk, end_s: float) -> Walk:
+    """What a walk does before `end_s`."""
+
+    def cut(at: Span) -> Span:  # the wait is the last part of a span
+        late_s = max(0.0, at.end_s - end_s)
+        return dataclasses.replace(at, end_s=at.end_s - late_s, waits_s=max(0.0, at.waits_s - late_s))
+
+    timeline = tuple(cut(at) for at in walk.timeline if at.start_s < end_s)
+    flying = (at for at in walk.flights if at.start_s < end_s)
+    flights = tuple(dataclasses.replace(at, end_s=min(at.end_s, end_s)) for at in flying)
+    return dataclasses.replace(walk, timeline=timeline, flights=flights)
+
+
 def _title(plan: Plan) -> str:
-    """The model's kind, the schedule, and the mesh axes with several ranks."""
+    """The model's kind, the schedule, the mesh axes with several ranks, and how replicas meet."""
     mesh, layout, count = plan.mesh, plan.layout, plan.work.num_microbatches
     chunks = f" with {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else ""
     schedule = f"{layout.schedule}{chunks}, {mesh.pp} stages" if mesh.pp > 1 else "one stage, no pipeline"
     others = [f"{axis} {mesh.degree(axis)}" for axis in AXES if axis != "pp" and mesh.degree(axis) > 1]
     sharded = [f"zero_stage {layout.zero_stage}"] if mesh.dp_shard > 1 else []
+    meets = [f"average_every {layout.average_every}"] if layout.average_every else []
+    meets += [f"gossip {layout.gossip} every {layout.gossip_every}"] if layout.gossip != "none" else []
+    meets += [f"servers {layout.servers}, {layout.updates}"] if layout.served else []
+    meets += [f"wire {layout.wire}"] if layout.wire != "none" else []
     microbatches = f"{count} micro-batch{'' if count == 1 else 'es'}"
-    return f"{plan.model.kind}, {', '.join([schedule, microbatches, *others, *sharded])}"
+    return f"{plan.model.kind}, {', '.join([schedule, microbatches, *others, *sharded, *meets])}"
 
 
 def write_timeline(schedule: Schedule, title: str, path: Path, given: Lengths = USUAL) -> Simulation:
@@ -115,12 +143,14 @@ def write_timeline(schedule: Schedule, title: str, path: Path, given: Lengths = 
     return simulation
 
 
-def _write(simulation: Simulation, title: str, path: Path, given: Lengths, said: str = "") -> None:
+def _write(
+    simulation: Simulation, title: str, path: Path, given: Lengths, said: str = "", widest_in: float = WIDEST_IN
+) -> None:
     """Write a picture or a trace."""
     if path.suffix.lower() == ".json":
         content: str | bytes = json.dumps(trace(simulation, title, given), indent=1) + "\n"
     else:
-        content = picture(simulation, title, given, path.suffix.lower(), said)
+        content = picture(simulation, title, given, path.suffix.lower(), said, widest_in)
     try:
         replace_file(path, content)
     except OSError as error:
