@@ -4,6 +4,7 @@ Does not test the synchronous form (test_gossip) and measures no speeds: benchma
 from __future__ import annotations
 
 import csv
+import json
 import re
 import socket
 import time
@@ -225,6 +226,29 @@ def test_one_process_replays_updates_and_averages(runs: Runs, case: str) -> None
     assert portions == [(step, part) for step in range(20) for part in range(ranks)]  # each sample once
     counted = [sum(len(kinds(mine, kind)) for mine in rows) for kind in (SENT, AVERAGED, MERGED)]
     assert counted[0] == counted[1] == counted[2] > 0
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_replay_rounds_as_the_run_did(runs: Runs, precision: str) -> None:
+    words = (f"train.precision={precision}", FP64[1], RING, "train.num_steps=10", "train.eval_every=5")
+    run = runs.forker.train(runs.project, f"rounds-{precision}", 2, *words, f"run.name=rounds-{precision}")
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "distance of a tensor: 0.00e+00" in done.stdout
+
+
+def test_a_run_of_another_machine_is_replayed_and_named(runs: Runs) -> None:
+    run = runs.run(2, RING, "train.eval_every=0")
+    path = run.path / "environment.json"
+    recorded = json.loads(path.read_text())
+    path.write_text(json.dumps({**recorded, "machines": [{**recorded["machines"][0], "processor": "Z80"}]}))
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert done.returncode == 0
+    assert re.search("^this machine rounds otherwise: processor .*, of the run Z80$", done.stdout, re.MULTILINE)
+    path.unlink()
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert done.returncode == 2
+    assert "has no environment.json" in done.stderr
 
 
 def test_another_order_gives_other_weights_or_does_not_fit(runs: Runs) -> None:

@@ -18,6 +18,7 @@ from runs import called, environment, losses, make_project
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from codescent.config.load import load
 from codescent.models import construct, facts_of, shape_of
 from codescent.models.bert.declare import BertShape
 from codescent.models.bert.module import Bert
@@ -270,6 +271,22 @@ def test_a_processor_of_the_same_name_with_other_instructions_tries_again(
     assert "changed since the last command: instructions " in said
     assert "so kernels, products and threads are chosen again" in said
     assert "bf16 products are computed: fp32, before bf16; from here on the losses differ by rounding" in said
+
+
+def test_a_replay_computes_with_what_the_run_has_chosen() -> None:
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    config = load("default", []).config
+    try:
+        for threads, kernels, of_bf16 in ((2, "fast", "fp32"), (1, "exact", "bf16")):
+            recorded = {"matmul": {"choice": kernels}, "bf16_products": {"choice": of_bf16}, "num_threads": threads}
+            choices.restore(config, recorded)
+            assert torch.get_num_threads() == threads
+            assert torch.get_float32_matmul_precision() == machine.TORCH_SETTING[kernels]
+            assert products._widens_bf16 is (of_bf16 == "fp32")
+    finally:
+        products.widen_bf16(False)
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
 
 
 def test_choices_are_kept_if_every_rank_is_on_a_known_kind_of_machine() -> None:

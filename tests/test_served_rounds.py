@@ -4,6 +4,7 @@ Does not test servers of gradients (test_parameter_server) or rounds with collec
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -101,6 +102,21 @@ def test_one_process_replays_asynchronous_rounds(runs: Runs, case: str) -> None:
     rows = order.read(run.path, 0, portions, 5)
     assert sum(row.count for row in rows) == 5 * portions
     assert rows[-1].version > 0
+
+
+def test_a_run_with_a_refused_round_is_not_replayed(runs: Runs) -> None:
+    """The steps of a refused push are in the state of the worker's optimizer, and nowhere else."""
+    run = runs.run(3, *served(1, ASYNCHRONOUS, *NESTEROV), "train.num_steps=20")
+    path = order.file_of(run.path, 0)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    own = [row for row in rows if row["worker"] == rows[0]["worker"]]
+    assert [row["number"] for row in own] == [1, 2, 3, 4][: len(own)]
+    for row in own[1:]:
+        row["number"] += 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert done.returncode == 2
+    assert f"push 2 of worker {own[0]['worker']} was refused" in done.stderr
 
 
 @pytest.mark.parametrize("wire", ["none", "int8"])

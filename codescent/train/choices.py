@@ -81,6 +81,30 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     )
 
 
+def restore(config: Config, recorded: dict[str, Any]) -> None:
+    """Put in use what a run has chosen, for a process that computes again what it has computed. Without trials.
+
+    Args:
+        config: of the run; `train` has the keys that choose.
+        recorded: environment.json of the run.
+    """
+    machine.set_deterministic(config.train.deterministic)
+    products.sum_wide()
+    machine.use_matmul(recorded["matmul"]["choice"])
+    products.widen_bf16((recorded["bf16_products"] or {}).get("choice") == "fp32")
+    torch.set_num_threads(recorded["num_threads"])
+
+
+def other_machine(recorded: dict[str, Any], device: torch.device) -> list[str]:
+    """The facts of this machine that differ from those of a run, and that decide how it rounds: for people."""
+    here = machine.describe(device, 1, 1)
+    known = _known(recorded)
+    if any(all(one.get(fact) == here[fact] for fact in KIND) for one in known):
+        return []
+    of_run = known[0] if known else {}
+    return [f"{fact} {here[fact]}, of the run {of_run.get(fact)}" for fact in KIND if of_run.get(fact) != here[fact]]
+
+
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A line for each choice of a resumed run that is not the one it had before."""
     lines = []

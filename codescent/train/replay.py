@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from codescent.strategies.worker import gather, scatter
 from codescent.train.alone import trainer_alone
 from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, learning_rate
-from codescent.train.replay_rounds import Inner
+from codescent.train.replay_rounds import Inner, refused_push
 from codescent.train.serve_rounds import OuterOptimizer
 from codescent.train.servers import served_weights
 
@@ -182,7 +183,9 @@ class _Replay:
             server.update(mine, self._rate(server), lambda _, found=scalars: found)  # type: ignore[misc]
 
 
-def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> dict[str, torch.Tensor]:
+def replay(
+    config: Config, alone: Config, plan: Plan, run: Path, steps: int, recorded: dict[str, Any]
+) -> dict[str, torch.Tensor]:
     """Apply the pushes of the first `steps` steps in their order, from the initial weights.
 
     Args:
@@ -191,17 +194,24 @@ def replay(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> 
         plan: of the run.
         run: its folder.
         steps: of the checkpoint to which the weights belong.
+        recorded: environment.json of the run.
 
     Returns:
         The weights of the servers, by name of the tensor in a checkpoint, whole.
 
     Raises:
-        UserError: a file of the order is missing or too short.
+        UserError: a file of the order is missing or too short, or a push of a round was refused.
     """
     period = plan.schedule.period
     portions = steps // period * plan.mesh.world_size
     rows = [order.read(run, index, portions, period) for index in range(len(plan.servers))]
-    with trainer_alone(alone) as trainer:
+    if plan.layout.served_rounds and (refused := refused_push(rows[0])) is not None:
+        worker, number = refused
+        raise UserError(
+            f"{order.file_of(run, 0)}: push {number} of worker {worker} was refused; its steps changed the state "
+            "of the worker's optimizer, and are not in the order, so the run cannot be replayed"
+        )
+    with trainer_alone(alone, recorded) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()
         wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,11 +32,18 @@ class _Replica:
     """
 
     def __init__(self, weights: Sequence[Weight], config: Config, rows: Sequence[Changed]) -> None:
-        masters = [weight.master.detach().clone() for weight in weights]
-        own = [Weight(w.name, master, master, w.decay, w.shape) for w, master in zip(weights, masters, strict=True)]
+        own = [_copied(weight) for weight in weights]
+        masters = [weight.master for weight in own]
         self.optimizer = Optimizer(own, config.optimizer, (), torch.device("cpu"))
         self.x, self.rows, self.next = masters, rows, 0
         self.read = [master.clone() for master in masters]
+
+
+def _copied(weight: Weight) -> Weight:
+    """The same weights in memory of their own. bf16 ones have masters apart, so that gradients are cast as before."""
+    master = weight.master.detach().clone()
+    tensor = master if weight.tensor is weight.master else weight.tensor.detach().clone()
+    return Weight(weight.name, tensor, master, weight.decay, weight.shape)
 
 
 class _Replay:
@@ -109,7 +117,9 @@ class _Replay:
         one.optimizer.step(gradients, rate, lambda square: torch.stack((torch.tensor(loss).to(square), square)))
 
 
-def replay_gossip(config: Config, alone: Config, plan: Plan, run: Path, steps: int) -> dict[str, torch.Tensor]:
+def replay_gossip(
+    config: Config, alone: Config, plan: Plan, run: Path, steps: int, recorded: dict[str, Any]
+) -> dict[str, torch.Tensor]:
     """Follow the orders of all replicas until all ranks had met after `steps` steps, from the initial weights.
 
     Args:
@@ -118,6 +128,7 @@ def replay_gossip(config: Config, alone: Config, plan: Plan, run: Path, steps: i
         plan: of the run.
         run: its folder.
         steps: of the checkpoint to which the weights belong.
+        recorded: environment.json of the run.
 
     Returns:
         The weights of each replica, by name of the tensor in a checkpoint.
@@ -126,7 +137,7 @@ def replay_gossip(config: Config, alone: Config, plan: Plan, run: Path, steps: i
         UserError: a file of the order is missing or too short, or they do not fit together.
     """
     rows = [gossip_order.read(run, replica, steps) for replica in range(plan.mesh.dp_replicate)]
-    with trainer_alone(alone) as trainer:
+    with trainer_alone(alone, recorded) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()
         return {

@@ -15,6 +15,20 @@ from codescent.train.assemble import Trainer
 from codescent.train.optimize import learning_rate
 
 
+def refused_push(rows: Sequence[Applied]) -> tuple[int, int] | None:
+    """The worker and the number of the first push that no server has applied. None: there is none before the last row.
+
+    Its steps are in the state of that worker's optimizer, but not in the order.
+    """
+    last: dict[int, int] = {}
+    for row in rows:
+        following = last.get(row.worker, 0) + 1
+        if row.number not in (following, 1):  # 1: the command was resumed
+            return row.worker, following
+        last[row.worker] = row.number
+    return None
+
+
 class Inner:
     """The optimizers of all workers, in one process. A worker's state stays from one round to its next.
 

@@ -58,7 +58,10 @@ def replay_run(path: Path) -> int:
         ),
     )
     again = replay_gossip if plan.layout.averages_beside else replay
-    found = again(config, alone, plan, folder.path, saved.step)
+    recorded = folder.read_environment()
+    if not recorded:
+        raise UserError(f"{path}: has no environment.json, which names its kernels and threads; it cannot be replayed")
+    found = again(config, alone, plan, folder.path, saved.step, recorded)
     expected = read_tensors(saved.path, list(found))
     far = {
         name: float(torch.linalg.vector_norm(value - expected[name]) / torch.linalg.vector_norm(value))
