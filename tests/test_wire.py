@@ -16,6 +16,7 @@ import torch
 from forker import Forker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import called
 from torch import Tensor
 from wire_ranks import flat
 from wire_ranks import given as given_by
@@ -51,6 +52,26 @@ RANKS = pytest.mark.parametrize(("ranks", "dtype"), [(2, "fp32"), (2, "fp64"), (
 
 
 # the text
+
+
+@pytest.mark.parametrize("words", [("parallel.average_every=50",), ("parallel.gossip=ring",), ("parallel.servers=1",)])
+def test_topk_of_more_elements_than_an_index_can_name_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    of_8b = (
+        "llama3_8b",
+        "parallel.dp_shard=1",
+        "train.global_batch_size=2",
+        "checkpoint.every=50",
+        "train.eval_every=0",
+    )
+    ranks = "3" if "parallel.servers=1" in words else "2"
+    words = ("plan", *of_8b, *words, "--ranks", ranks, "parallel.wire=topk:0.01")
+    done = called(tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith(
+        'error: parallel.wire = "topk:0.01": its indices are int32, too short for a message of 8,030,261,248 elements; '
+        'shorter ones need parallel.fragments, or more parallel.servers; or set parallel.wire = "int8"'
+    )
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("text", [*WIRES, "topk:1e-05", "powersgd:32", "topk:0.3"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from codescent.base.dtypes import DTYPE_BYTES
+from codescent.base.errors import UserError
 from codescent.plan.schedule import Verb
 from codescent.plan.traffic import Collective, Traffic
 
@@ -19,6 +20,9 @@ steps: the error of int4 is 11 % of their norm with 64, 15 % with 256 and 20 % w
 
 CODE_BITS = {"int8": 8, "int4": 4, "sign": 1}
 """Bits of an element in the formats with a scale per block."""
+
+MOST_INDEXED = 2**31 - 1
+"""Most elements of a message of topk."""
 
 FORMS = (
     "none, bf16, int8, int4, sign, powersgd:r with a whole number r of at least 1, or topk:share with a share above 0 "
@@ -151,7 +155,15 @@ class Wire:
         return max(1, ceil(self.share * numel))
 
     def top_message(self, numel: int, dtype: str) -> int:
-        """Bytes that topk sends: values in the wide dtype, int32 indices, filled up to a multiple of 8."""
+        """Bytes that topk sends: values in the wide dtype, int32 indices, filled up to a multiple of 8.
+
+        Raises UserError: an index would not fit in int32.
+        """
+        if numel > MOST_INDEXED:
+            raise UserError(
+                f'parallel.wire = "{self}": its indices are int32, too short for a message of {numel:,} elements; '
+                'shorter ones need parallel.fragments, or more parallel.servers; or set parallel.wire = "int8"'
+            )
         return ceil(self.top(numel) * (DTYPE_BYTES[dtype] + 4) / 8) * 8
 
     def message_bytes(self, numel: int, dtype: str) -> int:
