@@ -38,8 +38,9 @@ from work import write_tokens
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.cost.arithmetic import arithmetic
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import arithmetic, walk
+from codescent.cost.ranks_walk import walk
 
 MOST_HOSTS = 64
 ALONE_STEPS = 20

@@ -27,8 +27,9 @@ from test_gossip import gossip
 from codescent.build import build
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.config.load import load
+from codescent.cost.arithmetic import arithmetic
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import arithmetic, walk
+from codescent.cost.ranks_walk import walk
 from codescent.plan import Collective, Plan, Verb
 from codescent.record import RunFolder, gossip_order, order
 from codescent.servers.changes import AVERAGED, MERGED, SENT, STEPPED, Changed

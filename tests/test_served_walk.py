@@ -7,8 +7,10 @@ import pytest
 
 from codescent.build import build
 from codescent.config.load import load
+from codescent.cost.arithmetic import arithmetic
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import Walk, arithmetic, walk
+from codescent.cost.ranks_walk import walk
+from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
 
 RATE = 1e6

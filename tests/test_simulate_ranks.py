@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from codescent.config.load import load
 from codescent.cost.amounts import phases
+from codescent.cost.arithmetic import arithmetic, arithmetic_s
 from codescent.cost.events import Clock
 from codescent.cost.lengths import lengths
 from codescent.cost.memory import kept_kinds, wire_bytes
 from codescent.cost.network import Link, Network
-from codescent.cost.ranks_walk import Walk, arithmetic, arithmetic_s, walk
+from codescent.cost.ranks_walk import walk
 from codescent.cost.simulate import Costs, Deadlock, simulate
+from codescent.cost.walked import Walk
 from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.state import kept_bytes
 from codescent.preflight import plan_of

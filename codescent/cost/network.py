@@ -107,6 +107,10 @@ class Network:
         self.clock.start(self._carry_pieces(sender, receiver, payload_bytes, arrived))
         return arrived
 
+    def latency_s(self, one: int, other: int) -> float:
+        """Seconds of a small message from a rank to another."""
+        return 0.0 if self.hosts[one] == self.hosts[other] else self.link.latency_s
+
     def join(self, rank: int, group: tuple[int, ...], record: Traffic, times: float = 1.0) -> Event:
         """A rank comes to the next collective of its group. Returns its end. The ranks come in the same order.
 

@@ -1,107 +1,28 @@
-"""In: a plan, seconds of arithmetic, a link. Out: its ranks in order of time: seconds of a step, waiting, bytes.
+"""In: a plan, seconds of arithmetic and of coding, a link. Out: its ranks in order of time: what they did, and when.
 Does not measure. simulate.py has one step of a pipeline's stages in relative units, and needs no plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from codescent.cost.amounts import Phase, phases
-from codescent.cost.events import Clock, Event, Process
-from codescent.cost.lengths import instructions_of, lengths
+from codescent.cost.arithmetic import Seconds
+from codescent.cost.coding import Coding
+from codescent.cost.events import Clock, Process
+from codescent.cost.handed import Handed, meets, segments_of
 from codescent.cost.network import Link, Network
 from codescent.cost.pairs_walk import Averages
+from codescent.cost.rank_program import Program, program_of
+from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
 from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
-from codescent.plan import SENDS, Collective, Instruction, Plan, Traffic, Verb
-from codescent.strategies.gossip_graphs import AXIS, graph_of
+from codescent.cost.walked import RankTimes, Walk
+from codescent.plan import Plan
 
-Seconds = Callable[[int, Instruction], float]
-"""Seconds of arithmetic of a rank in an instruction."""
-SERVED_STEPS = 100
-"""Steps that are walked where portions of work are handed out."""
-SERVED_ROUNDS = 40
-"""The same, where workers push the changes of rounds of steps."""
+NO_CODING = Coding()
 _Timed = TypeVar("_Timed", Span, Flight)
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """A rank in a step: means over the measured rounds.
-
-    Attributes:
-        step_s: seconds of a step.
-        busy_s: seconds of arithmetic.
-        sent_bytes: bytes that it sends, by the ring algorithms.
-        worst_bytes: in the step in which it sends most.
-    """
-
-    step_s: float
-    busy_s: float
-    sent_bytes: float
-    worst_bytes: float
-
-    @property
-    def waits_s(self) -> float:
-        """Exposed waiting: seconds of a step without arithmetic."""
-        return max(0.0, self.step_s - self.busy_s)
-
-
-@dataclass(frozen=True)
-class Walk:
-    """What the ranks did.
-
-    Attributes:
-        step_s: seconds of a step, the mean of all ranks.
-        tokens_per_s: of all ranks together.
-        ranks: by rank.
-        servers: for each server the share of the time in which its card receives or sends, whichever is longer.
-        staleness: for each applied push, by how many versions its weights were older; with asynchronous gossip for each
-            update, by how many averages.
-        timeline: the instructions of the measured rounds, with `Span.stage` the rank; times from their begin.
-        flights: what was sent in them, with `Flight.stage` the rank that sends; a ring's message for each of its ranks.
-    """
-
-    step_s: float
-    tokens_per_s: float
-    ranks: tuple[RankTimes, ...]
-    servers: tuple[float, ...] = ()
-    staleness: tuple[int, ...] = ()
-    timeline: tuple[Span, ...] = ()
-    flights: tuple[Flight, ...] = ()
-
-    @property
-    def computes(self) -> float:
-        """The share of the time in which the busiest rank computes."""
-        return max(rank.busy_s / rank.step_s if rank.step_s else 1.0 for rank in self.ranks)
-
-
-def arithmetic(plan: Plan, compute_s: float, slow: Mapping[int, float] | None = None) -> Seconds:
-    """Seconds of each instruction, in the proportions of lengths.py.
-
-    Args:
-        plan: of a run.
-        compute_s: seconds of arithmetic of a step, on a rank of the stage that computes most.
-        slow: by rank: how many times longer it takes.
-    """
-    costs, stages, slow = lengths(plan).costs, len(plan.schedule.programs), slow or {}
-
-    def units(stage: int, at: Instruction) -> float:
-        found = getattr(costs, f"{at.verb}_s", 0.0)
-        return float(found[at.chunk * stages + stage] if isinstance(found, tuple) else found)
-
-    most = max(sum(units(stage, at) for at in program) for stage, program in enumerate(plan.schedule.programs))
-    stage_of = [plan.role(rank) for rank in range(plan.world_size)]
-    return lambda rank, at: units(stage_of[rank], at) * compute_s / most * slow.get(rank, 1.0)
-
-
-def arithmetic_s(plan: Plan, flops_per_s: float) -> float:
-    """Seconds of arithmetic of a step on a rank of the stage that computes most, by the FLOPs of the plan."""
-    flops, model = plan.flops(), plan.model.forward_flops
-    parts = [sum(sum(model[part.start : part.stop]) for part in plan.schedule.parts(s)) for s in range(plan.mesh.pp)]
-    busiest = max(parts) / sum(parts) * plan.mesh.pp  # relative to the mean stage
-    return busiest * (flops.total_flops + flops.recomputed_flops) / plan.mesh.world_size / flops_per_s
 
 
 def walk(
@@ -109,6 +30,7 @@ def walk(
     seconds: Seconds,
     link: Link,
     *,
+    coding: Coding = NO_CODING,
     ranks_per_host: int = 1,
     phase: Phase | None = None,
     rounds: int = 1,
@@ -116,10 +38,14 @@ def walk(
 ) -> Walk:
     """Walk all ranks through `warm_up` and `rounds` rounds of a phase; the latter are measured.
 
+    Where ranks are given portions of work they have no common rounds. Then they walk to the meetings of all ranks,
+    and all behind the first `warm_up` rounds is measured. Where those are far apart, 100 steps are walked without one.
+
     Args:
         plan: of a run.
         seconds: of arithmetic, see `arithmetic`.
         link: between hosts; ranks of one host exchange in no time.
+        coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
         ranks_per_host: neighbouring ranks share a host and its card.
         phase: None: the last one.
 
@@ -127,155 +53,69 @@ def walk(
         Deadlock: the lists wait for each other.
     """
     phase = phase or phases(plan)[-1]
-    if plan.layout.hands_out:  # ranks have no common rounds: many of them, of which the first ones are not measured
-        period = plan.schedule.period
-        numbers = range((SERVED_STEPS if period == 1 else SERVED_ROUNDS) * period)
-        return _Walk(plan, seconds, link, ranks_per_host, numbers, len(numbers) // period // 5, period).run()
+    hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
+    clock = Clock()
+    network = Network(clock, link, hosts)
+    if plan.layout.hands_out:
+        segments, period = segments_of(plan), plan.schedule.period
+        numbers = range(segments[-1].stop)
+        return _HandedWalk(plan, seconds, clock, network, coding, numbers, warm_up, period).run_segments(segments)
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
-    return _Walk(plan, seconds, link, ranks_per_host, numbers, warm_up, phase.period).run()
+    return _Walk(plan, seconds, clock, network, coding, numbers, warm_up, phase.period).run()
 
 
-@dataclass
-class _Sums:
-    """The collectives of an instruction: those that begin with it, and those that run after it."""
-
-    begins: list[tuple[Traffic, float]] = field(default_factory=list)
-    follows: list[tuple[Traffic, float]] = field(default_factory=list)
-
-
-@dataclass
-class _Rank:
-    """Where a rank is.
-
-    Attributes:
-        reductions: sums of gradients that REDUCE awaits.
-        flying: by fragment: sums that MERGE awaits.
-        ends_s: when each step ended.
-        busy_s, sent: seconds of arithmetic and bytes of each step.
-    """
-
-    number: int
-    coordinates: Mapping[str, int]
-    reductions: list[Event] = field(default_factory=list)
-    flying: dict[int, list[Event]] = field(default_factory=dict)
-    ends_s: list[float] = field(default_factory=list)
-    busy_s: list[float] = field(default_factory=list)
-    sent: list[float] = field(default_factory=list)
-    at: Instruction | None = None
-    has_ended: bool = False
-
-
-class _Walk:
-    """One walk: a process for each rank, and the network between them.
-
-    A verb is a method of the verb's name that yields what the rank waits for. What it sends goes through `_join`
-    (collectives) or `_message`, which count the bytes.
-    """
+class _Walk(RankVerbs):
+    """One walk: a process for each rank, and the network between them."""
 
     def __init__(
-        self, plan: Plan, seconds: Seconds, link: Link, ranks_per_host: int, numbers: range, warm_up: int, period: int
+        self,
+        plan: Plan,
+        seconds: Seconds,
+        clock: Clock,
+        network: Network,
+        coding: Coding,
+        numbers: range,
+        warm_up: int,
+        period: int,
     ) -> None:
-        self.plan, self.seconds, self.numbers, self.period = plan, seconds, numbers, period
-        self.warm_up = warm_up * period  # steps that are not measured
-        self.clock = Clock()
-        self.ranks = [_Rank(rank, plan.mesh.coordinates(rank)) for rank in range(plan.mesh.world_size)]
-        hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
-        self.network = Network(self.clock, link, hosts)
-        self.servers = Servers(plan, self.clock, self.network, len(numbers)) if plan.layout.served else None
-        self.averages: Averages | None = None
-        if plan.layout.averages_beside:
-            self.averages = Averages(plan, self.clock, self.network, len(numbers), self._sends)
-        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
-        self.arms: dict[Verb, Callable[[_Rank, Instruction, _Sums], Process]] = {
-            verb: getattr(self, f"_{verb}") for verb in verbs
-        }
-        self.stages = len(plan.schedule.programs)
-        self.last_virtual = len(plan.schedule.depths) - 1
-        self.exchanged: dict[tuple[int, int, int], Event] = {}  # by receiver, sender, step
-        self.messages: dict[tuple[int, bool, int, int | None, int], Event] = {}
-        self.groups: dict[tuple[str, int], tuple[int, ...]] = {}
-        self.programs: dict[tuple[int, int], Sequence[tuple[Instruction, _Sums]]] = {}
+        super().__init__(plan, seconds, clock, network, coding, numbers)
+        self.period, self.warm_up = period, warm_up * period  # steps that are not measured
+        self.programs: dict[tuple[int, int], Program] = {}
         self.spans: list[Span] = []
 
     def run(self) -> Walk:
         """Walk to the ends of all lists."""
-        for rank in self.ranks:
-            self.clock.start(self._work_of(rank))
+        self._run([self._steps(rank) for rank in self.ranks])
+        begin_s = max(rank.ends_s[self.warm_up - 1] for rank in self.ranks) if self.warm_up else 0.0
+        ranks = tuple(_times(rank, self.warm_up) for rank in self.ranks)
+        speed = sum(1 / rank.step_s if rank.step_s else 0.0 for rank in ranks) / len(ranks)
+        return self._walk(1 / speed if speed else 0.0, ranks, begin_s)
+
+    def _run(self, processes: Sequence[Process]) -> None:
+        for process in processes:
+            self.clock.start(process)
         self.clock.run()
         if stuck := {rank.number: rank.at for rank in self.ranks if not rank.has_ended}:
             raise Deadlock({rank: (at, "another rank") for rank, at in stuck.items() if at is not None})
-        begin_s = max(rank.ends_s[self._warm_up(rank) - 1] for rank in self.ranks) if self.warm_up else 0.0
-        ranks = tuple(self._times(rank) for rank in self.ranks)
-        handed = self.servers or self.averages
-        speeds = [1 / rank.step_s if rank.step_s else 0.0 for rank in ranks]
-        if self.servers is not None:  # what was refused has trained nothing
-            speeds = [speed * self.servers.counted(rank) for rank, speed in enumerate(speeds)]
-        speed = sum(speeds) / len(speeds)
+
+    def _walk(self, step_s: float, ranks: tuple[RankTimes, ...], begin_s: float) -> Walk:
         return Walk(
-            1 / speed if speed else 0.0,
-            self.plan.work.tokens * speed,
+            step_s,
+            self.plan.work.tokens / step_s if step_s else 0.0,
             ranks,
-            servers=self._loads(),
-            staleness=tuple(handed.staleness) if handed else (),
             timeline=_since(sorted(self.spans, key=lambda span: (span.start_s, span.stage)), begin_s),
             flights=_since(self.network.flights, begin_s),
         )
 
-    def _times(self, rank: _Rank) -> RankTimes:
-        warm_up = self._warm_up(rank)
-        steps = len(rank.ends_s) - warm_up
-        took_s = rank.ends_s[-1] - (rank.ends_s[warm_up - 1] if warm_up else 0.0)
-        sent = rank.sent[warm_up:]
-        return RankTimes(took_s / steps, sum(rank.busy_s[warm_up:]) / steps, sum(sent) / steps, max(sent))
-
-    def _warm_up(self, rank: _Rank) -> int:
-        """Steps of a rank that are not measured. Where work is handed out a slow rank has fewer steps than others."""
-        return max(1, len(rank.ends_s) // 5) if self.plan.layout.hands_out else self.warm_up
-
-    def _loads(self) -> tuple[float, ...]:
-        """See `Walk.servers`."""
-        if self.servers is None or not self.clock.now_s:
-            return ()
-        cards = [self.network.cards[self.network.hosts[queue.rank]] for queue in self.servers.queues]
-        return tuple(max(card.sending_s, card.receiving_s) / self.clock.now_s for card in cards)
-
-    def _work_of(self, rank: _Rank) -> Process:
-        """The process of a rank."""
-        if self.servers is not None:
-            return self._portions(rank, self.servers)
-        return self._steps(rank) if self.averages is None else self._shares(rank, self.averages)
-
-    def _shares(self, rank: _Rank, averages: Averages) -> Process:
-        """The process of a rank that averages beside its computation: portions, as long as there are any."""
-        while averages.take(rank.number):
-            yield from self._step_of(rank, 0)
-        rank.has_ended = True
-
-    def _sends(self, rank: int, payload_bytes: float) -> None:
-        """Count bytes that a rank sends beside its computation, in its present step."""
-        if (sent := self.ranks[rank].sent) and not self.ranks[rank].has_ended:
-            sent[-1] += payload_bytes
-
-    def _steps(self, rank: _Rank) -> Process:
+    def _steps(self, rank: SimulatedRank) -> Process:
         """The process of a rank: its lists, step after step."""
         for number in self.numbers:
             yield from self._step_of(rank, number)
         rank.has_ended = True
 
-    def _portions(self, rank: _Rank, servers: Servers) -> Process:
-        """The process of a worker: portions, as long as there are any."""
-        yield from servers.pull(rank.number)
-        while steps := servers.take(rank.number):
-            begin_s = self.clock.now_s
-            for step in steps:
-                if step == steps[-1]:
-                    servers.measured(rank.number, len(steps), self.clock.now_s - begin_s)
-                yield from self._step_of(rank, self.period - 1 if step == steps[-1] else min(step, self.period - 2))
-        rank.has_ended = True
-
-    def _step_of(self, rank: _Rank, number: int) -> Process:
-        rank.busy_s.append(0.0)
-        rank.sent.append(0.0)
+    def _step_of(self, rank: SimulatedRank, number: int) -> Process:
+        for amounts in (rank.busy_s, rank.coding_s, rank.sent):
+            amounts.append(0.0)
         for instruction, sums in self._program(rank.coordinates["pp"], number):
             rank.at = instruction
             start_s, busy_s = self.clock.now_s, rank.busy_s[-1]
@@ -285,165 +125,102 @@ class _Walk:
                 self.spans.append(Span(rank.number, instruction, start_s, self.clock.now_s, max(0.0, waits_s)))
         rank.ends_s.append(self.clock.now_s)
 
-    def _compute(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        """Arithmetic, beside the collectives that begin with it; then those for which the rank waits."""
-        begun = [(record, self._join(rank, record, times)) for record, times in sums.begins]
-        seconds = self.seconds(rank.number, at)
-        rank.busy_s[-1] += seconds
-        yield seconds
-        for record, done in begun:
-            if record.verb is Verb.REDUCE:
-                rank.reductions.append(done)
-            else:
-                yield done
-        for record, times in sums.follows:
-            yield self._join(rank, record, times)
-
-    def _forward(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        virtual = self._virtual(rank, at)
-        if virtual:
-            yield self._arrival(rank, at, activation=True, virtual=virtual - 1)
-        yield from self._compute(rank, at, sums)
-
-    def _backward(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        virtual = self._virtual(rank, at)
-        if virtual < self.last_virtual:
-            yield self._arrival(rank, at, activation=False, virtual=virtual + 1)
-        yield from self._compute(rank, at, sums)
-
-    _load = _backward_weight = _step = _compute
-    _backward_input = _backward
-
-    def _reduce(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        yield from rank.reductions
-        rank.reductions.clear()
-        yield from self._compute(rank, at, sums)
-
-    def _average(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        """Begin the sums of a fragment; MERGE awaits them. Or begin the average of a pair."""
-        if self.averages is not None:
-            yield from self.averages.average(rank.number)
-            return
-        seconds = self.seconds(rank.number, at)
-        rank.busy_s[-1] += seconds
-        yield seconds
-        assert at.fragment is not None
-        rank.flying[at.fragment] = [self._join(rank, record, times) for record, times in sums.begins]
-
-    def _merge(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        if self.averages is not None:
-            self.averages.merge(rank.number)
-            return
-        assert at.fragment is not None
-        yield from rank.flying.pop(at.fragment)
-        yield from self._compute(rank, at, sums)
-
-    def _push(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
-        assert self.servers is not None
-        rank.sent[-1] += self.servers.pushed_bytes
-        yield from self.servers.push(rank.number)
-
-    def _pull(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
-        assert self.servers is not None
-        yield from self.servers.pull(rank.number)
-
-    def _serve(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
-        """A server is a queue (served_walk.py), not a process."""
-        yield 0.0
-
-    def _exchange(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        """Messages to the neighbours of this round; the rank waits for theirs alone. Then what all ranks sum."""
-        graph, index, step = graph_of(self.plan), rank.coordinates[AXIS], len(rank.ends_s)
-        round_number = self.numbers[step] // self.plan.layout.gossip_every
-        group = self.plan.mesh.group(AXIS, rank.number)
-        sent = [(record, times) for record, times in sums.follows if record.collective is Collective.SEND]
-        size = float(sum(record.payload_bytes for record, _ in sent))
-        for target in graph.targets(round_number, index):
-            arrived = self.exchanged.setdefault((group[target], rank.number, step), Event())
-            self.clock.start(self._hand_over(self._message(rank, group[target], size), arrived))
-        for source in graph.matrix(round_number)[index]:
-            if source != index:
-                yield self.exchanged.setdefault((rank.number, group[source], step), Event())
-        others = [one for one in sums.follows if one not in sent]
-        yield from self._compute(rank, at, _Sums(sums.begins, others))
-
-    def _send_activation(self, rank: _Rank, at: Instruction, _: _Sums) -> Process:
-        """A message leaves; nobody waits for it here."""
-        assert at.peer is not None
-        virtual = self._virtual(rank, at)
-        receiver = self.plan.mesh.rank_at({**rank.coordinates, "pp": at.peer})
-        arrived = self._event(rank, receiver, at, activation=at.verb is Verb.SEND_ACTIVATION, virtual=virtual)
-        size = self._message_bytes(rank, at)
-        self.clock.start(self._hand_over(self._message(rank, receiver, size), arrived))
-        yield 0.0
-
-    _send_gradient = _send_activation
-
-    def _receive_activation(self, rank: _Rank, at: Instruction, sums: _Sums) -> Process:
-        """The computation that reads it waits for a message."""
-        yield 0.0
-
-    _receive_gradient = _receive_activation
-
-    def _hand_over(self, sent: Event, arrived: Event) -> Process:
-        yield sent
-        self.clock.happens(arrived)
-
-    def _join(self, rank: _Rank, record: Traffic, times: float) -> Event:
-        """The rank's next collective of a group; counts its bytes."""
-        key = record.axis, rank.number
-        if key not in self.groups:
-            self.groups[key] = self.plan.mesh.group(*key)
-        group = self.groups[key]
-        rank.sent[-1] += times * record.wire_bytes(len(group))
-        return self.network.join(rank.number, group, record, times)
-
-    def _message(self, rank: _Rank, receiver: int, payload_bytes: float) -> Event:
-        """A message to another rank; counts its bytes."""
-        rank.sent[-1] += payload_bytes
-        return self.network.send(rank.number, receiver, payload_bytes)
-
-    def _arrival(self, rank: _Rank, at: Instruction, *, activation: bool, virtual: int) -> Event:
-        return self._event(rank, rank.number, at, activation=activation, virtual=virtual)
-
-    def _event(self, rank: _Rank, receiver: int, at: Instruction, *, activation: bool, virtual: int) -> Event:
-        """The arrival of a message at its receiver, in the step of a rank: one event for both ends."""
-        key = (receiver, activation, virtual, at.microbatch, len(rank.ends_s))
-        return self.messages.setdefault(key, Event())
-
-    def _message_bytes(self, rank: _Rank, at: Instruction) -> float:
-        stage = rank.coordinates["pp"]
-        sizes = [t.payload_bytes for t in self.plan.traffic if t.verb is at.verb and t.stage in (None, stage)]
-        return float(max(sizes, default=0))
-
-    def _virtual(self, rank: _Rank, at: Instruction) -> int:
-        return at.chunk * self.stages + rank.coordinates["pp"]
-
-    def _program(self, stage: int, number: int) -> Sequence[tuple[Instruction, _Sums]]:
+    def _program(self, stage: int, number: int) -> Program:
         """The list of a stage in a step, with the collectives of each instruction."""
         key = stage, number % self.period
         if key not in self.programs:
-            self.programs[key] = _with_sums(self.plan, stage, number)
+            self.programs[key] = program_of(self.plan, stage, number, self.coding)
         return self.programs[key]
 
 
-def _with_sums(plan: Plan, stage: int, number: int) -> list[tuple[Instruction, _Sums]]:
-    """The list of a stage in a step, with the collectives of each instruction that more than one rank runs."""
-    program = plan.schedule.program(stage, number)
-    found = {at: _Sums() for at in program}
-    for record in plan.traffic:
-        if record.stage not in (None, stage) or record.verb in SENDS or not record.runs_in(number):
-            continue
-        if plan.mesh.degree(record.axis) == 1 or record.collective in (Collective.PUSH, Collective.PULL):
-            continue
-        if plan.layout.averages_beside:  # pairs_walk.py has them
-            continue
-        instructions = instructions_of(record, plan, program)
-        for at in instructions:
-            sums = found[at]
-            begins = record.during is not None or record.verb is Verb.AVERAGE
-            (sums.begins if begins else sums.follows).append((record, record.times / len(instructions)))
-    return [(at, found[at]) for at in program]
+class _HandedWalk(_Walk):
+    """A walk of ranks that are given portions of work, from one meeting of all ranks to the next."""
+
+    def run_segments(self, segments: Sequence[range]) -> Walk:
+        """Walk to the end of the last segment."""
+        found = self.servers or self.averages
+        assert found is not None
+        self.handed: Handed = found
+        self.known: list[tuple[int, float]] = [(0, 0.0)]  # complete steps as rank 0 knows them, and since when
+        self.ends = meets(self.plan, list(segments))
+        self.begun = -1
+        self._run([self._portions(rank, segments) for rank in self.ranks])
+        ranks = tuple(_times(rank, self._warm_up(rank)) for rank in self.ranks)
+        begin_s = max(rank.ends_s[self._warm_up(rank) - 1] if self._warm_up(rank) else 0.0 for rank in self.ranks)
+        found_walk = self._walk(self._step_s(), ranks, begin_s)
+        return replace(found_walk, servers=self._loads(), staleness=tuple(self.handed.staleness))
+
+    def _step_s(self) -> float:
+        """Seconds of a step: where ranks meet, as rank 0 knows them; portions that were given up have trained nothing.
+        """
+        if not self.ends:
+            return self.handed.step_s()
+        first = next(at for at in self.known if at[0] >= self.warm_up)
+        steps, share = self.numbers.stop - first[0], 1.0
+        if self.handed.dropped:
+            share = len(self.handed.done_s) / (len(self.handed.done_s) + self.handed.dropped)
+        return (self.known[-1][1] - first[1]) / max(1, steps) / share
+
+    def _warm_up(self, rank: SimulatedRank) -> int:
+        """Steps of a rank that are not measured: a slow rank has fewer steps than others."""
+        share = self.warm_up / len(self.numbers) if self.ends else 0.2
+        return max(0, min(len(rank.ends_s) - 1, round(len(rank.ends_s) * share)))
+
+    def _loads(self) -> tuple[float, ...]:
+        """See `Walk.servers`."""
+        if self.servers is None or not self.clock.now_s:
+            return ()
+        return tuple(seconds / self.clock.now_s for seconds in self.servers.cards())
+
+    def _portions(self, rank: SimulatedRank, segments: Sequence[range]) -> Process:
+        """The process of a rank: portions, as long as there are any."""
+        for number, segment in enumerate(segments):
+            if self.begun < number:
+                self.begun = number
+                self.handed.begin(segment.start, segment.stop)
+            if self.servers is not None:
+                yield from self._served(rank, self.servers)
+            else:
+                assert self.averages is not None
+                yield from self._shares(rank, self.averages)
+            if self.ends:
+                yield self.handed.meet()
+            if not rank.number:
+                self.known.append((segment.stop, self.clock.now_s))
+        rank.has_ended = True
+
+    def _shares(self, rank: SimulatedRank, averages: Averages) -> Process:
+        """Portions of a rank that averages beside its computation."""
+        while averages.take(rank.number):
+            yield from self._step_of(rank, 0)
+            self._learns(rank)
+        yield from averages.land(rank.number)
+
+    def _served(self, rank: SimulatedRank, servers: Servers) -> Process:
+        """Portions of a worker."""
+        yield from servers.pull(rank.number)
+        while steps := servers.take(rank.number):
+            begin_s = self.clock.now_s
+            for step in steps:
+                if step == steps[-1]:
+                    servers.measured(rank.number, len(steps), self.clock.now_s - begin_s)
+                yield from self._step_of(rank, self.period - 1 if step == steps[-1] else min(step, self.period - 2))
+            self._learns(rank)
+
+    def _learns(self, rank: SimulatedRank) -> None:
+        """Rank 0 is told which steps are complete when it gets work."""
+        if not rank.number and self.handed.complete > self.known[-1][0]:
+            self.known.append((self.handed.complete, self.clock.now_s))
+
+
+def _times(rank: SimulatedRank, warm_up: int) -> RankTimes:
+    if not rank.ends_s:  # the others have done all portions
+        return RankTimes(0.0, 0.0, 0.0, 0.0)
+    steps = len(rank.ends_s) - warm_up
+    took_s = rank.ends_s[-1] - (rank.ends_s[warm_up - 1] if warm_up else 0.0)
+    sent = rank.sent[warm_up:]
+    busy_s, coding_s = (sum(amounts[warm_up:]) / steps for amounts in (rank.busy_s, rank.coding_s))
+    return RankTimes(took_s / steps, busy_s, sum(sent) / steps, max(sent), coding_s)
 
 
 def _since(found: Sequence[_Timed], begin_s: float) -> tuple[_Timed, ...]:

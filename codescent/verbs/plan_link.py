@@ -13,8 +13,10 @@ from codescent.base.amounts import of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.cost.amounts import phases
+from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import Seconds, Walk, arithmetic, arithmetic_s, walk
+from codescent.cost.ranks_walk import walk
+from codescent.cost.walked import Walk
 from codescent.plan import Plan
 from codescent.verbs.plan_period import KEEP, least_period
 

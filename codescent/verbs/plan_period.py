@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from codescent.cost.arithmetic import Seconds
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import Seconds, walk
+from codescent.cost.ranks_walk import walk
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.local_sgd import departures
 

@@ -15,8 +15,8 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.cost.amounts import one_step, phases
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
-from codescent.cost.ranks_walk import Walk
 from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
+from codescent.cost.walked import Walk
 from codescent.plan import AXES, Plan, Schedule
 from codescent.report.step_picture import WIDEST_IN, communication, measured, picture
 from codescent.report.style import PICTURES, no_matplotlib

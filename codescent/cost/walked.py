@@ -1,0 +1,61 @@
+"""In: nothing. Out: the dataclasses of what simulated ranks have done: seconds, waiting, bytes, staleness, a timeline.
+Does not simulate (ranks_walk.py does)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codescent.cost.simulate import Flight, Span
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """A rank in a step: means over the measured rounds.
+
+    Attributes:
+        step_s: seconds of a step.
+        busy_s: seconds of arithmetic.
+        sent_bytes: bytes that it sends, by the ring algorithms.
+        worst_bytes: in the step in which it sends most.
+        coding_s: seconds in which its processor encodes, decodes, adds and copies what is exchanged.
+    """
+
+    step_s: float
+    busy_s: float
+    sent_bytes: float
+    worst_bytes: float
+    coding_s: float = 0.0
+
+    @property
+    def waits_s(self) -> float:
+        """Exposed waiting: seconds of a step without arithmetic. Coding may be a part of it."""
+        return max(0.0, self.step_s - self.busy_s)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What the ranks did.
+
+    Attributes:
+        step_s: seconds of a step, the mean of all ranks.
+        tokens_per_s: of all ranks together.
+        ranks: by rank.
+        servers: for each server the share of the time in which its card receives or sends, whichever is longer.
+        staleness: for each applied push, by how many versions its weights were older; with asynchronous gossip for each
+            update, by how many averages.
+        timeline: the instructions of the measured rounds, with `Span.stage` the rank; times from their begin.
+        flights: what was sent in them, with `Flight.stage` the rank that sends; a ring's message for each of its ranks.
+    """
+
+    step_s: float
+    tokens_per_s: float
+    ranks: tuple[RankTimes, ...]
+    servers: tuple[float, ...] = ()
+    staleness: tuple[int, ...] = ()
+    timeline: tuple[Span, ...] = ()
+    flights: tuple[Flight, ...] = ()
+
+    @property
+    def computes(self) -> float:
+        """The share of the time in which the busiest rank computes."""
+        return max(rank.busy_s / rank.step_s if rank.step_s else 1.0 for rank in self.ranks)
