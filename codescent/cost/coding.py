@@ -12,7 +12,6 @@ from codescent.cost.network import RATES
 from codescent.plan import DTYPE_BYTES, Collective, Plan, TensorPlan, Traffic, Verb
 from codescent.plan.wire import Wire
 from codescent.strategies.gossip_graphs import AXIS
-from codescent.strategies.local_sgd import has_momentum, needs_anchor
 
 MEMORY_BYTES_PER_S = 10e9
 """What one core of a server reads and writes in a second, where nothing else is known."""
@@ -105,10 +104,11 @@ def of_sum(wire: Wire, collective: Collective, ranks: int) -> tuple[Work, Work]:
 
 def of_average(plan: Plan) -> tuple[Work, Work]:
     """What AVERAGE computes before a fragment leaves, and MERGE after its sum: see strategies/averaging.py."""
-    before = (ADD if needs_anchor(plan) else COPY) + COPY  # the change or a copy, times the replica's weight
+    anchored = plan.layout.keeps_anchor
+    before = (ADD if anchored else COPY) + COPY  # the change or a copy, times the replica's weight
     distance = ADD + READ + READ
-    outer = ADD + ADD if needs_anchor(plan) else NOTHING  # the mean weights, the step without momentum
-    if has_momentum(plan):
+    outer = ADD + ADD if anchored else NOTHING  # the mean weights, the step without momentum
+    if plan.layout.has_outer_momentum:
         outer += COPY + ADD + ADD  # momentum times its factor, plus the change; the look ahead
     if plan.layout.overlap_steps:
         return before + COPY, distance + outer + ADD + ADD

@@ -54,14 +54,17 @@ class Handed:
         """Seconds of a step in the measured part, where ranks do not meet. A portion that was given up is none."""
         first, last = (max(1, round(len(self.done_s) * share)) for share in MEASURED)
         seconds = self.done_s[last - 1] - self.done_s[first - 1]
-        return seconds * self.workers / max(1, last - first)
+        return seconds * self.workers / max(1, last - first) / self.period
 
 
-def segments_of(plan: Plan) -> list[range]:
-    """The steps from one meeting of all ranks to the next: as many as STEPS or ROUNDS have; one at least, unless it is
-    longer. Then they do not meet: see `meets`."""
-    period = plan.schedule.period
-    most, begin, found = STEPS if period == 1 else ROUNDS * period, 0, list[range]()
+def segments_of(plan: Plan, steps: int | None = None) -> list[range]:
+    """The steps from one meeting of all ranks to the next.
+
+    `steps`: of all of them; None: as many segments as STEPS or ROUNDS have. One that is longer has no meeting, see
+    `meets`.
+    """
+    period, begin, found = plan.schedule.period, 0, list[range]()
+    most = steps or (STEPS if period == 1 else ROUNDS * period)
     while begin < most:
         end = plan.schedule.agrees_next(begin)
         if end > most:

@@ -3,6 +3,7 @@ Does not measure a link and does not know what travels (ranks_walk.py does)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.simulate import Flight
 from codescent.plan import Collective, Traffic
+from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
 PIECES = 16
 """Into so many pieces a message is cut that shares its cards with others."""
@@ -111,10 +113,12 @@ class Network:
         """Seconds of a small message from a rank to another."""
         return 0.0 if self.hosts[one] == self.hosts[other] else self.link.latency_s
 
-    def join(self, rank: int, group: tuple[int, ...], record: Traffic, times: float = 1.0) -> Event:
+    def join(
+        self, rank: int, group: tuple[int, ...], record: Traffic, times: float = 1.0, *, in_pieces: bool = False
+    ) -> Event:
         """A rank comes to the next collective of its group. Returns its end. The ranks come in the same order.
 
-        `times` of them, one after the other, count as one.
+        `times` of them, one after the other, count as one. `in_pieces`: it is cut into pieces of PIECE_BYTES.
         """
         number = self.joined[record.axis, rank]
         self.joined[record.axis, rank] += 1
@@ -122,7 +126,7 @@ class Network:
         if number == len(meetings):
             meetings.append(_Meeting(set(group)))
             before = meetings[number - 1].done if number else None
-            self.clock.start(self._meet(group, meetings[number], before, record, times))
+            self.clock.start(self._meet(group, meetings[number], before, record, times, in_pieces=in_pieces))
         meeting = meetings[number]
         meeting.missing.remove(rank)
         if not meeting.missing:
@@ -152,7 +156,14 @@ class Network:
         self.clock.happens(arrived)
 
     def _meet(
-        self, group: tuple[int, ...], meeting: _Meeting, before: Event | None, record: Traffic, times: float
+        self,
+        group: tuple[int, ...],
+        meeting: _Meeting,
+        before: Event | None,
+        record: Traffic,
+        times: float,
+        *,
+        in_pieces: bool,
     ) -> Process:
         yield meeting.complete
         if before is not None:
@@ -162,7 +173,11 @@ class Network:
         leaves = [(rank, after) for rank, after in ring if self.hosts[rank] != self.hosts[after]]
         if leaves:
             end_s = max(self._transfer(rank, after, size) for rank, after in leaves)
-            yield end_s + times * rounds(record, len(group)) * self.link.latency_s - self.clock.now_s
+            latency_s = rounds(record, len(group)) * self.link.latency_s
+            if in_pieces:
+                pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES)
+                latency_s = stalls_s(pieces, size / times / self.link.bytes_per_s / pieces, latency_s)
+            yield end_s + times * latency_s - self.clock.now_s
         self.clock.happens(meeting.done)
 
     def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
@@ -175,6 +190,21 @@ class Network:
         into.receiving_s += seconds
         self.flights.append(Flight(sender, receiver, start_s, end_s))
         return end_s
+
+
+def stalls_s(pieces: int, piece_s: float, latency_s: float) -> float:
+    """Seconds that a message in pieces takes beyond its bytes. A piece begins when the second before it has arrived.
+
+    Args:
+        pieces: their number, at least 1.
+        piece_s: for which a piece keeps the link busy.
+        latency_s: until it has arrived then.
+    """
+    if latency_s <= piece_s:  # the link is never idle
+        return latency_s
+    turns, one_more = divmod(pieces, PIECES_AT_ONCE)
+    alone_s = (turns + one_more) * (piece_s + latency_s) + (0.0 if one_more else piece_s)
+    return alone_s - pieces * piece_s
 
 
 def rounds(record: Traffic, degree: int) -> int:

@@ -1,20 +1,53 @@
-"""In: a clock, seconds of work. Out: a processor that does one thing at a time, in the order in which it was asked.
-Does not know what it computes (ranks_walk.py does)."""
+"""In: a clock, seconds of work. Out: a processor that several threads share equally.
+Does not know what it computes (rank_verbs.py does)."""
 
 from __future__ import annotations
 
-from codescent.cost.events import Clock, Process
+import heapq
+
+from codescent.cost.events import Clock, Event, Process
 
 
 class Processor:
-    """The processor of a rank. Its arithmetic, and the coding of messages in a thread beside it, take turns."""
+    """The processor of a rank. Its arithmetic, and the coding of messages in threads beside it, share it.
+
+    Of k threads each gets 1/k of it (processor sharing; Kleinrock 1967, "Time-shared systems: a theoretical
+    treatment"). The virtual time is what each thread has got since the processor was idle.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.free_s = 0.0
+        self.virtual_s = self.looked_s = 0.0
+        self.jobs: list[tuple[float, int, Event]] = []  # virtual time of the end, number, end
+        self.number = 0  # of jobs so far, and of ends
 
     def work(self, seconds: float) -> Process:
-        """Compute for so long, after what was asked before."""
+        """Compute what takes so long where nothing else runs."""
         if seconds:
-            self.free_s = max(self.clock.now_s, self.free_s) + seconds
-            yield self.free_s - self.clock.now_s
+            self._look()
+            done = Event()
+            heapq.heappush(self.jobs, (self.virtual_s + seconds, self.number, done))
+            self.clock.start(self._end_next())
+            yield done
+
+    def _look(self) -> None:
+        """Bring the virtual time up to now."""
+        if self.jobs:
+            self.virtual_s += (self.clock.now_s - self.looked_s) / len(self.jobs)
+        else:
+            self.virtual_s = 0.0
+        self.looked_s = self.clock.now_s
+
+    def _end_next(self) -> Process:
+        """End the job with the least left, unless something changes before."""
+        self.number += 1
+        number = self.number
+        if not self.jobs:
+            return
+        yield max(0.0, (self.jobs[0][0] - self.virtual_s) * len(self.jobs))
+        if number != self.number:
+            return
+        self._look()
+        _, _, done = heapq.heappop(self.jobs)
+        self.clock.happens(done)
+        self.clock.start(self._end_next())

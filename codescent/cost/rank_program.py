@@ -18,11 +18,13 @@ class Joined:
     Attributes:
         times: how often it runs.
         coding: what the rank computes before and after it each time; None: nothing.
+        in_pieces: see strategies/pieces.py.
     """
 
     record: Traffic
     times: float
     coding: Exchanged | None = None
+    in_pieces: bool = False
 
 
 @dataclass
@@ -33,6 +35,8 @@ class Sums:
     follows: list[Joined] = field(default_factory=list)
 
 
+IN_PIECES = (Collective.ALL_GATHER, Collective.ALL_TO_ALL)
+"""Collectives of sums in a format of the wire. gloo, the backend of CPUs, sends them in pieces."""
 Program = Sequence[tuple[Instruction, Sums]]
 
 
@@ -50,6 +54,7 @@ def program_of(plan: Plan, stage: int, number: int, coding: Coding) -> Program:
         instructions = instructions_of(record, plan, program)
         for at in instructions:
             begins = record.during is not None or record.verb is Verb.AVERAGE
-            joined = Joined(record, record.times / len(instructions), coded.get(record))
+            in_pieces = record.collective in IN_PIECES and record.verb in (Verb.REDUCE, Verb.AVERAGE)
+            joined = Joined(record, record.times / len(instructions), coded.get(record), in_pieces)
             (found[at].begins if begins else found[at].follows).append(joined)
     return [(at, found[at]) for at in program]

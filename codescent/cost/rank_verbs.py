@@ -176,7 +176,8 @@ class RankVerbs:
         yield from rank.codes(self._share_s(before, at))
         for target in graph.targets(round_number, index):
             arrived = self.exchanged.setdefault((group[target], rank.number, step), Event())
-            self.clock.start(self._hand_over(self._message(rank, group[target], size), arrived))
+            rank.sent[-1] += size
+            self.clock.start(self._hand_over(self.network.share(rank.number, group[target], size), arrived))
         for source in sources:
             yield self.exchanged.setdefault((rank.number, group[source], step), Event())
         yield from rank.codes(self._share_s(after, at))
@@ -208,30 +209,28 @@ class RankVerbs:
     def _begin(self, rank: SimulatedRank, one: Joined) -> Event:
         """Begin a collective. Returns its end. One with coding is computed by a thread, after those before it."""
         if one.coding is None:
-            return self._join(rank, one.record, one.times)
+            return self._join(rank, one.record, one.times, in_pieces=one.in_pieces)
         done, before = Event(), rank.last_coded.get(one.record.axis)
         rank.last_coded[one.record.axis] = done
         self.clock.start(self._coded(rank, one, one.coding, before, done))
         return done
 
-    def _coded(
-        self, rank: SimulatedRank, one: Joined, coding: Exchanged, before: Event | None, done: Event
-    ) -> Process:
+    def _coded(self, rank: SimulatedRank, one: Joined, coding: Exchanged, before: Event | None, done: Event) -> Process:
         if before is not None:
             yield before
         yield from rank.codes(one.times * coding.before_s)
-        yield self._join(rank, one.record, one.times)
+        yield self._join(rank, one.record, one.times, in_pieces=one.in_pieces)
         yield from rank.codes(one.times * coding.after_s)
         self.clock.happens(done)
 
-    def _join(self, rank: SimulatedRank, record: Traffic, times: float) -> Event:
+    def _join(self, rank: SimulatedRank, record: Traffic, times: float, *, in_pieces: bool) -> Event:
         """The rank's next collective of a group; counts its bytes."""
         key = record.axis, rank.number
         if key not in self.groups:
             self.groups[key] = self.plan.mesh.group(*key)
         group = self.groups[key]
         rank.sent[-1] += times * record.wire_bytes(len(group))
-        return self.network.join(rank.number, group, record, times)
+        return self.network.join(rank.number, group, record, times, in_pieces=in_pieces)
 
     def _message(self, rank: SimulatedRank, receiver: int, payload_bytes: float) -> Event:
         """A message to another rank; counts its bytes."""
@@ -246,9 +245,7 @@ class RankVerbs:
     def _arrival(self, rank: SimulatedRank, at: Instruction, *, activation: bool, virtual: int) -> Event:
         return self._event(rank, rank.number, at, activation=activation, virtual=virtual)
 
-    def _event(
-        self, rank: SimulatedRank, receiver: int, at: Instruction, *, activation: bool, virtual: int
-    ) -> Event:
+    def _event(self, rank: SimulatedRank, receiver: int, at: Instruction, *, activation: bool, virtual: int) -> Event:
         """The arrival of a message at its receiver, in the step of a rank: one event for both ends."""
         key = (receiver, activation, virtual, at.microbatch, len(rank.ends_s))
         return self.messages.setdefault(key, Event())

@@ -20,8 +20,11 @@ from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
 from codescent.cost.walked import RankTimes, Walk
 from codescent.plan import Plan
+from codescent.strategies.gossip_graphs import DRAWN
 
 NO_CODING = Coding()
+DRAWN_ROUNDS = 16
+"""Rounds that are walked where each has other neighbours."""
 _Timed = TypeVar("_Timed", Span, Flight)
 
 
@@ -33,13 +36,14 @@ def walk(
     coding: Coding = NO_CODING,
     ranks_per_host: int = 1,
     phase: Phase | None = None,
-    rounds: int = 1,
+    rounds: int | None = None,
     warm_up: int = 1,
+    steps: int | None = None,
 ) -> Walk:
     """Walk all ranks through `warm_up` and `rounds` rounds of a phase; the latter are measured.
 
-    Where ranks are given portions of work they have no common rounds. Then they walk to the meetings of all ranks,
-    and all behind the first `warm_up` rounds is measured. Where those are far apart, 100 steps are walked without one.
+    Where ranks are given portions of work they have no common rounds. Then they walk `steps` steps, with the meetings
+    of all ranks in them, and all behind the first `warm_up` rounds is measured.
 
     Args:
         plan: of a run.
@@ -48,6 +52,8 @@ def walk(
         coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
         ranks_per_host: neighbouring ranks share a host and its card.
         phase: None: the last one.
+        rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS.
+        steps: of a run of portions; None: about 100, and where all ranks meet more seldom none of the meetings.
 
     Raises:
         Deadlock: the lists wait for each other.
@@ -57,9 +63,11 @@ def walk(
     clock = Clock()
     network = Network(clock, link, hosts)
     if plan.layout.hands_out:
-        segments, period = segments_of(plan), plan.schedule.period
+        segments, period = segments_of(plan, steps), plan.schedule.period
         numbers = range(segments[-1].stop)
         return _HandedWalk(plan, seconds, clock, network, coding, numbers, warm_up, period).run_segments(segments)
+    if rounds is None:
+        rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else 1
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, clock, network, coding, numbers, warm_up, phase.period).run()
 
@@ -151,8 +159,7 @@ class _HandedWalk(_Walk):
         return replace(found_walk, servers=self._loads(), staleness=tuple(self.handed.staleness))
 
     def _step_s(self) -> float:
-        """Seconds of a step: where ranks meet, as rank 0 knows them; portions that were given up have trained nothing.
-        """
+        """Seconds of a step: where ranks meet, as rank 0 knows them. Portions that were given up have trained nothing."""
         if not self.ends:
             return self.handed.step_s()
         first = next(at for at in self.known if at[0] >= self.warm_up)

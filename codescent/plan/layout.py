@@ -56,6 +56,16 @@ class Layout:
         return self.average_every > 0 or self.gossip != "none"
 
     @property
+    def keeps_anchor(self) -> bool:
+        """Whether changes since the last average are sent, not weights: for an outer optimizer, or to be compressed."""
+        return self.outer_optimizer != "none" or Wire.parse(self.wire).lossy
+
+    @property
+    def has_outer_momentum(self) -> bool:
+        """Whether the outer optimizer has a momentum."""
+        return self.outer_optimizer != "none" and self.outer_momentum > 0
+
+    @property
     def served(self) -> bool:
         """Whether parameter servers hold the weights."""
         return self.servers != 0

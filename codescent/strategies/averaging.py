@@ -12,7 +12,7 @@ import torch
 from codescent.plan import TensorPlan
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.collectives import all_reduce
-from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of, needs_anchor
+from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of
 from codescent.strategies.outer import Outer
 from codescent.strategies.strategy import Copy, ThisRank
 from codescent.strategies.wire import Channel, WireSum
@@ -77,7 +77,7 @@ class Averaging(Replicas):
         self.losses = torch.zeros(len(fragments), 2, dtype=torch.float64)  # of this replica, and of all; on the host
         self.number = 0
         self.flying: dict[int, tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]] = {}
-        masters = [copy.master for copy in self.copies] if needs_anchor(plan) else []
+        masters = [copy.master for copy in self.copies] if plan.layout.keeps_anchor else []
         rule = layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum
         self.outer = Outer(masters, *rule) if masters else None
         self.squares = torch.zeros(2, dtype=torch.float64, device=device)

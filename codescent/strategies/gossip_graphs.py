@@ -12,6 +12,8 @@ from codescent.plan import Plan
 AXIS = "dp_replicate"
 SYMMETRIC = ("ring", "complete")
 """Graphs that are the same in every round, with a symmetric matrix."""
+DRAWN = ("pairs", "push-sum")
+"""Graphs whose neighbours are drawn in each round."""
 
 Row = Mapping[int, float]
 

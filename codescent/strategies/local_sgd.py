@@ -110,13 +110,13 @@ class LocalSGD(Strategy):
 
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
         """The anchors (weights after the last average), the outer momentum, and what `wire` keeps."""
-        if needs_anchor(plan):
+        if plan.layout.keeps_anchor:
             for tensor in plan.held_by(stage):
                 if not tensor.parameter.trained:
                     continue
                 name, shape, dtype = tensor.parameter.name, tensor.parameter.shape, tensor.optimizer_dtype
                 yield KeptTensor(f"outer.anchor.model.{name}", shape, dtype, tensor.optimizer)
-                if has_momentum(plan):
+                if plan.layout.has_outer_momentum:
                     yield KeptTensor(f"outer.momentum.model.{name}", shape, dtype, tensor.optimizer)
         if plan.mesh.degree(AXIS) == 1:
             return
@@ -146,16 +146,6 @@ class LocalSGD(Strategy):
         from codescent.strategies.averaging import Averaging  # noqa: PLC0415 - keeps torch out of planning
 
         return Averaging(copies, this_rank)
-
-
-def needs_anchor(plan: Plan) -> bool:
-    """Whether changes since the last average are sent, not weights: for an outer optimizer, or to be compressed."""
-    return plan.layout.outer_optimizer != "none" or Wire.parse(plan.layout.wire).lossy
-
-
-def has_momentum(plan: Plan) -> bool:
-    """Whether the outer optimizer has a momentum."""
-    return plan.layout.outer_optimizer != "none" and plan.layout.outer_momentum > 0
 
 
 def departures(period: int, fragments: int, overlap: int) -> list[int]:

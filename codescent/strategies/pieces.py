@@ -10,13 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PIECE_BYTES = 64 * 1024
-"""What two ranks send each other in a piece. gloo sends large messages of two directions one after the other. Four
-ranks with links of 49 Mbit/s needed 1.9 to 2.3 s for an all-to-all of 10.65 MB. In pieces they need 1.31 s. The link's
-own time is 1.30 s."""
-
-BESIDE = 2
-"""Pieces under way at once. With one at a time a link is idle between two: 1.40 s in pieces of 128 KiB."""
+from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
 
 def all_gather_in_pieces(collective: Callable[..., Any], start: Callable[..., Any]) -> Callable[..., None]:
@@ -69,7 +63,7 @@ class _Pieces:
     def add(self, work: Any, part: torch.Tensor, found: torch.Tensor, into: torch.Tensor) -> None:
         """A piece has begun that sends `part` and receives `found`, whose place is `into`."""
         self._flying.append((work, part, found, into))
-        self.land(BESIDE - 1)
+        self.land(PIECES_AT_ONCE - 1)
 
     def land(self, most: int) -> None:
         """Wait until at most so many are under way."""

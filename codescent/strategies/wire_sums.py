@@ -213,23 +213,36 @@ class PowerSGD(Reduction):
             exchanges.all_reduce(self.whole, group=self.group)
         if not self.matrices:
             return
-        for M, Q, P in zip(self.M, self.before, self.P, strict=True):
-            torch.mm(M, Q, out=P)
+        self.project()
         exchanges.all_reduce(self.left, group=self.group)
         sums = [self.left.abs().amax()]
-        for M, P, Q in zip(self.M, self.P, self.Q, strict=True):
-            P.copy_(torch.linalg.qr(P).Q)
-            torch.mm(M.t(), P, out=Q)
-            M.addmm_(P, Q.t(), alpha=-1)
+        self.factor()
         exchanges.all_reduce(self.right, group=self.group)
         sums += [part.abs().amax() for part in (self.right, self.whole) if len(part)]
         finite = torch.stack(sums).amax().isfinite()  # the same on all ranks
         self.keep("residual", self.divided, finite)
-        for M, P, Q, before in zip(self.M, self.P, self.Q, self.before, strict=True):
+        for Q, before in zip(self.Q, self.before, strict=True):
             self._warm(before, Q, finite)
-            torch.mm(P, Q.t(), out=M)
+        self.multiply()
         # QR of what is not finite may be finite.
         self.divided.add_(torch.where(finite, 0.0, torch.nan).to(self.values.dtype))
+
+    def project(self) -> None:
+        """P = M Q, of this rank."""
+        for M, Q, P in zip(self.M, self.before, self.P, strict=True):
+            torch.mm(M, Q, out=P)
+
+    def factor(self) -> None:
+        """Orthonormalise P; Q = M^T P, of this rank. What both lack stays in M."""
+        for M, P, Q in zip(self.M, self.P, self.Q, strict=True):
+            P.copy_(torch.linalg.qr(P).Q)
+            torch.mm(M.t(), P, out=Q)
+            M.addmm_(P, Q.t(), alpha=-1)
+
+    def multiply(self) -> None:
+        """M = P Q^T, the sum over ranks."""
+        for M, P, Q in zip(self.M, self.P, self.Q, strict=True):
+            torch.mm(P, Q.t(), out=M)
 
     def _warm(self, before: Tensor, Q: Tensor, finite: Tensor) -> None:
         """Q for the next sum, of norm 1: else M Q shrinks like the square of small gradients. Zeros change nothing."""
