@@ -39,6 +39,7 @@ from work import write_tokens
 sys.path.insert(0, str(ROOT))
 
 from codescent.cost.arithmetic import arithmetic
+from codescent.cost.coding import Coding
 from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 
@@ -54,7 +55,8 @@ Each host is a network namespace with a link of its own, shaped in both directio
 all_reduce of two ranks carries, measured before each sitting. Times: medians of {rounds} rounds of whole periods, after one
 period of warm-up, methods in turns. MB: of a rank and step, by the plan, and counted at the busiest interface (with headers
 and the start of the run). exposed: ranks wait for communication. val loss: {loss}.
-simulated: tokens/s by the simulator, with the measured link and arithmetic, and how far it is from those measured.
+simulated: tokens/s by the simulator, with the measured link, arithmetic and speed of coding, and how far it is from those
+measured.
 The hosts' TCP controls congestion by {congestion}. without network: as many ranks at the same time, each by itself."""  # noqa: E501
 
 
@@ -154,16 +156,41 @@ class Bench:
                 alone.append(self._alone(hosts, mbit, turn, made))
         kept = self._state.get("link", f"{hosts} {mbit:g} {self._arguments.sitting}")
         assert kept is not None  # a run that was kept came after its calibration
-        return Sitting(hosts, mbit, kept, SEQ_LEN * hosts, times, alone)
+        return Sitting(hosts, mbit, kept, SEQ_LEN * hosts, times, alone, self._coding(hosts, mbit))
 
     def simulated(self, sitting: Sitting) -> dict[str, float]:
-        """Tokens/s of each method as the simulator has them, with the measured link and seconds of arithmetic."""
+        """Tokens/s of each method as the simulator has them: with the measured link and arithmetic, and with the speed
+        of coding that `coding` has. Runs of portions are as long as those measured: they end where all ranks meet."""
         link = Link(sitting.link["payload_mbit"] * 1e6 / 8)
         compute_s = sitting.tokens / sitting.bound()
         found = {}
         for method in self.methods:
-            plan = self._runner.plan(self._timed(method, sitting.hosts, sitting.mbit, 0))
-            found[method.name] = walk(plan, arithmetic(plan, compute_s), link).tokens_per_s
+            case = self._timed(method, sitting.hosts, sitting.mbit, 0)
+            plan = self._runner.plan(case)
+            coding = Coding(*sitting.coding[method.name])
+            whole: dict[str, int] = {"rounds": case.steps // method.period - 1}
+            if plan.layout.hands_out:
+                whole = {"steps": case.steps, "warm_up": method.period // plan.schedule.period}
+            found[method.name] = walk(plan, arithmetic(plan, compute_s), link, coding=coding, **whole).tokens_per_s
+        return found
+
+    def _coding(self, hosts: int, mbit: float) -> dict[str, list[float]]:
+        """By method how fast a rank codes while all others code too."""
+        found: dict[str, list[float]] = {}
+        missing_cases = []
+        for method in self.methods:
+            case = self._timed(method, hosts, mbit, 0)
+            kept = self._state.get("coding", self._key(case))
+            if kept is None:
+                missing_cases.append((method.name, case))
+            else:
+                found[method.name] = kept["seconds"]
+        if missing_cases:
+            say(f"how fast {hosts} ranks code")
+            made = self._runner.coding([case for _, case in missing_cases])
+            for name, case in missing_cases:
+                found[name] = made[case.key]
+                self._state.put("coding", self._key(case), {"seconds": found[name]}, case.words())
         return found
 
     def _timed(self, method: Method, hosts: int, mbit: float | None, turn: int) -> Case:

@@ -211,6 +211,21 @@ class Runner:
             _wait(started, Path(made), f"without network, {case.hosts} ranks", lambda: self._watch(started, runs))
             return [_recorded(run, 0.0, time.monotonic() - begin_s) for run in runs]
 
+    def coding(self, cases: Sequence[Case]) -> dict[str, list[float]]:
+        """How fast the ranks of the cases code what they exchange, all of them at the same time: for each case by its
+        key the means over ranks of `Coding.encode_s`, `decode_s` and `stream_s`."""
+        plans = {case.key: self.plan(case).to_json() for case in cases}
+        with tempfile.TemporaryDirectory(prefix="coding-", dir=self._folder) as made, ExitStack() as stack:
+            path = Path(made) / "plans.json"
+            path.write_text(json.dumps(plans), encoding="utf-8")
+            argv = [sys.executable, str(Path(__file__).with_name("coding_rank.py")), str(path)]
+            started = []
+            for _ in range(cases[0].hosts):
+                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+                started.append(subprocess.Popen(argv, env=self._env, cwd=made, **pipes))
+                stack.callback(_kill, started[-1])
+            return coding_together(started, list(plans))
+
     def plan(self, case: Case) -> Plan:
         """The plan of a case, from `codescent plan`."""
         argv = self._argv(case, self._folder / "planned", case.hosts)
@@ -254,6 +269,24 @@ class Runner:
             )
         warmup = case.schedule_steps // WARMUP_SHARE
         return codescent("train", CHAR, f"optimizer.warmup_steps={warmup}", *overrides)
+
+
+def coding_together(started: Sequence[subprocess.Popen[str]], keys: Sequence[str]) -> dict[str, list[float]]:
+    """Have all processes of coding_rank.py measure one plan after the other, each at the same time. See Runner.coding.
+
+    Raises SystemFailed: one of them ended.
+    """
+    found = {}
+    for key in ("ready", *keys):
+        for process in started:
+            assert process.stdin is not None
+            print(key, file=process.stdin, flush=True)
+        lines = [process.stdout.readline() if process.stdout is not None else "" for process in started]
+        if not all(lines):
+            raise SystemFailed("a rank that measures how fast it codes has ended")
+        found[key] = [statistics.mean(values) for values in zip(*map(json.loads, lines), strict=True)]
+    del found["ready"]
+    return found
 
 
 def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, words: str, watch: Callable[[], None]) -> None:

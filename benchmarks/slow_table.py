@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from measure import must, table
@@ -29,6 +29,7 @@ class Sitting:
         tokens: of a step, over all ranks.
         times: the runs of each method, by name, one for each round.
         alone: for each round the runs without network, one for each rank.
+        coding: by method the figures of `Coding`: how fast a rank codes, while all others do it too.
     """
 
     hosts: int
@@ -37,6 +38,7 @@ class Sitting:
     tokens: int
     times: dict[str, list[Recorded]]
     alone: list[list[Recorded]]
+    coding: dict[str, list[float]] = field(default_factory=dict)
 
     def bound(self) -> float:
         """Tokens/s of ranks that compute at the same time and send nothing: the median of the rounds."""

@@ -47,7 +47,7 @@ def test_a_link_adds_what_the_ranks_do() -> None:
     code, out, err = asked(*PLAN, *LINK)
     assert (code, err) == (0, "")
     found = rows(out)
-    assert found["simulated"] == ["6.12 MB/s and 200 µs between 4 hosts of 1 rank; nothing is measured"]
+    assert found["simulated"] == ["6.12 MB/s and 200 µs between 4 hosts of 1 rank; no link is measured"]
     assert found["arithmetic"] == ["300 ms a step and rank"]
     assert found["step"] == ["2.03 min: 33.6 tokens/s"]
     assert found["waiting"] == ["2.03 min of a step; the busiest rank computes 0.2 % of it"]
@@ -95,7 +95,7 @@ def test_the_speed_of_ranks_may_be_given_in_flops() -> None:
     code, out, _ = asked(*PLAN, "--ranks", "4", "--link", "1gbit", "--flops-per-s", "1e12", "--per-host", "4")
     found = rows(out)
     assert code == 0
-    assert found["simulated"] == ["125 MB/s and 0 s between 1 host of 4 ranks; nothing is measured"]
+    assert found["simulated"] == ["125 MB/s and 0 s between 1 host of 4 ranks; no link is measured"]
     assert found["arithmetic"] == ["881 ms a step and rank"]
     assert found["step"][0].startswith("881 ms: ")
 

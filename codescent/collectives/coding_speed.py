@@ -23,6 +23,8 @@ from codescent.strategies.wire_sums import PowerSGD
 MEASURED_S = 0.3
 """Seconds for each of the three figures; ranks that share a machine measure one figure at the same time."""
 LEAST_TIMES = 3
+MOST_ELEMENTS = 1 << 25
+"""Of a larger model the first elements are coded: 128 MiB in fp32 are far more than a cache holds."""
 
 
 def measure(plan: Plan, seconds: float = MEASURED_S) -> Coding:
@@ -31,7 +33,9 @@ def measure(plan: Plan, seconds: float = MEASURED_S) -> Coding:
     The sizes are those of the plan's buckets, weights or servers: whether they fit into a cache decides.
     """
     wire, dtype = Wire.parse(plan.layout.wire), TORCH_DTYPE[plan.trained[0].optimizer_dtype]
-    vectors = [_Vector(shapes, torch.randn(sum(map(prod, shapes)), dtype=dtype)) for shapes in messages_of(plan)]
+    vectors = [
+        _Vector(shapes, torch.randn(sum(map(prod, shapes)), dtype=dtype)) for shapes in _first(messages_of(plan))
+    ]
     ranks, numel = max(2, plan.mesh.dp_replicate), sum(len(one.values) for one in vectors)
     others = [(torch.randn_like(one.values), torch.empty_like(one.values)) for one in vectors]
 
@@ -58,6 +62,22 @@ def messages_of(plan: Plan, stage: int = 0) -> list[list[tuple[int, ...]]]:
     shapes = [tensor.gradients.sizes(tensor.parameter.shape, plan.mesh) for tensor in trained]
     filled = buckets([prod(shape) for shape in shapes], plan.layout.bucket_bytes, plan.trained[0].optimizer_dtype)
     return [[shapes[index] for index in bucket] for bucket in filled]
+
+
+def _first(messages: Sequence[Sequence[tuple[int, ...]]]) -> list[list[tuple[int, ...]]]:
+    """The first tensors, up to MOST_ELEMENTS. The last one may lose rows."""
+    left, found = MOST_ELEMENTS, list[list[tuple[int, ...]]]()
+    for shapes in messages:
+        kept = []
+        for shape in shapes:
+            rows, row = (shape[0] if shape else 1), prod(shape[1:])
+            if left < row:
+                break
+            kept.append((min(rows, left // row), *shape[1:]))
+            left -= prod(kept[-1])
+        if kept:
+            found.append(kept)
+    return found
 
 
 @dataclass(frozen=True)

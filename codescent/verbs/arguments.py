@@ -108,6 +108,8 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--link", type=_text, metavar="RATE[,LATENCY]", help="network card of each host, such as 49mbit,0.2ms or 6MB/s")
     add("--compute-s", type=_amount, metavar="SECONDS", help="arithmetic of a step, as a run without network has it")
     add("--flops-per-s", type=_amount, metavar="N", help="instead of --compute-s: speed of a rank, such as 50e12")
+    coding_help = "memory of a rank, such as 10GB/s, or 'here': measure how fast this CPU encodes what is exchanged"
+    add("--coding", type=_text, metavar="RATE|here", help=coding_help)
     add("--slow", type=_text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
     add("--per-host", type=_positive, metavar="N", help="ranks that share a host and its card (default 1)")
 

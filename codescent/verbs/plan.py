@@ -56,9 +56,10 @@ def main(arguments: Namespace) -> int:
     drawn = None
     if links is not None:
         refuse_ranks(links, plan)
-        found = links.walk(plan)
+        coding = links.coding(plan)
+        found = links.walk(plan, coding)
         apart = partial(_apart, plan, loaded.config, without_data=bool(missing))
-        rows = list(link_rows(plan, links, found, apart))
+        rows = list(link_rows(plan, links, found, coding, apart))
         drawn = None if file is None else draw_ranks(plan, file, found)
     elif file is not None:
         drawn = draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)

@@ -1,4 +1,4 @@
-"""In: the options --link, --slow, --compute-s, --flops-per-s of `codescent plan`. Out: the ranks' walk, in rows.
+"""In: the options --link, --slow, --compute-s, --flops-per-s, --coding of `codescent plan`. Out: the ranks' walk, in rows.
 Does not simulate (cost/ranks_walk.py does) and does not measure a link."""
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
+from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
 from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Plan
 from codescent.verbs.plan_period import KEEP, least_period
 
-NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host")
+NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding")
 """Options that have an effect with --link only."""
+HERE = "here"
+"""Value of --coding that measures."""
 _SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
 
 
@@ -32,6 +35,7 @@ class Links:
     Attributes:
         compute_s, flops_per_s: one of them is given.
         slow: by rank: how many times longer its arithmetic takes.
+        memory_bytes_per_s: of a rank, which bounds how fast it codes; None: this processor's coding is measured.
     """
 
     link: Link
@@ -39,6 +43,7 @@ class Links:
     flops_per_s: float | None
     slow: Mapping[int, float]
     ranks_per_host: int
+    memory_bytes_per_s: float | None = MEMORY_BYTES_PER_S
 
     def step_s(self, plan: Plan) -> float:
         """Seconds of arithmetic of a step on a rank of the stage that computes most."""
@@ -50,9 +55,18 @@ class Links:
         """Seconds of each instruction."""
         return arithmetic(plan, self.step_s(plan), self.slow)
 
-    def walk(self, plan: Plan) -> Walk:
+    def coding(self, plan: Plan) -> Coding:
+        """How fast the ranks encode, decode and add what they exchange."""
+        if self.memory_bytes_per_s is not None:
+            return Coding.of_memory(plan, self.memory_bytes_per_s)
+        from codescent.collectives.coding_speed import measure
+
+        return measure(plan)
+
+    def walk(self, plan: Plan, coding: Coding) -> Walk:
         """The steady rounds of a plan."""
-        return walk(plan, self.seconds(plan), self.link, ranks_per_host=self.ranks_per_host)
+        seconds = self.seconds(plan)
+        return walk(plan, seconds, self.link, coding=coding, ranks_per_host=self.ranks_per_host)
 
 
 def links_of(arguments: Namespace) -> Links | None:
@@ -72,7 +86,7 @@ def links_of(arguments: Namespace) -> Links | None:
         problems.append("--flops-per-byte: --link says the speed of links; give one of them")
     if arguments.json:
         problems.append("--json: prints the plan alone, without the rows of --link; give one of them")
-    link, slow = Link(1.0), dict[int, float]()
+    link, slow, memory = Link(1.0), dict[int, float](), None
     try:
         link = Link.parse(arguments.link)
     except ValueError as error:
@@ -81,9 +95,23 @@ def links_of(arguments: Namespace) -> Links | None:
         slow = slow_of(arguments.slow or "")
     except ValueError as error:
         problems.append(f"--slow: {error}")
+    try:
+        memory = coding_of(arguments.coding)
+    except ValueError as error:
+        problems.append(f"--coding: {error}")
     if problems:
         raise UserError(*problems)
-    return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1)
+    return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1, memory)
+
+
+def coding_of(text: str | None) -> float | None:
+    """Read --coding: bytes per second of a rank's memory; None: measure. Raises ValueError, which names the forms."""
+    if text is None:
+        return MEMORY_BYTES_PER_S
+    try:
+        return None if text.strip() == HERE else rate_of(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or {HERE}, which measures") from error
 
 
 def slow_of(text: str) -> dict[int, float]:
@@ -106,7 +134,9 @@ def refuse_ranks(links: Links, plan: Plan) -> None:
         raise UserError(*(f"--slow: rank {rank}: the plan has ranks 0 to {last}" for rank in wrong))
 
 
-def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) -> Iterator[tuple[str, list[str]]]:
+def link_rows(
+    plan: Plan, links: Links, found: Walk, coding: Coding, apart: Callable[[], Plan]
+) -> Iterator[tuple[str, list[str]]]:
     """A heading, then what the ranks do.
 
     `apart`: the plan whose replicas train apart, asked for where there are replicas. It may raise UserError.
@@ -114,10 +144,15 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
     hosts, mesh = math.ceil(plan.world_size / links.ranks_per_host), plan.mesh
     size = f"{of_rate(links.link.bytes_per_s, 'B/s')} and {of_seconds(links.link.latency_s)}"
     each = counted(min(links.ranks_per_host, plan.world_size), "rank")
-    yield "simulated", [f"{size} between {counted(hosts, 'host')} of {each}; nothing is measured"]
+    yield "simulated", [f"{size} between {counted(hosts, 'host')} of {each}; no link is measured"]
     slow = ", ".join(f"rank {rank}: {factor:g} times as long" for rank, factor in sorted(links.slow.items()))
     most = " on the stage that computes most" if mesh.pp > 1 else ""
     yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
+    if coding_s := max(rank.coding_s for rank in found.ranks):
+        yield (
+            "  coding",
+            [f"{of_seconds(coding_s)} a step and rank to encode, decode and add", *_figures(coding, links)],
+        )
     tokens = f"{of_number(found.tokens_per_s)} tokens/s"
     period = 1 if plan.layout.hands_out else phases(plan)[-1].period
     mean = f", mean of {counted(period, 'step')}" if period > 1 else ""
@@ -130,7 +165,16 @@ def link_rows(plan: Plan, links: Links, found: Walk, apart: Callable[[], Plan]) 
         unit = "averages" if plan.layout.averages_beside else "versions"
         yield "  staleness", [f"{mean_age:.2f} {unit} on average, at most {max(found.staleness)}"]
     if mesh.dp_replicate > 1 and not plan.layout.served:
-        yield "  period", [_period(links, apart)]
+        yield "  period", [_period(links, coding, apart)]
+
+
+def _figures(coding: Coding, links: Links) -> tuple[str, str]:
+    """What an element costs, and how that is known."""
+    forms = [("encoded", coding.encode_s), ("decoded", coding.decode_s), ("read or written", coding.stream_s)]
+    each = ", ".join(f"{1e9 * seconds:.3g} ns {what}" for what, seconds in forms if seconds)
+    if links.memory_bytes_per_s is None:
+        return each, "an element, measured here"
+    return each, f"an element, not measured: by {of_rate(links.memory_bytes_per_s, 'B/s')} of memory"
 
 
 def _waiting(found: Walk) -> str:
@@ -140,11 +184,11 @@ def _waiting(found: Walk) -> str:
     return f"{several}{of_seconds(max(waits))} of a step; the busiest rank computes {of_share(found.computes)} of it"
 
 
-def _period(links: Links, apart: Callable[[], Plan]) -> str:
+def _period(links: Links, coding: Coding, apart: Callable[[], Plan]) -> str:
     try:
         plan = apart()
     except UserError as error:
         return f"averaging is refused here: {error.problems[0]}"
-    least = least_period(plan, links.seconds(plan), links.link, links.ranks_per_host)
+    least = least_period(plan, links.seconds(plan), links.link, links.ranks_per_host, coding=coding)
     wire = f' with wire = "{plan.layout.wire}"' if plan.layout.wire != "none" else ""
     return f"average_every = {least:,} or more{wire} keeps {of_share(KEEP)} of the computing"

@@ -7,8 +7,9 @@ import math
 from dataclasses import replace
 
 from codescent.cost.arithmetic import Seconds
+from codescent.cost.coding import Coding
 from codescent.cost.network import Link
-from codescent.cost.ranks_walk import walk
+from codescent.cost.ranks_walk import NO_CODING, walk
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.local_sgd import departures
 
@@ -16,15 +17,22 @@ KEEP = 0.8
 """The share of the time in which the slowest rank is to compute."""
 
 
-def least_period(plan: Plan, seconds: Seconds, link: Link, ranks_per_host: int = 1, keep: float = KEEP) -> int:
+def least_period(
+    plan: Plan,
+    seconds: Seconds,
+    link: Link,
+    ranks_per_host: int = 1,
+    keep: float = KEEP,
+    coding: Coding = NO_CODING,
+) -> int:
     """The least `average_every` with which a step of the slowest replica alone is `keep` of the mean step.
 
-    Where an exchange overlaps with no step, n steps of A seconds and an exchange of E seconds give n = E keep / ((1 -
-    keep) A). Else periods below this n are walked: more of the exchange is hidden in longer rounds.
+    Where an exchange overlaps with no step, n steps of A seconds and an exchange of E seconds, with its coding, give
+    n = E keep / ((1 - keep) A). Else periods below this n are walked: more of the exchange is hidden in longer rounds.
 
     Args:
         plan: with `average_every`, of any period; its fragments and overlap are kept.
-        seconds, link, ranks_per_host: as in `walk`.
+        seconds, link, ranks_per_host, coding: as in `walk`.
         keep: above 0, below 1.
     """
     layout = plan.layout
@@ -34,7 +42,8 @@ def least_period(plan: Plan, seconds: Seconds, link: Link, ranks_per_host: int =
     alone_s = max(rank.step_s for rank in alone.ranks)
 
     def step_s(period: int) -> float:
-        found = walk(with_period(plan, period), seconds, link, ranks_per_host=ranks_per_host, warm_up=0)
+        other = with_period(plan, period)
+        found = walk(other, seconds, link, coding=coding, ranks_per_host=ranks_per_host, warm_up=0)
         return max(rank.step_s for rank in found.ranks)
 
     exposed_s = (step_s(least) - alone_s) * least
