@@ -42,6 +42,7 @@ from codescent.cost.arithmetic import arithmetic
 from codescent.cost.coding import Coding
 from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
+from codescent.cost.walked import Walk
 
 MOST_HOSTS = 64
 ALONE_STEPS = 20
@@ -158,8 +159,8 @@ class Bench:
         assert kept is not None  # a run that was kept came after its calibration
         return Sitting(hosts, mbit, kept, SEQ_LEN * hosts, times, alone, self._coding(hosts, mbit))
 
-    def simulated(self, sitting: Sitting) -> dict[str, float]:
-        """Tokens/s of each method as the simulator has them: with the measured link and arithmetic, and with the speed
+    def simulated(self, sitting: Sitting) -> dict[str, Walk]:
+        """What the ranks of each method do in the simulator: with the measured link and arithmetic, and with the speed
         of coding that `coding` has. Runs of portions are as long as those measured: they end where all ranks meet."""
         link = Link(sitting.link["payload_mbit"] * 1e6 / 8)
         compute_s = sitting.tokens / sitting.bound()
@@ -171,7 +172,7 @@ class Bench:
             whole: dict[str, int] = {"rounds": case.steps // method.period - 1}
             if plan.layout.hands_out:
                 whole = {"steps": case.steps, "warm_up": method.period // plan.schedule.period}
-            found[method.name] = walk(plan, arithmetic(plan, compute_s), link, coding=coding, **whole).tokens_per_s
+            found[method.name] = walk(plan, arithmetic(plan, compute_s), link, coding=coding, **whole)
         return found
 
     def _coding(self, hosts: int, mbit: float) -> dict[str, list[float]]:

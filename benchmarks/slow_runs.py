@@ -3,6 +3,7 @@ Does not choose methods, keep results between sittings, or make tables."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -123,6 +124,7 @@ class Recorded:
         declared_bytes: bytes that a rank sends in a step, by the plan.
         sent_bytes: bytes with headers that the busiest host's link sent, over the steps; start and end included.
         wall_s: from the start of the processes to the end of the last.
+        staleness: mean over the steps, of asynchronous methods; None: of others, and of runs recorded without it.
     """
 
     seconds: list[float]
@@ -132,6 +134,7 @@ class Recorded:
     declared_bytes: float
     sent_bytes: float
     wall_s: float
+    staleness: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields."""
@@ -280,7 +283,8 @@ def coding_together(started: Sequence[subprocess.Popen[str]], keys: Sequence[str
     for key in ("ready", *keys):
         for process in started:
             assert process.stdin is not None
-            print(key, file=process.stdin, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # it has ended: it does not answer
+                print(key, file=process.stdin, flush=True)
         lines = [process.stdout.readline() if process.stdout is not None else "" for process in started]
         if not all(lines):
             raise SystemFailed("a rank that measures how fast it codes has ended")
@@ -312,6 +316,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def _recorded(run: Path, sent_bytes: float, wall_s: float) -> Recorded:
     folder = RunFolder.open(run)
     rows = folder.read_metrics()
+    ages = [float(row["staleness_mean"]) for row in rows if row["staleness_mean"] is not None]
     values = [float(row["val_loss"]) for row in rows if row["val_loss"] is not None]
     return Recorded(
         seconds=[float(row["step_s"]) for row in rows],
@@ -321,4 +326,5 @@ def _recorded(run: Path, sent_bytes: float, wall_s: float) -> Recorded:
         declared_bytes=wire_bytes(saved_plan(folder)),
         sent_bytes=sent_bytes,
         wall_s=wall_s,
+        staleness=statistics.mean(ages) if ages else None,
     )

@@ -4,17 +4,22 @@ Does not run anything and draws nothing."""
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from measure import must, table
+from measure import ROOT, must, table
 from slow_methods import EQUAL_LOSSES, GOALS, GOALS_MBIT, GPT2_FAMILY, GPT2_SHARE, LAB_S, LAB_WITHIN, Goal
 from slow_runs import GPT2, Method, Recorded, whole_periods
 
+sys.path.insert(0, str(ROOT))
+
+from codescent.cost.walked import Walk
+
 HEADER = (
-    "method", "tokens/s", "x DDP", "ms a step", "exposed ms", "MB declared", "MB sent", "simulated", "off", "val loss",
-    "over DDP",
+    "method", "tokens/s", "x DDP", "ms a step", "exposed ms", "MB declared", "MB sent", "simulated", "off",
+    "staleness", "simulated", "val loss", "over DDP",
 )  # fmt: skip
 
 
@@ -55,6 +60,7 @@ def row_of(method: Method, sitting: Sitting, losses: Sequence[Recorded], of_ddp:
     steps_s = [statistics.mean(whole_periods(run.seconds, method.period)) for run in runs]
     exposed_s = [statistics.mean(whole_periods(run.exposed_s, method.period)) for run in runs]
     step_s = statistics.median(steps_s)
+    ages = [run.staleness for run in runs if run.staleness is not None]
     return {
         "method": method.name,
         "family": method.family,
@@ -67,6 +73,7 @@ def row_of(method: Method, sitting: Sitting, losses: Sequence[Recorded], of_ddp:
         "exposed_s": statistics.median(exposed_s),
         "declared_bytes": runs[0].declared_bytes,
         "sent_bytes": statistics.median(run.sent_bytes for run in runs),
+        "staleness": statistics.mean(ages) if len(ages) == len(runs) else None,
         **distances(losses, of_ddp),
     }
 
@@ -92,19 +99,22 @@ def rows_of(
     methods: Sequence[Method],
     sitting: Sitting,
     losses: dict[tuple[str, int], list[Recorded]],
-    simulated: Mapping[str, float],
+    simulated: Mapping[str, Walk],
 ) -> list[dict[str, Any]]:
     """`row_of` each method, with its speed over that of the first, DDP.
 
-    `losses`: by method and hosts. `simulated`: tokens/s by method.
+    `losses`: by method and hosts. `simulated`: by method.
     """
     of_ddp = losses.get((methods[0].name, sitting.hosts), [])
     rows = [row_of(one, sitting, losses.get((one.name, sitting.hosts), []), of_ddp) for one in methods]
     ddp = next(row for row in rows if row["method"] == methods[0].name)["tokens_per_s"]
     for row in rows:
         row["x_ddp"] = row["tokens_per_s"] / ddp
-        row["simulated_tokens_per_s"] = simulated[row["method"]]
-        row["simulated_off"] = simulated[row["method"]] / row["tokens_per_s"] - 1
+        found = simulated[row["method"]]
+        row["simulated_tokens_per_s"] = found.tokens_per_s
+        row["simulated_off"] = found.tokens_per_s / row["tokens_per_s"] - 1
+        row["simulated_coding_s"] = max(rank.coding_s for rank in found.ranks)
+        row["simulated_staleness"] = statistics.mean(found.staleness) if found.staleness else None
     return rows
 
 
@@ -121,14 +131,19 @@ def text_of(sitting: Sitting, rows: Sequence[dict[str, Any]]) -> str:
             row["method"], f"{row['tokens_per_s']:,.1f}", f"{row['x_ddp']:.2f}", f"{1e3 * row['step_s']:,.0f}",
             f"{1e3 * row['exposed_s']:,.0f}", f"{row['declared_bytes'] / 1e6:.2f}", f"{row['sent_bytes'] / 1e6:.2f}",
             f"{row['simulated_tokens_per_s']:,.1f}", _percent(row["simulated_off"]),
+            _age(row["staleness"]), _age(row["simulated_staleness"]),
             "-" if row["val_loss"] is None else f"{row['val_loss']:.4f}", _percent(row["over_ddp"]),
         ]
         for row in rows
     ]  # fmt: skip
     bound, ddp = sitting.bound(), rows[0]["tokens_per_s"]
     ms = 1e3 * sitting.tokens / bound
-    cells.append(["without network", f"{bound:,.1f}", f"{bound / ddp:.2f}", f"{ms:,.0f}", *"-------"])
+    cells.append(["without network", f"{bound:,.1f}", f"{bound / ddp:.2f}", f"{ms:,.0f}", *"---------"])
     return "\n".join([*lines, table(HEADER, cells)])
+
+
+def _age(versions: float | None) -> str:
+    return "-" if versions is None else f"{versions:.2f}"
 
 
 def _percent(fraction: float | None) -> str:

@@ -16,6 +16,8 @@ from codescent.verbs.plan_link import slow_of
 
 PLAN = ("plan", "gpt2_124m", "train.precision=fp32", "train.global_batch_size=4", "train.microbatch_size=1")
 LINK = ("--ranks", "4", "--link", "49mbit,0.2ms", "--compute-s", "0.3")
+BY_MEMORY = "an element, not measured: by {} GB/s of memory"
+NO_CODING = ("--coding", "999999999GB/s")
 LOCAL = (
     "parallel.average_every=100",
     "parallel.fragments=4",
@@ -51,7 +53,7 @@ def test_a_link_adds_what_the_ranks_do() -> None:
     assert found["arithmetic"] == ["300 ms a step and rank"]
     assert found["step"] == ["2.03 min: 33.6 tokens/s"]
     assert found["waiting"] == ["2.03 min of a step; the busiest rank computes 0.2 % of it"]
-    assert found["period"] == ["average_every = 1,626 or more keeps 80 % of the computing"]
+    assert found["period"] == ["average_every = 1,636 or more keeps 80 % of the computing"]
 
 
 def test_a_round_has_rows_of_its_own() -> None:
@@ -78,8 +80,24 @@ def test_a_round_has_rows_of_its_own() -> None:
         in found["traffic per step"]
     )
     assert found["arithmetic"] == ["300 ms a step and rank; rank 3: 4 times as long"]
-    assert found["step"] == ["1.22 s, mean of 100 steps: 3,367 tokens/s"]
-    assert found["period"] == ['average_every = 12 or more with wire = "int4" keeps 80 % of the computing']
+    assert found["step"] == ["1.26 s, mean of 100 steps: 3,256 tokens/s"]
+    assert found["period"] == ['average_every = 13 or more with wire = "int4" keeps 80 % of the computing']
+
+
+def test_coding_is_bounded_by_memory_or_measured() -> None:
+    wired = (*PLAN, *LINK, "parallel.wire=int8")
+    default, given, measured = (asked(*wired, *more) for more in ((), ("--coding", "5GB/s"), ("--coding", "here")))
+    seconds = []
+    for code, out, err in (default, given, measured):
+        assert (code, err) == (0, "")
+        amount, each, how = rows(out)["coding"]
+        assert amount.endswith(" a step and rank to encode, decode and add")
+        assert "ns encoded, " in each
+        seconds.append((amount, how))
+    assert seconds[0] == ("1.81 s a step and rank to encode, decode and add", BY_MEMORY.format("10.0"))
+    assert seconds[1] == ("3.63 s a step and rank to encode, decode and add", BY_MEMORY.format("5.00"))
+    assert seconds[2][1] == "an element, measured here"
+    assert "coding" not in rows(asked(*PLAN, *LINK)[1])
 
 
 def test_replicas_that_cannot_train_apart_have_no_period() -> None:
@@ -102,7 +120,7 @@ def test_the_speed_of_ranks_may_be_given_in_flops() -> None:
 
 def test_a_timeline_with_a_link_has_a_lane_for_each_rank(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    code, _, err = asked(*PLAN, *LOCAL, *LINK, "--slow", "3: 4x", "--timeline", str(file))
+    code, _, err = asked(*PLAN, *LOCAL, *LINK, *NO_CODING, "--slow", "3: 4x", "--timeline", str(file))
     assert code == 0
     assert "100 steps of 1.22 s each; 3,367 tokens/s" in err
     events = json.loads(file.read_text())["traceEvents"]
@@ -151,6 +169,8 @@ def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path
         (("--slow", "3: 4x"), "--slow: needs --link, such as --link 49mbit,0.2ms"),
         (("--compute-s", "1"), "--compute-s: needs --link"),
         (("--per-host", "2"), "--per-host: needs --link"),
+        (("--coding", "here"), "--coding: needs --link"),
+        ((*LINK, "--coding", "soon"), "such as 10GB/s; or here, which measures"),
         (("--link", "49mbit"), "--flops-per-s (speed of a rank): it needs one of them"),
         ((*LINK, "--flops-per-s", "1e9"), "give only one of them"),
         (("--link", "fast", "--compute-s", "1"), "--link: 'fast' is no link: it is a rate above 0 in kbit"),

@@ -3,6 +3,7 @@ Does not compare times. Where there is no root or no iproute2, the tests with re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,9 +28,10 @@ import slow_rank  # noqa: E402
 import slow_state  # noqa: E402
 import slow_table  # noqa: E402
 from measure import SystemFailed  # noqa: E402
-from slow_runs import CHAR, GPT2, Case, Method, Recorded, whole_periods  # noqa: E402
+from slow_runs import CHAR, GPT2, Case, Method, Recorded, coding_together, whole_periods  # noqa: E402
 from test_benchmarks import script, script_here  # noqa: E402
 
+from codescent.cost.walked import RankTimes, Walk  # noqa: E402
 from codescent.launch.environment import read  # noqa: E402
 
 MACHINE = {"cpu": "a", "cores": 2, "torch": "2"}
@@ -37,7 +39,10 @@ LINK = {"wanted_mbit": 49.0, "payload_mbit": 49.2, "shaper_mbit": 51.5}
 CASE = Case(CHAR, slow_methods.DDP, 2, 1, 2000, 4)
 LOCAL = Method("local", ("parallel.dp_replicate={ranks}",), "local_sgd", period=2)
 
-SIMULATED = {"ddp": 18.0, "local": 1408.0}
+SIMULATED = {
+    name: Walk(128 / speed, speed, (RankTimes(128 / speed, 0.064, 0.0, 0.0),))
+    for name, speed in (("ddp", 18.0), ("local", 1408.0))
+}
 
 NET_DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -163,6 +168,36 @@ def test_rows_have_speed_and_distance_from_ddp() -> None:
     assert local["simulated_off"] == pytest.approx(0.1)
     assert "+10.00 %" in text
     assert "without network" in text
+
+
+def test_staleness_stands_beside_that_of_the_simulator() -> None:
+    at = sitting()
+    aged = [replace(run, staleness=age) for run, age in zip(at.times["local"], (1.0, 2.0, 3.0), strict=True)]
+    at.times["local"][:] = aged
+    found = {"ddp": SIMULATED["ddp"], "local": replace(SIMULATED["local"], staleness=(1, 2, 2, 3))}
+    ddp, local = slow_table.rows_of([slow_methods.DDP, LOCAL], at, {}, found)
+    assert (local["staleness"], local["simulated_staleness"]) == (2.0, 2.0)
+    assert (ddp["staleness"], ddp["simulated_staleness"]) == (None, None)
+    assert slow_table.text_of(at, [ddp, local]).count("2.00") == 2
+
+
+def test_ranks_that_code_are_asked_at_once_for_each_plan() -> None:
+    program = "import sys\nfor line in sys.stdin: print([1.0, len(line.strip()), 3.0], flush=True)"
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    try:
+        assert coding_together(started, ["ab", "abcd"]) == {"ab": [1.0, 2.0, 3.0], "abcd": [1.0, 4.0, 3.0]}
+        started[1].kill()
+        started[1].wait()
+        with pytest.raises(SystemFailed, match="has ended"):
+            coding_together(started, ["ab"])
+    finally:
+        for process in started:
+            process.kill()
+            with contextlib.suppress(BrokenPipeError):  # what it was asked last
+                process.communicate()
 
 
 def test_the_bound_is_of_all_ranks_together() -> None:

@@ -159,7 +159,7 @@ class _HandedWalk(_Walk):
         return replace(found_walk, servers=self._loads(), staleness=tuple(self.handed.staleness))
 
     def _step_s(self) -> float:
-        """Seconds of a step: where ranks meet, as rank 0 knows them. Portions that were given up have trained nothing."""
+        """Seconds of a step: where ranks meet, as rank 0 knows them. Portions that were given up trained nothing."""
         if not self.ends:
             return self.handed.step_s()
         first = next(at for at in self.known if at[0] >= self.warm_up)

@@ -1,4 +1,4 @@
-"""In: the options --link, --slow, --compute-s, --flops-per-s, --coding of `codescent plan`. Out: the ranks' walk, in rows.
+"""In: the options of `codescent plan` that begin with --link. Out: the ranks' walk, in rows.
 Does not simulate (cost/ranks_walk.py does) and does not measure a link."""
 
 from __future__ import annotations
