@@ -221,4 +221,4 @@ def test_messages_have_all_trained_elements() -> None:
 
 def test_of_a_large_model_the_first_elements_are_coded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coding_speed, "MOST_ELEMENTS", 100)
-    assert coding_speed._first([[(5, 10), (3,)], [(40, 4), (7, 1)], [(2,)]]) == [[(5, 10), (3,)], [(11, 4)], [(2,)]]
+    assert coding_speed._first([[(5, 10), (3,)], [(40, 4), (7, 1)], [(2,)]]) == [[(5, 10), (3,)], [(11, 4), (3, 1)]]
