@@ -5,9 +5,10 @@ Does not set a timeout (the process group does) and sends no pickle: ranks excha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,40 @@ class RanksFailed(RuntimeError):
     """Some ranks raised an exception other than UserError. By now every rank has finished its work and reported."""
 
     everywhere = True
+
+
+class Past(Protocol):
+    """What all ranks have agreed on, in order, for a rank that comes late and takes the same way alone."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether this rank reads what the others agreed on, instead of agreeing with them."""
+
+    def kept(self, make: Callable[[], T]) -> T:
+        """Call `make`, which returns the same JSON data on every rank, and keep the data; or return what was kept."""
+
+
+_past: Past | None = None
+
+
+@contextmanager
+def with_past(past: Past | None) -> Iterator[None]:
+    """Keep what the ranks agree on, or read it, until the end of the block. None: neither."""
+    global _past  # as the default process group: one for each process
+    before, _past = _past, past
+    try:
+        yield
+    finally:
+        _past = before
+
+
+def kept(make: Callable[[], T]) -> T:
+    """What all ranks agree on, as JSON data: by `make`, a collective; a rank that comes late reads it."""
+    return make() if _past is None else _past.kept(make)
+
+
+def _reads_past() -> bool:
+    return _past is not None and _past.is_read
 
 
 def alone() -> bool:
@@ -70,8 +105,10 @@ def decided(error: type[UserError], work: Callable[[], T], decide: Callable[[lis
     if alone():
         return decide([work()])
     mine, cause = _tried(work)
+    if _reads_past() and cause is not None:
+        raise cause
     answer: _Answer = {}
-    if (sent := _gathered(json.dumps(mine).encode())) is not None:
+    if not _reads_past() and (sent := _gathered(json.dumps(mine).encode())) is not None:
         everyone: list[_Answer] = [json.loads(one) for one in sent]
         answer = {key: list(dict.fromkeys(chain.from_iterable(one[key] for one in everyone))) for key in _RAISED}
         if not any(answer.values()):
@@ -84,7 +121,7 @@ def from_first(error: type[UserError], make: Callable[[], T]) -> T:
     """Run `make` on rank 0 only. Every rank returns its result (JSON data). Errors are raised as in `together`."""
     if alone():
         return make()
-    answer, cause = _tried(make) if rank() == 0 else ({}, None)
+    answer, cause = _tried(make) if rank() == 0 and not _reads_past() else ({}, None)
     result: T = _shared(error, answer, cause)
     return result
 
@@ -116,7 +153,7 @@ def _tried(work: Callable[[], Any]) -> tuple[_Answer, Exception | None]:
 
 def _shared(error: type[UserError], answer: _Answer, cause: Exception | None) -> Any:
     """Broadcast the answer of rank 0. Every rank returns its value, or raises its errors."""
-    answer = json.loads(_broadcast(json.dumps(answer).encode()))
+    answer = kept(lambda: json.loads(_broadcast(json.dumps(answer).encode())))
     if answer["faults"]:
         raise RanksFailed("; ".join(answer["faults"])) from cause
     if answer["problems"]:

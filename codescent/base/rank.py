@@ -24,4 +24,5 @@ class Rank:
     store_fd: int | None = None  # our launcher, rank 0: listening socket for the store
     launcher: str = ""  # name of the launcher in messages
     child: bool = False  # True: the parent process is the launcher; this process ends when it ends
+    late: bool = False  # True: our launcher has started this process for a rank that died; the others train already
     job: str = ""  # the launcher's identifier of this start of the job; "": none. Separates keys of different jobs

@@ -3,6 +3,7 @@ Does not check what depends on ranks, presets or corpora (build does), or keys w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
         )
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
+    yield from _restart_contradictions(config)
     for first, second in INSTEAD:
         if _is_given(config, first) and _is_given(config, second):
             yield (first, second), f"given, and {second} too: the first decides the second; give one of the two"
@@ -89,6 +91,29 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
             'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
             'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
         )
+
+
+def _restart_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Runs that end when a worker dies, so that none can be started again."""
+    parallel = config.parallel
+    if not parallel.restarts:
+        return
+    others = {
+        "servers": (parallel.servers in (0, "workers"), "must be a number of ranks that only serve, such as 1"),
+        "updates": (
+            parallel.updates == "synchronous",
+            'each step waits for each worker; set it to "asynchronous", with parallel.staleness = 0 for equal losses',
+        ),
+        "average_every": (parallel.average_every != 0, "an optimizer dies with its worker; set it to 0"),
+        "wire": (parallel.wire != "none", 'a residual dies with its worker; set it to "none"'),
+    }
+    for name, (excludes, why) in others.items():
+        if excludes:
+            yield (
+                ("parallel.restarts", f"parallel.{name}"),
+                f"given {parallel.restarts}, but the death of a worker ends a run with parallel.{name} = "
+                f"{json.dumps(getattr(parallel, name))}: {why}; or set parallel.restarts to 0",
+            )
 
 
 def _device_contradictions(config: Config) -> Iterator[Contradiction]:

@@ -176,4 +176,7 @@ class Parallel(Section):
         ge=1,
         only=GOSSIPS,
     )
+    restarts: int = key(
+        0, "how often a worker of asynchronous servers that has died is started again, and joins the others", ge=0
+    )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)

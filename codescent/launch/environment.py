@@ -15,6 +15,7 @@ from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set,
 from codescent.launch.slurm_lists import counts, hosts
 
 STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py passes to rank 0
+LATE = "CODESCENT_LATE"  # set by local.py for a process that it starts for a rank that has died
 AGENT_RUN = "TORCHELASTIC_RUN_ID"  # set by torchrun; not set if a user exports RANK and WORLD_SIZE by hand
 PORTS = range(20_000, 30_000)  # computed from the job's name; above service ports, below ephemeral ports
 
@@ -87,6 +88,7 @@ class _Reader:
             store_fd=store_fd,
             launcher=launcher.name,
             child=launcher is not TORCHRUN or any(is_set(self._env, name) for name in (AGENT_RUN, BEATS_FD)),
+            late=launcher is TORCHRUN and is_set(self._env, LATE),
             job=job,
         )
 

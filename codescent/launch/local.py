@@ -1,12 +1,11 @@
 """In: a command and a number of ranks. Out: runs the ranks on this machine, stops all if one fails; an exit code.
-Does not know what the ranks do, does not import torch and does not restart a rank."""
+Does not know what the ranks do, does not import torch, and restarts only ranks without which the run goes on."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import select
 import shutil
 import signal
 import socket
@@ -14,11 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
 
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
@@ -26,10 +23,12 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
 from codescent.base.token import TOKEN, fresh
-from codescent.launch.environment import STORE_FD
+from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
+from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.roles import Roles, die_with_parent, ended_by
+from codescent.launch.signals import SignalQueue
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
@@ -38,7 +37,6 @@ ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop
 SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is a repetition by a wrapper (make, uv)
-SHOWN_BYTES = 20_000  # end of a crashed rank's log to print
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
@@ -83,7 +81,7 @@ def run_ranks(
     signals = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
-    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, roles or Roles(), saves=saves) as processes:
+    with SignalQueue(signals) as queue, _Ranks(command, ranks, env, roles or Roles(), saves=saves) as processes:
         code = processes.watch(queue)
         if (killed := processes.report()) is not None:
             for line in of_memory(killed):
@@ -101,42 +99,10 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
         "NCCL_SOCKET_IFNAME": loopback_interface,
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves the Python stack in the rank's log
     }
-    ours = (STORE_FD, BEATS_FD, TOKEN, OUR_THREADS)
+    ours = (STORE_FD, BEATS_FD, TOKEN, OUR_THREADS, LATE)
     inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name not in ours}
     values = map(str, (rank, rank, ranks, ranks, LOOPBACK, port))
     return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))
-
-
-class _SignalQueue:
-    """Queues the signals `numbers` inside a `with` block of the main thread. Restores the old handlers at its end."""
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self._numbers = numbers
-
-    def __enter__(self) -> Self:
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._before: dict[int, Any] = {number: signal.signal(number, _queued) for number in self._numbers}
-        return self
-
-    def wait(self, timeout_s: float) -> list[int]:
-        """Signals since the last call, in order. Waits up to `timeout_s` for a signal."""
-        ready, _, _ = select.select([self._reader], [], [], max(0.0, timeout_s))
-        return [number for number in os.read(self._reader, 4096) if number in self._numbers] if ready else []
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            with contextlib.suppress(TypeError):  # a handler that was not set from Python cannot be restored
-                signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        os.close(self._reader)
-        os.close(self._writer)
-
-
-def _queued(number: int, frame: types.FrameType | None) -> None:
-    """Do nothing: the interpreter has already written the number into the pipe."""
 
 
 class _Ranks:
@@ -152,7 +118,9 @@ class _Ranks:
         self._beats = shared_memory(ranks)
         self._watch = Watch(Beats(self._beats, ranks), ranks)
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._port = 0
+        self._restarts: Counter[int] = Counter()  # how often a rank was started again
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in order of detection
         self._stop_signal: int | None = None  # the first stop request
@@ -174,6 +142,7 @@ class _Ranks:
         sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
             with socket.create_server((LOOPBACK, 0), backlog=max(128, self._num_ranks)) as listener:
+                self._port = listener.getsockname()[1]
                 for rank in range(self._num_ranks):
                     self._start(rank, listener)
         except BaseException:
@@ -182,7 +151,7 @@ class _Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rank, process in enumerate(self._processes):
+        for rank, process in self._processes.items():
             if rank not in self._ended:
                 _kill_group(process)
                 process.wait()
@@ -190,31 +159,32 @@ class _Ranks:
         if not self._crashed():
             shutil.rmtree(self._logs, ignore_errors=True)
 
-    def _start(self, rank: int, listener: socket.socket) -> None:
-        env = rank_environment(rank, self._num_ranks, listener.getsockname()[1], self._env)
+    def _start(self, rank: int, listener: socket.socket | None) -> None:
+        """Start a rank. `listener`: for the store, which rank 0 serves; None: the rank has died, and starts again."""
+        env = rank_environment(rank, self._num_ranks, self._port, self._env)
         passed = [self._beats]
         env |= {TOKEN: self._token, BEATS_FD: str(self._beats)}
-        if rank == 0:
+        if listener is None:
+            env[LATE] = "1"
+        elif rank == 0:
             passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
-        with self._log(rank).open("wb") as log:
+        with self._log(rank).open("ab") as log:
             try:
-                self._processes.append(
-                    subprocess.Popen(
-                        self._command,
-                        env=env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=None if rank == 0 else log,
-                        stderr=log,
-                        pass_fds=passed,
-                        process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
-                        preexec_fn=die_with_parent(),
-                    )
+                self._processes[rank] = subprocess.Popen(
+                    self._command,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if rank == 0 else log,
+                    stderr=log,
+                    pass_fds=passed,
+                    process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
+                    preexec_fn=die_with_parent(),
                 )
             except BlockingIOError as error:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
 
-    def watch(self, queue: _SignalQueue) -> int:
+    def watch(self, queue: SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
         while len(self._ended) < self._num_ranks:
             next_s = self._escalation[0][0] if self._escalation else math.inf
@@ -239,7 +209,7 @@ class _Ranks:
             return
         self._look_s = now_s + LOOK_EVERY_S
         self._kills.append(memory_kills())
-        running = {rank: process.pid for rank, process in enumerate(self._processes) if rank not in self._ended}
+        running = {rank: process.pid for rank, process in self._processes.items() if rank not in self._ended}
         for words in self._watch.look(running):
             _say(f"codescent: {words}")
         if self._watch.stuck and now_s >= self._answer_s:
@@ -271,17 +241,24 @@ class _Ranks:
 
     def _collect(self) -> None:
         """Record the ranks that have ended. At the first failure schedule the stop of the others."""
-        for rank, process in enumerate(self._processes):
+        again: list[int] = []
+        for rank, process in self._processes.items():
             if rank in self._ended or (code := process.poll()) is None:
                 continue
             self._ended.add(rank)
             _kill_group(process)  # processes that the rank started
             if self._stopping or (self._stop_signal is not None and code in CLEAN_STOPS):
                 continue
+            who = f"codescent: rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
             if code < 0 and self._can_lose(rank):
                 position = self._watch.beats.lose(rank, time.monotonic())
-                who = f"rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
-                _say(f"codescent: {who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
+                _say(f"{who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
+                again.append(rank)
+                continue
+            if self._watch.beats.lost(rank) is not None:
+                how = ended_by(code) if code < 0 else f"ended with exit code {code}"
+                _say(f"{tail(self._log(rank))}\n{who} {how} before it joined the others")
+                again.append(rank)
                 continue
             if code == 0 and not self._watch.ended_early(rank):
                 continue
@@ -293,10 +270,39 @@ class _Ranks:
                 stop_s = time.monotonic() + SETTLE_S
                 self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
             if code < 0 and not self._failed:
-                living = set(range(self._num_ranks)) - {dead for dead, one in enumerate(self._processes) if one.poll()}
+                living = {one for one in self._processes if not self._is_dead(one)}
                 met = self._watch.meets(rank)
                 self._over = self._roles.over(rank, 128 - code, living, met=met)
             self._failed[rank] = code
+        for rank in again:
+            self._start_again(rank)
+        late = set(self._restarts) - self._ended
+        if late and not self._stopping and len(late) + len(self._ended) == self._num_ranks:
+            self._end_late(late)
+
+    def _start_again(self, rank: int) -> None:
+        """Start a rank that has died, and without which the others go on, unless that was done often enough."""
+        if self._restarts[rank] == self._roles.restarts or self._failed or self._stop_signal is not None:
+            return
+        self._restarts[rank] += 1
+        number = f"{self._restarts[rank]} of {self._roles.restarts}"
+        try:
+            self._start(rank, None)
+        except (UserError, OSError) as error:
+            _say(f"codescent: rank {rank} is not started again ({number}): {error}")
+            return
+        self._ended.discard(rank)
+        _say(f"codescent: rank {rank} is started again ({number}), as pid {self._processes[rank].pid}")
+
+    def _end_late(self, late: Collection[int]) -> None:
+        """All others have ended: end the ranks that were started again, but too late to join them."""
+        if not any(self._watch.has_ended(rank) for rank in late):
+            self._stopping = True
+            self._send(signal.SIGKILL)
+
+    def _is_dead(self, rank: int) -> bool:
+        """Whether a rank has died, and has not joined the others again."""
+        return bool(self._processes[rank].poll()) or self._watch.beats.lost(rank) is not None
 
     def _can_lose(self, rank: int) -> bool:
         """Whether the run goes on without a rank that was killed: a worker that has begun to train. No rank waits for
@@ -305,7 +311,7 @@ class _Ranks:
         return rank in self._roles.spare and trains and not self._watch.meets(rank) and not self._failed
 
     def _send(self, number: signal.Signals) -> None:
-        for rank, process in enumerate(self._processes):
+        for rank, process in self._processes.items():
             if rank not in self._ended:
                 if number == signal.SIGKILL:
                     _kill_group(process)
@@ -331,7 +337,7 @@ class _Ranks:
         """Whether a failed rank printed the reason itself: wrong input, or a run that cannot continue."""
         if self._failed[rank] != RUN_FAILED:
             return self._failed[rank] == USER_ERROR
-        lines = _tail(self._log(rank)).splitlines()
+        lines = tail(self._log(rank)).splitlines()
         return any(line.startswith("error: ") for line in lines) and "Traceback (most recent call last):" not in lines
 
     def report(self) -> int | None:
@@ -343,10 +349,10 @@ class _Ranks:
             _say("codescent: the ranks were killed")
         elif not self._failed:
             if self._processes[0].returncode >= 0:  # after a signal the log only says "interrupted"
-                _say(_tail(self._log(0)))
+                _say(tail(self._log(0)))
         else:
             culprit = self._culprit()
-            _say(_tail(self._log(culprit)))
+            _say(tail(self._log(culprit)))
             if not self._crashed():
                 return None
             for rank, how in self._halted.items():
@@ -377,17 +383,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a rank and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - SHOWN_BYTES))
-            text = file.read().decode("utf-8", errors="replace").rstrip("\n")
-    except OSError as error:  # a system may delete temporary folders
-        return f"[{log}: {error.strerror}]"
-    return text if size <= SHOWN_BYTES else f"[... {size - SHOWN_BYTES} bytes before this]\n{text}"
 
 
 def _say(text: str) -> None:

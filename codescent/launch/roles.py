@@ -20,12 +20,14 @@ class Roles:
     Attributes:
         names: of some ranks, such as "server 0".
         spare: ranks without which the run goes on, once they have begun to train.
+        restarts: how often a spare rank that has died is started again.
         resume: how to go on after the run has ended, for runs with servers; "": nothing is said.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
     spare: frozenset[int] = frozenset()
     resume: str = ""
+    restarts: int = 0
 
     def of(self, rank: int) -> str:
         """The name of a rank and a comma, if it has one."""

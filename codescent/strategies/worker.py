@@ -56,6 +56,17 @@ class Worker(Turns):
         self.server_stops = False  # a server was asked to stop; the first server hears of it by the next push
         self.reserves = plan.layout.in_steps and len(clients) > 1
 
+    def join(self, moment_s: float, position: float) -> int:
+        """Come in while others train, for a worker that has died at this moment and place. Returns the steps done.
+
+        Its pushes are counted on after those of the dead one, so that none is applied twice.
+        """
+        with waiting():
+            told = self._ask({"joins": [moment_s, position]})
+        self.known = Known(told["done"], ends=False)
+        self.number, self.after = told["number"], told["applied"]
+        return self.known.done
+
     def turns(self, number: int) -> Iterator[None]:
         """See Turns."""
         while self.known.done <= number and not self.known.stops:

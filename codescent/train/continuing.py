@@ -43,8 +43,11 @@ def nothing_to_do(run: OpenRun) -> list[str]:
     return [ended_early(run, step, validations)] if validations.exhausted else []
 
 
-def with_new_places(run: OpenRun) -> tuple[str, list[str]]:
-    """For a run that has nothing to do: its config.toml with the new places of its files, and the keys that name them.
+def write_new_places(run: OpenRun) -> list[str]:
+    """For a run that has nothing to do, on rank 0: write the new places of its files to its config.toml.
+
+    Returns:
+        the keys that name them.
 
     Raises:
         UserError: config.toml is damaged.
@@ -55,7 +58,10 @@ def with_new_places(run: OpenRun) -> tuple[str, list[str]]:
     for section, name in (key.split(".") for key in keys):
         latest = sections.get(section, getattr(before, section))
         sections[section] = latest.model_copy(update={name: getattr(getattr(run.config, section), name)})
-    return to_toml(before.model_copy(update=sections)), keys
+    if keys:
+        assert run.folder is not None
+        run.folder.write_config(to_toml(before.model_copy(update=sections)), run.folder.plan)
+    return keys
 
 
 def ended_early(run: OpenRun, step: int, validations: Validations) -> str:

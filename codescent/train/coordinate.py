@@ -9,7 +9,7 @@ from typing import Any
 
 from codescent.servers import Portion, Portions
 from codescent.train.pushes import Step
-from codescent.train.serve import MOST_TOLD
+from codescent.train.serve_requests import MOST_TOLD
 
 
 class Coordinator:

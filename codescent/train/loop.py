@@ -7,30 +7,31 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from codescent.base.agreement import together
+from codescent.base.agreement import together, with_past
 from codescent.base.beats import ENDED
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
-from codescent.record import gossip_order, order
-from codescent.strategies.pair_exchange import PairExchange
+from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.continuing import nothing_to_do, with_new_places
+from codescent.train.continuing import nothing_to_do, write_new_places
+from codescent.train.late import join
 from codescent.train.loggers import Logger, load
-from codescent.train.lost import go_on_without_lost, report_lost
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
+from codescent.train.orders import append_order, rewind_order
 from codescent.train.out_of_memory import Explained
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
+from codescent.train.regroup import regroup, report_changes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
 from codescent.train.stop import StopRequest
@@ -75,7 +76,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         RunFailed: on every rank: loss, gradients or weights are no longer finite, or copies of the same tensors
             differ; that step is not saved.
     """
-    with connect(config, place) as world:
+    with connect(config, place) as world, with_past(world.past):
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(load(config.log.to)))
         folder = open_resumed(config, world) if resume else None
@@ -108,21 +109,12 @@ def _nothing_to_do(run: OpenRun) -> Outcome | None:
     lines = nothing_to_do(run)
     if not lines:
         return None
-    keys: list[str] = run.world.from_first(lambda: _write_new_places(run))
+    keys: list[str] = run.world.from_first(lambda: write_new_places(run))
     if run.world.is_first:
         say([*lines, *([f"{run.path} now has the new value of {' and '.join(keys)}"] if keys else [])])
     is_early, keeps_best = run.first_step < run.config.train.num_steps, run.config.checkpoint.keep_best
     suggests_best = is_early and keeps_best and run.checkpoints.best_loss() is not None
     return Outcome(run.path, run.first_step, 0, suggests_best, has_trained=False)
-
-
-def _write_new_places(run: OpenRun) -> list[str]:
-    """Write the new places of a run's files to its config. Returns the keys that name them."""
-    assert run.folder is not None
-    text, keys = with_new_places(run)
-    if keys:
-        run.folder.write_config(text, run.folder.plan)
-    return keys
 
 
 @dataclass(frozen=True)
@@ -156,16 +148,8 @@ class _Steps:
         self.last = self.config.train.num_steps  # an early end makes an earlier step the last one
 
     def take(self) -> Outcome:
-        """Load the checkpoint, if there is one, and take the remaining steps."""
-        self.report.begin()
-        self.run.load(self.trainer)
-        self._rewind_order()
-        self.report.start()
-        self._compare(self.run.first_step)
-        self.validations.recall(self.run)
-        step = self.run.first_step
-        if self.validations.exhausted:  # by the last step of an earlier command
-            self.last = step
+        """Take the remaining steps."""
+        step = self._begin()
         before: _Launched | None = None  # a step whose result is not read yet
         while step < self.last:
             stops, launched = False, self._launch(step + 1)
@@ -185,21 +169,23 @@ class _Steps:
         has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
         return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
 
-    def _rewind_order(self) -> None:
-        """Remove from the order of what was applied what came after the checkpoint."""
-        executor, path = self.trainer.executor, self.run.path
-        if (serving := executor.serving) is not None:
-            serving.begin(order.rewind(path, serving.index, serving.pushes, serving.period))
-        if isinstance(executor.exchange, PairExchange):
-            gossip_order.rewind(path, executor.exchange.index, self.run.first_step)
-
-    def _append_order(self) -> None:
-        """Write down what this rank has applied since the ranks met before."""
-        executor, path = self.trainer.executor, self.run.path
-        if executor.serving is not None:
-            order.append(path, executor.serving.index, executor.serving.take_order())
-        if isinstance(executor.exchange, PairExchange):
-            gossip_order.append(path, executor.exchange.index, executor.exchange.take_order())
+    def _begin(self) -> int:
+        """Load the checkpoint, if there is one, or join those who train. Returns the number of steps that are done."""
+        run, worker = self.run, self.trainer.executor.worker
+        if run.world.past is not None:
+            run.world.past.end()
+        if run.world.place.late:
+            assert isinstance(worker, Worker)
+            return join(run.world, worker)
+        self.report.begin()
+        run.load(self.trainer)
+        rewind_order(self.trainer.executor, run.path, run.first_step)
+        self.report.start()
+        self._compare(run.first_step)
+        self.validations.recall(run)
+        if self.validations.exhausted:  # by the last step of an earlier command
+            self.last = run.first_step
+        return run.first_step
 
     def _launch(self, step: int) -> _Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
@@ -243,10 +229,13 @@ class _Steps:
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
         if served:
-            lost = go_on_without_lost(self.run.world, self.plan, self.trainer.executor.serving, step)
-            report_lost(self.run, lost)
+            executor = self.trainer.executor
+            lost, joined = regroup(self.run.world, self.plan, executor.serving, step)
+            report_changes(self.run, lost, joined)
+            if joined:
+                self._tell()
             result = self._shared(result)
-            self._append_order()
+            append_order(executor, self.run.path)
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         if not stops and step < self.last:  # else the ranks meet until they end
@@ -263,6 +252,13 @@ class _Steps:
         self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
         self.times.add(result.step_s, parts)
+
+    def _tell(self) -> None:
+        """Those who have come late learn what the others know of the run. Collective."""
+        known: list[Any] = [self.good, self.overdue, self.unproven, self.last, asdict(self.validations)]
+        *known, validations = self.run.world.from_first(lambda: known)
+        self.good, self.overdue, self.unproven, self.last = known
+        self.validations = Validations(**validations)
 
     def _shared(self, result: StepResult) -> StepResult:
         """What rank 0 knows of the last step of a segment; on each rank the same. Servers may count pushes in another

@@ -130,7 +130,8 @@ def connect(config: Config, place: Rank) -> World:
     """Connect this process with the other ranks. Raises UserError: see `World`."""
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
-    return World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)
+    restarts = config.parallel.restarts > 0
+    return World(place, train.device, train.num_threads, config.parallel.timeout_s, facts, restarts=restarts)
 
 
 def open_resumed(config: Config, world: World) -> RunFolder | None:

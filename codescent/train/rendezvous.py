@@ -184,6 +184,8 @@ def _join(place: Rank, where: _Where, key: bytes, timeout: timedelta) -> TokenSt
 def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[str, Any]) -> Topology:
     """Send this rank's device, host, cores and facts to rank 0, which compares those of all ranks. Collective.
 
+    A rank that comes late finds what rank 0 said of its predecessor, and compares its own facts with those of rank 0.
+
     Args:
         store: of the run, not used before.
         place: this process among the ranks.
@@ -194,7 +196,13 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
     Raises:
         UserError: on every rank: two ranks have the same device, some have none, a fact differs, or a rank is missing.
     """
-    mine = {"device": device, "local_rank": place.local_rank, "host": socket.gethostname(), "cores": _cores()}
+    mine = {
+        "rank": place.rank,
+        "device": device,
+        "local_rank": place.local_rank,
+        "host": socket.gethostname(),
+        "cores": _cores(),
+    }
     try:
         store.set(f"rank{place.rank}", json.dumps({**mine, "facts": dict(facts)}))
         if place.rank == 0:
@@ -202,14 +210,16 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
             store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], wanted)))
         compared = json.loads(store.get("ranks"))
         stay_until_read(store, place, "ranks")
+        first = json.loads(store.get("rank0")) if place.late else None
     except DistError as error:
         raise UserError(
             f"{_who(place)}: {_absent(store, place)} ({error}). Either a rank has ended (see its error message), or a "
             "rank cannot reach rank 0: set MASTER_ADDR, for every rank. Or another job uses this port: set MASTER_PORT "
             "to a free port"
         ) from error
-    if compared["problems"]:
-        raise UserError(*compared["problems"])
+    problems = compared["problems"] if first is None else differences([first, {**mine, "facts": dict(facts)}])
+    if problems:
+        raise UserError(*problems)
     return Topology(compared["leaders"], compared["sharing"][place.rank])
 
 
@@ -244,13 +254,14 @@ def _compared(ranks: list[dict[str, Any]], wanted: str) -> dict[str, object]:
 
 
 def differences(ranks: list[dict[str, Any]]) -> list[str]:
-    """One error sentence for each fact that differs between ranks. Each of `ranks` has "host" and "facts"."""
+    """One error sentence for each fact that differs between ranks. Each of `ranks` has "host" and "facts",
+    and "rank" unless it is its index."""
     problems = []
     for name in dict.fromkeys(name for rank in ranks for name in rank["facts"]):
         who: dict[str, list[str]] = {}
         for number, rank in enumerate(ranks):
             value = json.dumps(rank["facts"][name]) if name in rank["facts"] else "absent"
-            who.setdefault(value, []).append(f"{number} ({rank['host']})")
+            who.setdefault(value, []).append(f"{rank.get('rank', number)} ({rank['host']})")
         if len(who) > 1:
             listed = "; ".join(f"{value} on {_ranks(numbers)}" for value, numbers in who.items())
             problems.append(f"the ranks have different runs: {name} is {listed}: start every rank with the same value")

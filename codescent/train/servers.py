@@ -15,9 +15,9 @@ from codescent.plan import Plan
 from codescent.strategies import Copy
 from codescent.strategies.round_worker import RoundWorker
 from codescent.strategies.worker import Worker
+from codescent.train.crew import deaths
 from codescent.train.follow import follow
 from codescent.train.initial import write_initial_values_
-from codescent.train.lost import deaths
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.serve import Serving
 from codescent.train.serve_rounds import OuterOptimizer, RoundServing
@@ -56,7 +56,7 @@ def listening(
         serving = Serving(plan, index, optimizer, *facts)
     listener = listen(world.meeting.address)
     if world.beats is not None and index == 0 and plan.layout.can_lose_workers:
-        serving.deaths = partial(deaths, world.beats, plan.mesh.world_size)
+        serving.crew.deaths = partial(deaths, world.beats, plan.mesh.world_size)
     senders = range(plan.mesh.world_size + len(plan.servers))  # server k follows the first one as number workers + k
     serving.server = Server(listener, world.meeting.key, serving, rank, senders)
     world.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))

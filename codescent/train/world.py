@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -17,9 +17,9 @@ from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from codescent.base.agreement import from_first, together
+from codescent.base.agreement import from_first, kept, together
 from codescent.base.beats import Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.ending import FREE_S, fail, within
@@ -33,6 +33,7 @@ from codescent.strategies.collectives import abort_groups
 from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
+from codescent.train.past import StoredPast
 from codescent.train.rendezvous import compare, differences, meet, stay_until_read
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class World:
         timeout_s: parallel.timeout_s.
         facts: JSON values by name, which must be equal on all ranks.
         shards_alone: a single rank may call torch's fully_shard, too: see `backends`.
+        restarts: ranks that die may be started again.
 
     Raises:
         UserError: the device does not exist, ranks cannot connect, or they differ in a fact, in the version of torch
@@ -66,6 +68,7 @@ class World:
         facts: Mapping[str, Any] = MappingProxyType({}),
         *,
         shards_alone: bool = False,
+        restarts: bool = False,
     ) -> None:
         if place.child and place.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {place.rank} of {place.world_size}")
@@ -82,6 +85,8 @@ class World:
             self.meeting.close()
             raise
         self.leaders = topology.leaders
+        keeps = place.late or (restarts and self.is_first)
+        self.past = StoredPast(self.store, is_late=place.late) if keeps else None
         given = num_threads or _given_threads(os.environ)
         self.tries_threads = given is None
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
@@ -89,25 +94,31 @@ class World:
         name_interface(place, self.meeting.address)
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
-        names, starts = backends(self.device, place.world_size, shards_alone=shards_alone)
-        dist.init_process_group(
-            names,
-            store=self.store,
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=self.timeout,
-            device_id=starts,
-        )
+        self.living = (place.rank,) if place.late else tuple(range(place.world_size))
+        self._begin_groups(HashStore() if place.late else self.store, shards_alone=shards_alone)
         self.beats = Beats.of(os.environ, place.world_size) if is_local(place) else None
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
         self.role = 0
 
-    def divide(self, plan: Plan, living: tuple[int, ...] = ()) -> None:
+    def _begin_groups(self, store: Store, *, shards_alone: bool = False) -> None:
+        """Make the default process group, of the living. torch numbers them anew."""
+        names, starts = backends(self.device, len(self.living), shards_alone=shards_alone)
+        dist.init_process_group(
+            names,
+            store=store,
+            rank=self.living.index(self.place.rank),
+            world_size=len(self.living),
+            timeout=self.timeout,
+            device_id=starts,
+        )
+
+    def divide(self, plan: Plan) -> None:
         """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective.
 
-        `living`: the ranks of the default process group, in order; empty: all. Others have died.
+        `living` are the ranks of the default process group, in order. Others have died. A rank that comes late is in a
+        group of its own, until the others make their groups anew (`go_on_with`).
 
         Every rank makes the same number of groups in the same order, if need be of itself alone. NCCL depends on it: a
         new group is one ncclCommSplit of all ranks, with a colour for each list of ranks. So the first groups of all
@@ -120,7 +131,6 @@ class World:
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
-        self.living = living or tuple(range(self.place.world_size))
         created = {self.living: world}
         self.role = plan.role(this_rank)
         if len(plan.servers) > 1:
@@ -166,12 +176,17 @@ class World:
         group: dist.ProcessGroup = dist.new_group(members, self.timeout, use_local_synchronization=True)
         return group
 
-    def go_on_without(self, lost: Collection[int], plan: Plan) -> None:
+    def go_on_with(self, living: Sequence[int], plan: Plan, when: str) -> None:
         """Make the process groups anew, of the ranks that live. Collective of these.
 
-        A group with a dead member is broken, and its collectives fail or hang. torch numbers the ranks anew.
+        A group with a dead member is broken, and its collectives fail or hang.
+
+        Args:
+            living: those ranks, in order.
+            plan: of the run.
+            when: names these groups; others have another name.
         """
-        living = tuple(rank for rank in self.living if rank not in lost)
+        self.living = tuple(living)
         self.groups.clear()
         self.servers = None
         gc.collect()
@@ -179,16 +194,8 @@ class World:
             within(FREE_S, abort_groups)
         if dist.is_initialized():
             dist.destroy_process_group()
-        names, starts = backends(self.device, len(living), shards_alone=False)
-        dist.init_process_group(
-            names,
-            store=PrefixStore(f"living {living}", self.store),  # the old groups' addresses are in the store
-            rank=living.index(self.place.rank),
-            world_size=len(living),
-            timeout=self.timeout,
-            device_id=starts,
-        )
-        self.divide(plan, living)
+        self._begin_groups(PrefixStore(f"groups {when}", self.store))  # the old groups' addresses are in the store
+        self.divide(plan)
 
     def share(self, plan: Plan) -> tuple[int, int]:
         """This worker's number among those that share out samples, and how many they are."""
@@ -209,9 +216,13 @@ class World:
 
     def all_agree(self, mine: bool) -> bool:
         """Whether `mine` is True on every rank. Collective."""
-        votes = torch.tensor([int(mine)])
-        dist.all_reduce(votes, dist.ReduceOp.MIN)
-        return bool(votes.item())
+
+        def vote() -> bool:
+            votes = torch.tensor([int(mine)])
+            dist.all_reduce(votes, dist.ReduceOp.MIN)
+            return bool(votes.item())
+
+        return kept(vote)
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""

@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
@@ -105,16 +104,17 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, run_folder(config)))
+    code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, config))
     _record_lost(run_folder(config), None)
     return code
 
 
-def _roles(plan: Plan, folder: Path) -> Roles:
+def _roles(plan: Plan, config: Config) -> Roles:
     """Servers are named. No run goes on without rank 0, which writes the run folder."""
     names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
     spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
-    return Roles(names, spare, resume_command(folder) if plan.layout.served else "")
+    resume = resume_command(run_folder(config)) if plan.layout.served else ""
+    return Roles(names, spare, resume, config.parallel.restarts)
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
@@ -155,15 +155,18 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         best = ["--best"] if outcome.suggests_best else []
         more = f"; more text: {command('sample', folder, *best)}" if writes else ""
         files = f"checkpoints){more}" if is_saved else "no checkpoint: checkpoint.last = false)"
-        say([_of_lost(event) for event in run.read_events() if event["kind"] == "worker_lost"])
+        say([_LOST[event["kind"]].format(**event) for event in run.read_events() if event["kind"] in _LOST])
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)
     return outcome.exit_code
 
 
-def _of_lost(event: dict[str, Any]) -> str:
-    return f"rank {event['rank']} on {event['host']} died in step {event['step']}; the others went on without it"
+_LOST = {
+    "worker_lost": "rank {rank} on {host} died in step {step}; the others went on without it",
+    "worker_joined": "rank {rank} on {host} was started again and trained from step {step} on",
+}
+"""Sentences on events of workers."""
 
 
 def _find_learning_rate(config: Config, rank: Rank) -> int:

@@ -1,0 +1,103 @@
+"""In: deaths of workers as the launcher has seen them, workers that come again. Out: who is there, and what changed.
+Does not see a process end (launch/local.py does) and does not make process groups (regroup.py does)."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from codescent.base.beats import Beats
+
+
+@dataclass(frozen=True)
+class Death:
+    """When a rank died, by time.monotonic as the launcher saw it, and the steps that it had done."""
+
+    moment_s: float
+    position: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker without which the run goes on.
+
+    Attributes:
+        rank: of the worker.
+        host: its machine.
+        step: in which it died (from 1).
+        noticed_s: seconds from its death until its work could be given out again.
+    """
+
+    rank: int
+    host: str
+    step: int
+    noticed_s: float
+
+    @classmethod
+    def of(cls, rank: int, death: Death) -> Lost:
+        """The launcher sees only processes of this machine."""
+        noticed_s = round(time.monotonic() - death.moment_s, 3)
+        return cls(rank, socket.gethostname(), int(death.position) + 1, noticed_s)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker that was started again, and trains from now on.
+
+    Attributes:
+        rank: of the worker.
+        host: its machine.
+        step: the first one that was not complete when it came (from 1).
+        absent_s: seconds from the death of its predecessor until then.
+    """
+
+    rank: int
+    host: str
+    step: int
+    absent_s: float
+
+
+class Crew:
+    """Which workers are there, as the first server knows it. The caller locks."""
+
+    def __init__(self) -> None:
+        self.deaths: Callable[[], dict[int, Death]] = dict
+        """The last death of each worker that is dead now."""
+        self.absent: set[int] = set()
+        self._moments: dict[int, float] = {}  # of the last death of each worker
+        self._lost: list[Lost] = []
+        self._joined: list[Joined] = []
+
+    def new_deaths(self) -> list[int]:
+        """The workers that have died since the last call."""
+        return [worker for worker, death in self.deaths().items() if self.died(worker, death)]
+
+    def died(self, worker: int, death: Death) -> bool:
+        """Count a death. Returns False if it is known."""
+        if self._moments.get(worker) == death.moment_s:
+            return False
+        self._moments[worker] = death.moment_s
+        self.absent.add(worker)
+        self._lost.append(Lost.of(worker, death))
+        return True
+
+    def comes(self, worker: int, done: int) -> None:
+        """A worker that had died is there again, after `done` complete steps. It may say so again."""
+        if worker in self.absent:
+            self.absent.discard(worker)
+            absent_s = round(time.monotonic() - self._moments[worker], 3)
+            self._joined.append(Joined(worker, socket.gethostname(), done + 1, absent_s))
+
+    def take(self) -> tuple[list[Lost], list[Joined]]:
+        """Who has died, and who has come, since the last call."""
+        found = self._lost, self._joined
+        self._lost, self._joined = [], []
+        return found
+
+
+def deaths(beats: Beats, workers: int) -> dict[int, Death]:
+    """The workers that are dead now, as the launcher has seen it."""
+    found = {rank: beats.lost(rank) for rank in range(workers)}
+    return {rank: Death(*lost) for rank, lost in found.items() if lost is not None}

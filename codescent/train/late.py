@@ -1,0 +1,23 @@
+"""In: the store of a run that is under way, a process that was started again for a dead worker. Out: it trains, too.
+Does not start the process (launch/local.py does) and does not let it in (serve_requests.py does)."""
+
+from __future__ import annotations
+
+from codescent.strategies.worker import Worker
+from codescent.train.world import World
+
+WAITS = -1.0
+"""The stage of a worker that waits to be let in: nobody waits for it, so it is never behind others of its stage."""
+
+
+def join(world: World, worker: Worker) -> int:
+    """Wait until the first server lets this worker in, while a segment is under way. Returns the steps that are done.
+
+    From its first word on, the launcher counts another death of this worker as that of a worker that trained.
+    """
+    rank, beats = world.place.rank, world.beats
+    assert beats is not None
+    lost = beats.lost(rank)
+    assert lost is not None, "this rank was started again, and has not died"
+    beats.put(rank, lost[1], WAITS)
+    return worker.join(*lost)

@@ -1,0 +1,229 @@
+"""In: requests of workers: pushes, pulls, questions for work. Out: the answers of one parameter server.
+Does not apply pushes and does not update weights (serve.py does); the caller of `answer` sends frames."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan import Plan
+from codescent.plan.wire import Wire
+from codescent.servers import Ledger, Portion, Portions
+from codescent.strategies.wire_messages import Messages
+from codescent.train.crew import Crew, Death
+from codescent.train.followers import Followers
+from codescent.train.optimize import Optimizer
+from codescent.train.pushes import Push
+from codescent.train.served_part import ServedPart
+from codescent.transport import Answer, Frame, Kind, Refused, Server
+from codescent.transport.tensors import bytes_of
+
+MOST_TOLD = 300
+"""Most steps of which an answer has the sums: the metadata of a frame is bounded."""
+
+
+class Requests:
+    """What one parameter server answers (transport.Service), and what it knows for that.
+
+    Args:
+        plan: of the run.
+        index: of this server, among `plan.servers`.
+        optimizer: over the pieces of this server.
+        first_step: number of complete steps when the command begins.
+        stop_requested: whether this process was asked to stop.
+    """
+
+    def __init__(
+        self, plan: Plan, index: int, optimizer: Optimizer, first_step: int, stop_requested: Callable[[], bool]
+    ) -> None:
+        self.plan, self.index, self.stop_requested = plan, index, stop_requested
+        self.part = ServedPart(plan, index, optimizer)
+        self.workers, self.period = plan.mesh.world_size, plan.schedule.period
+        self.in_steps = plan.layout.in_steps
+        wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
+        self.messages, self.wide = Messages(wire, self.part.numel, dtype), TORCH_DTYPE[dtype]
+        together = self.workers if self.in_steps else 1
+        bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
+        bound = None if index else bound  # the others apply what the first server has applied
+        self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers
+        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
+        self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
+        self.change = threading.Condition()
+        self.staged: dict[int, Push] = {}  # by worker; the others follow the first server's decisions
+        self.committed: set[tuple[int, int]] = set()  # worker and number: every server has its part
+        self.refusals: set[tuple[int, int]] = set()
+        self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
+        self.applied = 0  # pushes in this command, also those that end no portion
+        self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
+        self.crew = Crew()
+        self.incoming: dict[int, torch.Tensor] = {}
+        self.portions: Portions | None = None  # of the first server
+        self.sums: list[float] = []
+        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
+        self.stopping = self.ended = self.updating = False
+        self.server: Server | None = None
+
+    @property
+    def done(self) -> int:
+        """The number of complete steps."""
+        return self.pushes // self.workers * self.period
+
+    def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
+        """See Service."""
+        return {}
+
+    def into(self, request: Frame) -> Sequence[memoryview] | None:
+        """See Service."""
+        if request.kind is not Kind.PUSH:
+            return None
+        self.incoming[request.sender] = torch.empty(self.messages.length, dtype=torch.uint8)
+        return [bytes_of(self.incoming[request.sender])]
+
+    def answer(self, request: Frame) -> Answer | None:
+        """See Service."""
+        with self.change:
+            if request.kind is Kind.PUSH:
+                return self._answer_push(request)
+            if request.sender >= self.workers:
+                return self.followers.answer(request, self.ledger.version)
+            if self.updating:
+                return None
+            if request.kind is Kind.PULL:
+                return self._answer_pull(request)
+            return self._answer_ask(request)
+
+    def left(self, sender: int, why: str) -> None:
+        """See Service. Servers but the first keep what the worker has sent: the first one may have applied it."""
+        if self.index or sender >= self.workers:
+            return
+        with self.change:
+            self.ledger.release(sender)
+            self.staged.pop(sender, None)
+            self.committed = {key for key in self.committed if key[0] != sender}
+            if self.portions is not None:
+                self.portions.leave(sender)
+            self.change.notify_all()
+
+    def _answer_push(self, request: Frame) -> Answer | None:
+        """A push comes in two requests where there are several servers: a part to each, then the word to the first that
+        all have theirs. The first one decides when it applies the push, and answers then."""
+        key, told = (request.sender, request.request), request.metadata
+        arrived = self.incoming.pop(request.sender, None) if request.lengths else None
+        if request.request <= self.ledger.join(request.sender):
+            return Answer(self.ledger.version, {"applied": self.applied})
+        if key in self.refusals:
+            self.refusals.discard(key)
+            raise Refused("the weights are too old")
+        if arrived is not None:
+            self._stage(request, arrived)
+        if self.index or not told["commits"]:
+            return Answer(self.ledger.version)
+        if key not in self.committed:
+            staged, grant = self.staged.get(request.sender), self.ledger.granted.get(request.sender)
+            lost = staged is None or staged.number != request.request
+            if lost or grant is None or grant.ticket != told["ticket"]:
+                self.staged.pop(request.sender, None)
+                self.ledger.push(*key, 0)  # no grant has this ticket: it counts the refusal
+                raise Refused("the worker has no grant for these weights")
+            self.committed.add(key)
+            self.change.notify_all()
+        return None
+
+    def _stage(self, request: Frame, arrived: torch.Tensor) -> None:
+        told = request.metadata
+        self.staged[request.sender] = Push(
+            request.sender,
+            request.request,
+            told["ticket"],
+            Portion(*told["portion"]),
+            self.messages.decode(arrived, torch.empty(self.part.numel, dtype=self.wide)),
+            told["loss"],
+            told["losses"],
+            told["square"],
+            told["stop"],
+            told,
+            first := told.get("first", 0),
+            first + told.get("count", self.period) == self.period,
+        )
+
+    def _answer_pull(self, request: Frame) -> Answer | None:
+        """Grant the weights and send them. A worker of several servers has the grant first, where pulls may wait, and
+        `granted` is its ticket: weights of no server are then older than the grant."""
+        told, sender, version = request.metadata, request.sender, self.ledger.version
+        facts = {"life": self.life, "version": version, "stop": self.stop_requested(), "applied": self.applied}
+        if self.applied < told["after"]:
+            return None
+        is_ready = True
+        if told["final"]:
+            self.ledger.release(sender)
+            if self.pushes != told["pushes"]:
+                return None
+            if told["stopped"]:
+                self.ended = True
+                self.change.notify_all()
+        elif self.index == 0 and told.get("granted") is not None:
+            grant = self.ledger.granted.get(sender)
+            facts["ticket"] = told["granted"]
+            is_ready = grant is not None and grant.ticket == told["granted"]
+        else:
+            if self.portions is not None:
+                self.portions.returned(sender)
+            idle = self.portions is not None and not (self.portions.finished or self.portions.offers(sender))
+            if idle or (grant := self.ledger.pull(sender)) is None:
+                return None
+            facts["ticket"] = grant.ticket
+            if told.get("reserves"):
+                return Answer(version, facts)
+        if self.portions is not None and is_ready:  # without its grant, it is told to pull anew when it asks for work
+            self.portions.weights_given(sender)
+        self.bases[sender] = version
+        if told["have"] == [self.life, version]:
+            return Answer(version, facts)
+        return Answer(version, facts, [bytes_of(self.part.weights(version))])
+
+    def _answer_ask(self, request: Frame) -> Answer | None:
+        if "joins" in request.metadata:
+            return self._answer_join(request)
+        ends = self.portions is None or (self.portions.finished and self.done == self.portions.end)
+        if ends and request.metadata["known"] == self.done:
+            return None  # this worker knows it already: it waits for the next segment
+        if not ends and self.portions is not None and not self.portions.is_ready(request.sender):
+            return Answer(self.ledger.version, {"pull": True})
+        portion = None if ends or self.portions is None else self.portions.take(request.sender)
+        if portion is None and not ends:
+            self.ledger.release(request.sender)
+            self.change.notify_all()  # a push that waited for this worker's grant
+            if request.metadata.get("waits"):
+                return None
+        facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
+        unknown = self.done - request.metadata["known"]
+        if request.sender == 0:  # it writes the metrics, so it is told of each step
+            del self.unread[: max(0, len(self.unread) - unknown // self.period)]
+        facts["sums"] = (self.unread[-MOST_TOLD:] if request.sender == 0 else [self.sums]) if unknown else []
+        if portion is not None:
+            facts |= {"portion": [portion.step, portion.part], **self._steps_of(request.sender, portion)}
+        return Answer(self.ledger.version, facts)
+
+    def _answer_join(self, request: Frame) -> Answer | None:
+        """A worker that was started again comes in while a segment is under way: it meets the others at its end.
+
+        It counts its pushes on after its predecessor's. Their connections have ended: see Server.
+        """
+        moment_s, position = request.metadata["joins"]
+        if self.crew.died(request.sender, Death(moment_s, position)):
+            self.left(request.sender, "it has died")
+        if self.stopping or self.portions is None or self.portions.finished:
+            return None
+        self.refusals = {key for key in self.refusals if key[0] != request.sender}
+        self.crew.comes(request.sender, self.done)
+        facts = {"done": self.done, "number": self.ledger.join(request.sender), "applied": self.applied}
+        return Answer(self.ledger.version, facts)
+
+    def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:
+        """Which steps of a portion the worker takes before its next push: see RoundServing."""
+        return {}
