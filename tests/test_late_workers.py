@@ -53,11 +53,11 @@ def line_of(said: str, project: Path, name: str) -> str:
     return line.removesuffix(ending).removesuffix(shorter)
 
 
-def beats_of(process: psutil.Process) -> Beats:
-    """The memory in which the ranks of 4 write their progress, as this rank has it."""
+def beats_of(process: psutil.Process, ranks: int = 4) -> Beats:
+    """The memory in which so many ranks write their progress, as this rank has it."""
     descriptor = os.open(f"/proc/{process.pid}/fd/{process.environ()[BEATS_FD]}", os.O_RDWR)
     try:
-        return Beats(descriptor, 4)
+        return Beats(descriptor, ranks)
     finally:
         os.close(descriptor)
 

@@ -297,6 +297,8 @@ class _Ranks:
     def _end_late(self, late: Collection[int]) -> None:
         """All others have ended: end the ranks that were started again, but too late to join them."""
         if not any(self._watch.has_ended(rank) for rank in late):
+            ranks = ", ".join(f"rank {rank}" for rank in sorted(late))
+            _say(f"codescent: {ranks} came too late to join the others, which have ended")
             self._stopping = True
             self._send(signal.SIGKILL)
 

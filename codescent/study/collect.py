@@ -21,8 +21,8 @@ from codescent.study.points import Spec
 from codescent.study.result import PointState
 
 NOT_COMPARED = (
-    *("run.folder", "run.name", "data.folder", "parallel.ranks", "parallel.timeout_s", "train.device"),
-    *("train.allocator", "train.num_steps", "log.", "checkpoint."),
+    *("run.folder", "run.name", "data.folder", "train.device", "train.allocator", "train.num_steps"),
+    *("parallel.ranks", "parallel.restarts", "parallel.timeout_s", "log.", "checkpoint."),
 )
 """Beginnings of keys that may differ between machines, or change nothing that is measured. Ranks are counted."""
 

@@ -3,11 +3,22 @@ Does not start the process (launch/local.py does) and does not let it in (serve_
 
 from __future__ import annotations
 
+from codescent.base.errors import UserError
 from codescent.strategies.worker import Worker
 from codescent.train.world import World
 
 WAITS = -1.0
 """The stage of a worker that waits to be let in: nobody waits for it, so it is never behind others of its stage."""
+
+
+def refuse_restarts(restarts: int, world: World) -> None:
+    """Raise UserError if nobody would start a rank again."""
+    if restarts and world.beats is None:
+        by = f", and {world.place.launcher} has started this one" if world.place.launcher else ""
+        raise UserError(
+            f"parallel.restarts = {restarts}: only `codescent train --ranks` starts ranks of its machine again{by}; "
+            "set parallel.restarts to 0"
+        )
 
 
 def join(world: World, worker: Worker) -> int:

@@ -22,7 +22,7 @@ from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.continuing import nothing_to_do, write_new_places
-from codescent.train.late import join
+from codescent.train.late import join, refuse_restarts
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
@@ -77,6 +77,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
             differ; that step is not saved.
     """
     with connect(config, place) as world, with_past(world.past):
+        world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(load(config.log.to)))
         folder = open_resumed(config, world) if resume else None

@@ -37,7 +37,7 @@ EXCHANGES = (
     *("average_every", "synchronous_steps", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
     *("fragments", "overlap_steps", "wire", "wire_from"),
     *("gossip", "gossip_mode", "gossip_every", "gossip_rate", "agree_every"),
-    *("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum"),
+    *("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum", "restarts"),
 )
 """Keys of [parallel] with which replicas do something else than to sum the gradients of each step."""
 DEFAULTS = {key: field.default for key, field in Parallel.model_fields.items()}

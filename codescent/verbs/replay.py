@@ -43,6 +43,7 @@ def replay_run(path: Path) -> int:
                 "parallel.ranks": 1,
                 "parallel.dp_replicate": None,
                 "parallel.servers": 0,
+                "parallel.restarts": 0,
                 "parallel.updates": "synchronous",
                 "parallel.staleness": None,
                 "parallel.momentum_every": None,
