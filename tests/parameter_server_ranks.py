@@ -70,7 +70,12 @@ def stopped(step: str, seconds: str) -> None:
     layout_ranks.at_step(int(step), "_push", stand)
 
 
-layout_ranks.FAULTS |= {"disconnected": disconnected, "stopped": stopped}
+def hung(step: str, seconds: str) -> None:
+    """In this step the process computes nothing for so many seconds; its threads and its connections live."""
+    layout_ranks.at_step(int(step), "_push", lambda _: time.sleep(float(seconds)))
+
+
+layout_ranks.FAULTS |= {"disconnected": disconnected, "stopped": stopped, "hung": hung}
 
 
 def portions(place: Place, words: list[str], rank: int, seconds: float) -> dict[str, int]:

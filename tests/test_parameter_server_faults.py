@@ -54,6 +54,20 @@ def test_a_worker_may_stand_still(runs: Runs, mode: str) -> None:
     assert [row["step"] for row in found.read_metrics()] == list(range(1, 21))
 
 
+@pytest.mark.parametrize(
+    ("words", "servers"), [((), 1), ((), 2), (("parallel.updates=asynchronous", "parallel.staleness=0"), 1)]
+)
+def test_a_worker_that_hangs_is_named(runs: Runs, words: tuple[str, ...], servers: int) -> None:
+    """The others wait at the server. It says for whom, before they give up and blame the server."""
+    name = f"hangs-{servers}-{len(words)}"
+    said = [*FP64, f"parallel.servers={servers}", *words, f"run.name={name}", "parallel.timeout_s=3"]
+    options = {"words": said, "fault": "hung 7 4", "rank": 1}
+    codes, _, output = runs.forker._ask("parameter_server_ranks:run", runs.project, 3 + servers, options)
+    assert codes[3] == 1, output
+    assert re.search(r"rank 1 \(in step 7\) pushed nothing for 2\.[7-9] s .*, and rank 0, rank 2 waited for it", output)
+    assert "has not answered rank 0" not in output.split("pushed nothing")[0]
+
+
 LONG = ("train.num_steps=40", "checkpoint.every=10", "optimizer.decay_steps=40")
 
 

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from codescent.base.errors import RunFailed
 from codescent.plan import Plan
 from codescent.train.crew import Joined, Lost
+from codescent.train.patience import SHARE
 from codescent.train.world import World
 
 if TYPE_CHECKING:
@@ -56,12 +58,17 @@ def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> 
         the ranks that are there, in order.
     """
     assert world.beats is not None
+    end_s = time.monotonic() + SHARE * world.timeout.total_seconds()
     while True:
         serving.raise_failure()
         serving.look_for_dead()
         workers = [rank for rank in range(plan.mesh.world_size) if rank not in serving.crew.absent]
-        if all(world.beats.meets(rank) == step for rank in workers):
+        late = [rank for rank in workers if world.beats.meets(rank) != step]
+        if not late:
             return [*workers, *plan.servers]
+        if time.monotonic() > end_s:
+            ranks = ", ".join(f"rank {rank}" for rank in late)
+            raise RunFailed(f"{ranks}: did not meet the others after step {step} within parallel.timeout_s")
         time.sleep(LOOK_S)
 
 

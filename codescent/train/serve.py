@@ -111,6 +111,7 @@ class Serving(Requests):
             False: the run has ended at step `number` already, because a rank was asked to stop.
         """
         with self.change:
+            self.patience.begin()
             if self.index == 0 and (self.portions is None or self.portions.finished):
                 own = self.plan.layout.updates == "synchronous"
                 end = self.plan.schedule.agrees_next(number)
@@ -126,6 +127,8 @@ class Serving(Requests):
                 if self.stop_requested():
                     self._stop()
                 self.look_for_dead()
+                if self.portions is not None:
+                    self.patience.check(self.portions.held, set(range(self.workers)) - self.crew.absent)
                 with waiting():
                     self.change.wait(self._look_s())
             return not self.has_ended

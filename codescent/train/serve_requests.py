@@ -18,6 +18,7 @@ from codescent.strategies.wire_messages import Messages
 from codescent.train.crew import Crew, Death
 from codescent.train.followers import Followers
 from codescent.train.optimize import Optimizer
+from codescent.train.patience import Patience
 from codescent.train.pushes import Push
 from codescent.train.served_part import ServedPart
 from codescent.transport import Answer, Frame, Kind, Refused, Server
@@ -60,7 +61,7 @@ class Requests:
         self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
         self.applied = 0  # pushes in this command, also those that end no portion
         self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
-        self.crew = Crew()
+        self.crew, self.patience = Crew(), Patience()
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
         self.sums: list[float] = []
@@ -87,21 +88,31 @@ class Requests:
     def answer(self, request: Frame) -> Answer | None:
         """See Service."""
         with self.change:
-            if request.kind is Kind.PUSH:
-                return self._answer_push(request)
-            if request.sender >= self.workers:
+            if request.kind is not Kind.PUSH and request.sender >= self.workers:
                 return self.followers.answer(request, self.ledger.version)
-            if self.updating:
-                return None
-            if request.kind is Kind.PULL:
-                return self._answer_pull(request)
-            return self._answer_ask(request)
+            if "joins" in request.metadata:
+                return None if self.updating else self._answer_join(request)
+            found, waits = None, False
+            try:
+                found = self._answer_worker(request)
+                waits = found is None
+            finally:  # it is answered also if it is refused
+                self.patience.note(request.sender, (request.kind, request.request), waits=waits)
+            return found
+
+    def _answer_worker(self, request: Frame) -> Answer | None:
+        if request.kind is Kind.PUSH:
+            return self._answer_push(request)
+        if self.updating:
+            return None
+        return self._answer_pull(request) if request.kind is Kind.PULL else self._answer_ask(request)
 
     def left(self, sender: int, why: str) -> None:
         """See Service. Servers but the first keep what the worker has sent: the first one may have applied it."""
         if self.index or sender >= self.workers:
             return
         with self.change:
+            self.patience.note(sender, None, waits=False)
             self.ledger.release(sender)
             self.staged.pop(sender, None)
             self.committed = {key for key in self.committed if key[0] != sender}
@@ -187,8 +198,6 @@ class Requests:
         return Answer(version, facts, [bytes_of(self.part.weights(version))])
 
     def _answer_ask(self, request: Frame) -> Answer | None:
-        if "joins" in request.metadata:
-            return self._answer_join(request)
         ends = self.portions is None or (self.portions.finished and self.done == self.portions.end)
         if ends and request.metadata["known"] == self.done:
             return None  # this worker knows it already: it waits for the next segment

@@ -54,6 +54,7 @@ def listening(
         serving: Serving = RoundServing(plan, index, optimizer, *facts)
     else:
         serving = Serving(plan, index, optimizer, *facts)
+    serving.patience.timeout_s = world.timeout.total_seconds()
     listener = listen(world.meeting.address)
     if world.beats is not None and index == 0 and plan.layout.can_lose_workers:
         serving.crew.deaths = partial(deaths, world.beats, plan.mesh.world_size)
