@@ -97,18 +97,18 @@ def infinite_gradient() -> None:
     Or in the first later step that this rank computes: asynchronous ranks take what is left.
     """
     now = {"is_due": False, "was": False}
-    whole_step = Executor.launch
+    whole_step = Executor._walk
 
-    def step(self: Executor, number: int, rate: float) -> Any:
+    def step(self: Executor, number: int) -> None:
         now["is_due"] = number >= 2 and not now["was"]
         now["was"] |= now["is_due"]
-        return whole_step(self, number, rate)
+        whole_step(self, number)
 
     def product(self: Linear, x_BTI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
         weight: torch.Tensor = Infinite.apply(self.weight) if now["is_due"] else self.weight
         return torch.nn.functional.linear(x_BTI, weight, bias_O)
 
-    Executor.launch = step  # type: ignore[method-assign]
+    Executor._walk = step  # type: ignore[method-assign]
     Linear._product = product  # type: ignore[method-assign]
 
 
@@ -143,7 +143,7 @@ def flip(*names: str) -> None:
             flip_bits(self, names)
         return result
 
-    Executor.launch = step  # type: ignore[method-assign]
+    Executor._walk = step  # type: ignore[method-assign]
 
 
 def flip_at_step(step: str, *names: str) -> None:

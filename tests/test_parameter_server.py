@@ -7,7 +7,6 @@ import csv
 import json
 import math
 import re
-import statistics
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,7 @@ import torch
 from forker import Forker, Runs
 from runs import assert_same, called, losses
 
-from codescent.build.saved import saved_plan
 from codescent.checkpoint.checkpoints import read_tensors
-from codescent.cost.arithmetic import arithmetic
-from codescent.cost.network import Link
-from codescent.cost.ranks_walk import walk
 from codescent.plan import Collective, Plan
 from codescent.plan.state import state_of_rank
 from codescent.record import RunFolder, order
@@ -169,16 +164,6 @@ def test_no_gradient_is_older_than_the_bound(runs: Runs, bound: int) -> None:
     rows = found.read_metrics()
     assert [row["step"] for row in rows] == list(range(1, 21))
     assert all(0 <= row["staleness_mean"] <= row["staleness_max"] <= bound for row in rows)
-
-
-def test_the_simulator_predicts_the_mean_staleness(runs: Runs) -> None:
-    """The issue allows 20 %. Of equal workers each pushes once between two pushes of another one."""
-    found = runs.run(4, *of_kind("sgd"), *served(1, ASYNCHRONOUS), "train.eval_every=0")
-    rows = found.read_metrics()
-    measured = statistics.mean(row["staleness_mean"] for row in rows)
-    plan, step_s = saved_plan(found), statistics.median(row["step_s"] for row in rows)
-    simulated = walk(plan, arithmetic(plan, step_s), Link(1e12), steps=len(rows), warm_up=0).staleness
-    assert statistics.mean(simulated) == pytest.approx(measured, rel=0.2)
 
 
 def test_a_step_that_is_not_finite_is_skipped_as_ddp_skips_it(runs: Runs) -> None:
