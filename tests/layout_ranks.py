@@ -143,7 +143,7 @@ def flip(*names: str) -> None:
             flip_bits(self, names)
         return result
 
-    Executor._walk = step  # type: ignore[method-assign]
+    Executor.launch = step  # type: ignore[method-assign]
 
 
 def flip_at_step(step: str, *names: str) -> None:
