@@ -35,6 +35,7 @@ def made(place: Place, cases: dict[str, Any]) -> dict[str, list[Made]]:
             world: Any = World.__new__(World)
             world.place = SimpleNamespace(rank=rank, world_size=case["world_size"])
             world.timeout, world.groups = timedelta(seconds=60), {}
+            world.living = tuple(range(case["world_size"]))
             world.divide(plan)
             found[name].append(list(calls))
             calls.clear()
