@@ -109,8 +109,8 @@ def test_a_run_with_a_refused_round_is_not_replayed(runs: Runs) -> None:
     run = runs.run(3, *served(1, ASYNCHRONOUS, *NESTEROV), "train.num_steps=20")
     path = order.file_of(run.path, 0)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    own = [row for row in rows if row["worker"] == rows[0]["worker"]]
-    assert [row["number"] for row in own] == [1, 2, 3, 4][: len(own)]
+    own = max(([row for row in rows if row["worker"] == worker] for worker in (0, 1)), key=len)  # one may take more
+    assert [row["number"] for row in own] == list(range(1, len(own) + 1))
     for row in own[1:]:
         row["number"] += 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
