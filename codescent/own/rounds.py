@@ -147,7 +147,7 @@ class Rounds:
         for kind, indices in self.indices.items():
             weights = [self.weights[index] for index in indices]
             if self.outer is not None:
-                changes = self.outer.changes(indices, weights)
+                changes = [self.outer.change(index, self.weights[index]) for index in indices]
                 self._mean_(kind, changes)
                 means = self.outer.step(indices, changes)
             elif kind in self.sums:

@@ -105,23 +105,32 @@ class Averaging(Replicas):
     def average(self, fragment: int) -> None:
         """See Exchange. What leaves is a copy: the weights may change until MERGE."""
         indices = self.fragments[fragment]
-        masters = [self.copies[index].master for index in indices]
         own, every = self.losses[fragment].tolist()
         self.losses[fragment].zero_()
         share = own / every if every else 1 / self.degree  # a round without a loss: replicas count alike
-        then = [master.clone() for master in masters] if self.overlaps else masters
-        if self.outer is not None:
-            sent = self.outer.changes(indices, masters)
-        else:
-            sent = [master.clone() for master in masters]
-        if sent:
-            torch._foreach_mul_(sent, share)
-        place = {index: number for number, index in enumerate(indices)}
         sums = (self.whole if self.number < self.wire_from and self.whole else self.sums)[fragment]
+        sent = self._summands(fragment, sums)
+        for index in indices:
+            master = self.copies[index].master
+            value = master if self.outer is None else self.outer.change(index, master)
+            torch.mul(value, share, out=sent[index])
         handles = [
-            one.start([sent[place[index]] for index in message]) for one, message in zip(sums, self.messages[fragment])
+            one.start([sent[index] for index in message]) for one, message in zip(sums, self.messages[fragment])
         ]
-        self.flying[fragment] = then, sent, handles
+        then = [self.copies[index].master for index in indices]
+        if self.overlaps:
+            then = [master.clone() for master in then]
+        self.flying[fragment] = then, [sent[index] for index in indices], handles
+
+    def _summands(self, fragment: int, sums: Sequence[WireSum]) -> dict[int, torch.Tensor]:
+        """By index, memory for what a fragment sends: that of the sums, so that nothing is copied there."""
+        if not sums:  # one replica
+            return {index: torch.empty_like(self.copies[index].master) for index in self.fragments[fragment]}
+        return {
+            index: part
+            for one, message in zip(sums, self.messages[fragment])
+            for index, part in zip(message, one.summands())
+        }
 
     @torch.no_grad()
     def merge(self, fragment: int) -> None:
@@ -132,10 +141,8 @@ class Averaging(Replicas):
         if not sums:
             return
         indices = self.fragments[fragment]
-        means = sums if self.outer is None else self.outer.means(indices, sums)
-        self._count(indices, then, means)
-        if self.outer is not None:
-            means = self.outer.step(indices, sums)
+        self._count(indices, then, sums)
+        means = sums if self.outer is None else self.outer.step(indices, sums)
         for index, before, mean in zip(indices, then, means):
             copy = self.copies[index]
             if self.overlaps:
@@ -145,13 +152,18 @@ class Averaging(Replicas):
             if copy.weights is not copy.master:
                 copy.weights.copy_(copy.master)
 
-    def _count(self, indices: Sequence[int], then: Sequence[torch.Tensor], means: Sequence[torch.Tensor]) -> None:
-        """Add the squared distance of this replica from the mean, and the mean's squared norm."""
-        counted = [(own, mean) for index, own, mean in zip(indices, then, means) if self.copies[index].counted]
-        for number, tensors in enumerate(([own - mean for own, mean in counted], [mean for _, mean in counted])):
-            if tensors:
-                norms = torch._foreach_norm(tensors, 2)
-                self.squares[number] += torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64).square()
+    def _count(self, indices: Sequence[int], then: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> None:
+        """Add the squared distance of this replica from the mean, and the mean's squared norm.
+
+        Tensor by tensor: what is computed of one is read again while the processor's cache still has it.
+        """
+        norms = []
+        for index, own, summed in zip(indices, then, sums):
+            if self.copies[index].counted:
+                mean = summed if self.outer is None else self.outer.mean(index, summed)
+                norms.append(torch.stack([torch.linalg.vector_norm(one) for one in (own - mean, mean)]))
+        if norms:
+            self.squares += torch.linalg.vector_norm(torch.stack(norms), dim=0, dtype=torch.float64).square()
 
     def distance(self) -> torch.Tensor:
         """See Exchange. Begins to count the next round."""

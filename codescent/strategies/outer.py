@@ -34,17 +34,17 @@ class Outer:
         for anchor, weight in zip(self.anchors, weights, strict=True):
             anchor.copy_(weight)
 
-    def changes(self, indices: Sequence[int], weights: Sequence[Tensor]) -> list[Tensor]:
-        """Begin minus end of the round, in the anchors' dtype, of the tensors with these indices.
+    def change(self, index: int, weight: Tensor) -> Tensor:
+        """Begin minus end of the round, in the anchor's dtype, of the tensor with this index.
 
         A round of bf16 weights began with the anchor's rounding: what it cut off is no change.
         """
-        begins = [self.anchors[index] for index in indices]
-        return [begin.to(weight.dtype).to(begin.dtype) - weight for begin, weight in zip(begins, weights, strict=True)]
+        anchor = self.anchors[index]
+        return anchor.to(weight.dtype).to(anchor.dtype) - weight
 
-    def means(self, indices: Sequence[int], changes: Sequence[Tensor]) -> list[Tensor]:
-        """The mean weights of the replicas, from their mean changes."""
-        return [self.anchors[index] - change for index, change in zip(indices, changes, strict=True)]
+    def mean(self, index: int, change: Tensor) -> Tensor:
+        """The mean weights of the replicas, from their mean change."""
+        return self.anchors[index] - change
 
     def step(self, indices: Sequence[int], changes: Sequence[Tensor]) -> list[Tensor]:
         """The outer optimizer's step by the mean changes. Returns the anchors: the weights of the next round."""

@@ -64,15 +64,16 @@ class Reduction:
         return views
 
     def sum_(self, tensors: Sequence[Tensor], exchanges: Exchanges) -> None:
-        """Replace the tensors by their sums."""
+        """Replace the tensors by their sums. Tensors that are `views` are in place already."""
         for index, tensor in enumerate(tensors):
             if index in self.residuals:
                 torch.add(tensor, self.residuals[index], out=self.views[index])
-            else:
+            elif tensor is not self.views[index]:
                 self.views[index].copy_(tensor)
         self.reduce(exchanges)
         for index, tensor in enumerate(tensors):
-            tensor.copy_(self.views[index])
+            if tensor is not self.views[index]:
+                tensor.copy_(self.views[index])
 
     def reduce(self, exchanges: Exchanges) -> None:
         """Replace the vector by its sum."""
