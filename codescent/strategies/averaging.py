@@ -114,9 +114,7 @@ class Averaging(Replicas):
             master = self.copies[index].master
             value = master if self.outer is None else self.outer.change(index, master)
             torch.mul(value, share, out=sent[index])
-        handles = [
-            one.start([sent[index] for index in message]) for one, message in zip(sums, self.messages[fragment])
-        ]
+        handles = [one.start([sent[index] for index in message]) for one, message in zip(sums, self.messages[fragment])]
         then = [self.copies[index].master for index in indices]
         if self.overlaps:
             then = [master.clone() for master in then]
