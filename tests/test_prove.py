@@ -22,7 +22,8 @@ from codescent.plan import AXES
 from codescent.results import start
 from codescent.verbs import prove
 from codescent.verbs.arguments import parse
-from codescent.verbs.prove import Finding, LayoutCase, layouts_of, parse_layouts
+from codescent.verbs.finding import Finding, finding_of
+from codescent.verbs.prove import LayoutCase, layouts_of, parse_layouts
 
 
 def test_layouts_are_all_divisions() -> None:
@@ -101,7 +102,7 @@ def row(loss: float, norm: float = 1.0, val: float | None = None) -> dict[str, f
     ],
 )
 def test_verdicts(found: list[dict[str, float]] | str, verdict: str) -> None:
-    finding = prove._finding("x", 2, found, [row(2.0), row(1.0, val=3.0)])
+    finding = finding_of("x", 2, found, [row(2.0), row(1.0, val=3.0)])
     assert finding.verdict(1e-9) == verdict
     assert Finding("x", 2, {}, refused="because").verdict(1e-9) == "refused"
 
@@ -196,8 +197,11 @@ def test_what_it_refuses(project: Path, words: list[str], expected: str) -> None
 
 EXCHANGES = (
     "dp_replicate=2,average_every=1",
+    "dp_replicate=2,gossip=complete",
     "dp_replicate=2,average_every=4,outer_optimizer=nesterov,fragments=2,overlap_steps=1",
     "dp_replicate=2,wire=int4",
+    "dp_replicate=2,wire=powersgd:1",
+    "dp_replicate=2,wire=powersgd:16",
     "dp_replicate=2,wire=topk:1",
     "dp_replicate=2",
 )
@@ -208,8 +212,8 @@ EXCHANGES = (
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("optimizer.kind=sgd", "optimizer.max_grad_norm=0"), ["same", "drift", "drift", "same", "same"]),
-        (("optimizer.kind=adamw",), ["drift", "drift", "drift", "same", "same"]),
+        (("optimizer.kind=sgd", "optimizer.max_grad_norm=0"), ["same", "same", *["drift"] * 3, *["same"] * 3]),
+        (("optimizer.kind=adamw",), [*["drift"] * 5, *["same"] * 3]),
     ],
 )
 def test_another_method_drifts_and_is_never_the_same(
@@ -220,13 +224,21 @@ def test_another_method_drifts_and_is_never_the_same(
     layouts = "; ".join(EXCHANGES)
     done = codescent(project, "prove", "run.toml", *words, "--steps", "8", "--layouts", layouts)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if " of 5: " in line]
+    lines = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if " of 8: " in line]
     assert lines == expected
     assert "drift: another method" in done.stdout
     (row,) = [line for line in done.stdout.splitlines() if line.startswith(" dp_replicate=2 wire=int4")]
     loss, _, _, step, _ = row.split()[-5:]
     assert float(loss) > 1e-9
     assert 1 <= int(step) <= 8
+
+
+def test_graphs_are_compared_where_all_ranks_agree(project: Path) -> None:
+    """Before, a row has the loss of one replica: after step 2 all agree, and one process has the same loss."""
+    words = ("optimizer.kind=sgd", "optimizer.max_grad_norm=0", "--steps", "4")
+    done = codescent(project, "prove", "run.toml", *words, "--layouts", "dp_replicate=2,gossip=complete")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("1 of 1: dp_replicate=2 gossip=complete: same\n")
 
 
 def test_a_layout_that_decides_losses_is_not_resumed_in_one_process(project: Path, tmp_path: Path) -> None:

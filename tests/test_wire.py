@@ -118,6 +118,13 @@ def test_bytes_beside_an_all_reduce_of_fp32(ranks: int) -> None:
     assert Wire.parse("powersgd:4").sent_bytes(shapes, "fp32", ranks) / whole == factors / (4096 * 256 + 1024)
 
 
+def test_powersgd_is_exact_where_it_factors_nothing() -> None:
+    shapes = [(8, 4), (4,), (4, 3, 2)]
+    assert not Wire.parse("powersgd:2").exact_for(shapes)
+    assert all(Wire.parse(text).exact_for(shapes) for text in ("powersgd:4", "none", "topk:1"))
+    assert not Wire.parse("int8").exact_for([(4,)])
+
+
 def test_one_rank_and_no_elements_send_nothing() -> None:
     for text in WIRES:
         wire = Wire.parse(text)

@@ -131,6 +131,10 @@ class Wire:
         """Whether ranks keep what a sum has not delivered (error feedback). PowerSGD is lossy at any rank."""
         return not self.exact
 
+    def exact_for(self, shapes: Sequence[Shape]) -> bool:
+        """Whether a sum of tensors of these shapes is exact: with PowerSGD of full rank it is, see `factored`."""
+        return self.exact or (self.method == "powersgd" and not self.factored(shapes))
+
     @property
     def coded(self) -> bool:
         """Whether each element travels, in a narrow format."""

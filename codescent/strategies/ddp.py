@@ -114,7 +114,8 @@ class DDP(Strategy):
     def exact(self, plan: Plan) -> bool:
         """False if the format of messages loses anything."""
         wire = _wire(plan)
-        return wire is None or wire.exact
+        shapes = [tensor.gradients.sizes(tensor.parameter.shape, plan.mesh) for tensor in plan.trained]
+        return wire is None or wire.exact_for(shapes)
 
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None

@@ -24,15 +24,15 @@ from codescent.base.errors import UserError
 from codescent.config.decided import with_samples
 from codescent.config.load import load
 from codescent.config.sections import Config, Parallel
-from codescent.plan import AXES
+from codescent.plan import AXES, Plan
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
 from codescent.strategies import ORDER, serving
+from codescent.verbs.finding import COLUMNS, Finding, finding_of
 from codescent.verbs.replay import replay_run
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
-COLUMNS = ("train_loss", "grad_norm", "val_loss")
 EXCHANGES = (
     *("average_every", "synchronous_steps", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
     *("fragments", "overlap_steps", "wire", "wire_from"),
@@ -95,39 +95,6 @@ class LayoutCase:
 
 
 ALONE = LayoutCase((), 1)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result for one layout.
-
-    Attributes:
-        layout: in words.
-        ranks: their number.
-        differences: largest relative difference of each column; empty if the layout did not run.
-        worst_step: the step with the largest difference of the loss.
-        refused: why the layout is not possible; else "".
-        failed: why its run failed; else "".
-        is_exact: False: the method is another one than a step of one process, so a difference is no error.
-    """
-
-    layout: str
-    ranks: int
-    differences: Mapping[str, float]
-    worst_step: int = 0
-    refused: str = ""
-    failed: str = ""
-    is_exact: bool = True
-
-    def verdict(self, tolerance: float) -> str:
-        """One of same, drift, DIFFERS, FAILED and refused."""
-        if self.refused:
-            return "refused"
-        if self.failed:
-            return "FAILED"
-        if not self.is_exact and all(map(math.isfinite, self.differences.values())):
-            return "drift"
-        return "same" if all(value <= tolerance for value in self.differences.values()) else "DIFFERS"
 
 
 def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
@@ -266,8 +233,10 @@ class Prover:
         if not (exact or isinstance(found, str)):  # with asynchronous servers a row may stand for several steps
             steps = {row["step"] for row in found}
             expected = [row for row in expected if row["step"] in steps]
+        if not isinstance(found, str):  # elsewhere a row has the loss of one replica
+            found, expected = ([row for row in rows if _of_all(plans, row)] for rows in (found, expected))
         trains_apart = any(plan.apart or plan.layout.updates != "synchronous" for plan in plans)
-        return replace(_finding(name, ranks, found, expected, trains_apart=trains_apart), is_exact=exact)
+        return replace(finding_of(name, ranks, found, expected, trains_apart=trains_apart), is_exact=exact)
 
     def continues(self, layout: LayoutCase) -> bool:
         """Whether a run of one process can go on in a layout: its keys decide no losses."""
@@ -300,33 +269,10 @@ class Prover:
         return rows
 
 
-def _finding(
-    layout: str,
-    ranks: int,
-    found: list[dict[str, float]] | str,
-    expected: list[dict[str, float]],
-    *,
-    trains_apart: bool = False,
-) -> Finding:
-    """`trains_apart`: gradients are those of a replica, so their norms are not compared."""
-    if isinstance(found, str):
-        return Finding(layout, ranks, {}, failed=found)
-    if len(found) != len(expected):
-        return Finding(layout, ranks, {}, failed=f"{counted(len(found), 'step')} instead of {len(expected)}")
-    columns = [column for column in COLUMNS if not (trains_apart and column == "grad_norm")]
-    differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in columns}
-    worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
-    largest = {column: max(values) for column, values in differences.items()}
-    return Finding(layout, ranks, largest, int(expected[worst].get("step", worst + 1)))
-
-
-def _difference(found: float | None, expected: float | None) -> float:
-    """The relative difference; 0 if both are missing; infinite if one is missing or not finite."""
-    if found is None and expected is None:
-        return 0.0
-    if found is None or expected is None or not (math.isfinite(found) and math.isfinite(expected)):
-        return math.inf
-    return abs(found - expected) / abs(expected) if expected else abs(found)
+def _of_all(plans: Sequence[Plan], row: Mapping[str, float]) -> bool:
+    """Whether the loss of this row is that of all replicas. Where work is given out, each row is."""
+    alone = [plan for plan in plans if plan.apart and not (plan.layout.served or plan.layout.averages_beside)]
+    return all(plan.schedule.agrees_after(int(row["step"])) for plan in alone)
 
 
 def main(arguments: Namespace) -> int:
