@@ -14,6 +14,7 @@ import pytest
 from runs import codescent as run_codescent
 
 import codescent
+from codescent.plan import Verb
 from codescent.verbs.plot import MARK
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,13 @@ def test_there_are_pages_for_the_verbs() -> None:
     assert len(PAGES) > 10
     for verb in ("train", "plan", "config", "data", "sample", "evaluate"):
         assert (ROOT / "docs" / f"{verb}.md").is_file()
+
+
+def test_the_page_of_instructions_has_every_verb() -> None:
+    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    table = page.partition("| verb | what it does |")[2].partition("\n\n")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert {verb for first in firsts for verb in re.findall(r"`(\w+)`", first)} == set(Verb)
 
 
 def test_the_page_of_a_run_folder_has_every_event() -> None:

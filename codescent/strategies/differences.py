@@ -16,8 +16,8 @@ from codescent.strategies.wire_codecs import codec, largest
 
 
 class Differences:
-    """Error feedback of gossip (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2, in the form of appendix E, which needs
-    two copies however many neighbours there are).
+    """Error feedback of gossip (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2), with two copies however many
+    neighbours there are: only the weighted sum of the public copies is kept.
 
     All neighbours know the same public copy y_i of replica i. It sends q(x_i - y_i). Then y_i becomes y_i plus what was
     sent, and x_i becomes x_i + sum_j W_ij y_j - y_i. What q loses stays in the difference, and is sent later.

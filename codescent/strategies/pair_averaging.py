@@ -31,7 +31,7 @@ class PairAveraging(Strategy):
     """AD-PSGD (Lian et al. 2018, "Asynchronous decentralized parallel SGD", algorithm 1).
 
     A replica computes a gradient while others average with it. Its update is applied to the weights as they are then.
-    Replicas are active or passive, and each average is of one of both kinds: so nobody waits in a circle (section 4).
+    Replicas are active or passive, and each average is of one of both kinds: so nobody waits in a circle.
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
