@@ -4,6 +4,7 @@ Does not test the checkpoint's files: test_checkpoint does."""
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -215,6 +216,28 @@ def test_another_config_is_refused_key_by_key(project: Path, forker: Forker, ran
     assert "model.num_layers: the run in" in done.stderr
     assert done.stderr.count("optimizer.learning_rate") == 1
     assert (run.path / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("begun", "resumed", "told"),
+    [
+        (("average_every=5",), (), {"average_every: 5, 0"}),
+        (("average_every=5", "wire=int4"), ("average_every=5",), {"wire: 'int4', 'none'"}),
+        ((), ("gossip=ring", "gossip_every=5"), {"gossip: 'none', 'ring'", "gossip_every: 1, 5"}),
+    ],
+)
+def test_another_method_is_told_by_the_keys_of_the_configs(
+    project: Path, forker: Forker, begun: tuple[str, ...], resumed: tuple[str, ...], told: set[str]
+) -> None:
+    """Not by keys that have an effect with one of the methods only, and the same value in both configs."""
+    name = f"method-{len(begun)}{len(resumed)}"
+    forker.train(project, name, 2, *(f"parallel.{word}" for word in begun), "train.num_steps=10")
+    words = ("--resume", "--ranks", "2", "train.num_steps=20", "optimizer.decay_steps=10")
+    done = called(project, "train", "run.toml", f"run.name={name}", *(f"parallel.{word}" for word in resumed), *words)
+    assert done.returncode == 2
+    found = re.findall(r"error: parallel\.(\w+): the run in runs/\S+ has (\S+), this config (\S+)\n", done.stderr)
+    assert {f"{key}: {old}, {new}" for key, old, new in found} == told
+    assert "None" not in done.stderr
 
 
 def test_nothing_to_resume(project: Path) -> None:
