@@ -21,6 +21,9 @@ from codescent.strategies.wire_messages import Messages
 from codescent.transport import Client, Frame, Kind, Refused
 from codescent.transport.tensors import bytes_of
 
+NORM_PIECE = 1 << 16
+"""Elements of a norm in the gradients' own dtype."""
+
 
 class Worker(Turns):
     """A rank that computes gradients of portions, with the servers' weights.
@@ -103,8 +106,7 @@ class Worker(Turns):
         """The squared norm of what is sent, which clips an asynchronous update. Servers know that of a whole step."""
         if self.plan.layout.in_steps:
             return 0.0
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-        return float(torch.stack(norms).square().sum())
+        return sum(map(square_of, parts))
 
     def _push(self, facts: Mapping[str, Any], messages: Sequence[torch.Tensor]) -> bool:
         """Send each server its part of a push. Returns whether the servers apply it: all of them do, or none.
@@ -204,6 +206,13 @@ class Worker(Turns):
         for client in self.clients:
             client.close()
         self.pool.shutdown()
+
+
+def square_of(part: torch.Tensor) -> float:
+    """The squared norm of a vector: of pieces in its dtype, summed in fp64. A norm in fp64 casts all elements, which
+    takes 30 times as long on a CPU."""
+    norms = torch._foreach_norm(part.split(NORM_PIECE))
+    return float(torch.stack(norms).double().square().sum())
 
 
 def gather(part: torch.Tensor, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:

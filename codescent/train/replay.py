@@ -17,7 +17,7 @@ from codescent.data.loader import Portion
 from codescent.plan import Plan
 from codescent.record import order
 from codescent.record.order import Applied
-from codescent.strategies.worker import gather, scatter
+from codescent.strategies.worker import gather, scatter, square_of
 from codescent.train.alone import trainer_alone
 from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, learning_rate
@@ -165,8 +165,7 @@ class _Replay:
     def _update_alone(self, server: _Server) -> None:
         (row,), index = self._next(server), self.servers.index(server)
         parts, loss = self.known[_portion(row)]
-        square = float(sum(part.double().square().sum() for part in parts))
-        scalars = torch.tensor([loss, square], dtype=torch.float64)
+        scalars = torch.tensor([loss, sum(map(square_of, parts))], dtype=torch.float64)
         server.update([self._take(row, index)], self._rate(server), lambda _: scalars)
 
     @torch.no_grad()
