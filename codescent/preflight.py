@@ -20,7 +20,7 @@ from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting, open_folder
-from codescent.plan import AXES, DECAY_STEPS, Plan, Scalar
+from codescent.plan import DECAY_STEPS, Plan, Scalar
 from codescent.record import RunFolder
 
 
@@ -309,15 +309,14 @@ def check_same_trajectory(
         UserError: each other key that differs, with both values.
     """
     saved = saved_plan(folder)
-    before, after = saved.trajectory(), plan.trajectory()
-    differs = {key: (before[key], after[key]) for key in before if key in after and before[key] != after[key]}
-    differs = _as_given(saved, plan, differs)
-    differs = {key: values for key, values in differs.items() if not _is_moved(key, folder, plan, dataset)}
+    differs = {
+        key: values for key, values in saved.differing(plan).items() if not _is_moved(key, folder, plan, dataset)
+    }
     free = [key for key in differs if "optimizer." in key and key != "optimizer.kind"]  # its state was saved
     changes = {}
     if free and ruined_step(folder) is not None:
         changes = {key: differs[key] for key in free}
-    elif free and _schedule_is_over(folder, before.get(DECAY_STEPS), num_steps):
+    elif free and _schedule_is_over(folder, saved.trajectory().get(DECAY_STEPS), num_steps):
         changes = {key: differs[key] for key in free if key.startswith("optimizer.")}
     problems = [
         f"{key}: the run in {folder.path} has {old!r}, this config {new!r}{_keep_schedule(key, old, new, num_steps)}"
@@ -327,25 +326,6 @@ def check_same_trajectory(
     if problems:
         raise UserError(*problems, f"give the same values to continue {folder.path}, or start a new run.name")
     return changes
-
-
-def _as_given(
-    saved: Plan, plan: Plan, differs: Mapping[str, tuple[Scalar, Scalar]]
-) -> dict[str, tuple[Scalar, Scalar]]:
-    """The differences of two trajectories, with what the configs say where a key of [parallel] has no effect (None).
-
-    Without this, `average_every = 5` beside 0 would be said of each key that has an effect with one of them only.
-    """
-
-    def given(of: Plan, key: str, value: Scalar) -> Scalar:
-        section, _, name = key.partition(".")
-        if value is not None or section != "parallel":
-            return value
-        found: Scalar = of.mesh.degree(name) if name in AXES else getattr(of.layout, name)
-        return "auto" if found is None else found
-
-    found = {key: (given(saved, key, old), given(plan, key, new)) for key, (old, new) in differs.items()}
-    return {key: values for key, values in found.items() if values[0] != values[1]} or dict(differs)
 
 
 def _is_moved(key: str, folder: RunFolder, plan: Plan, dataset: AnyDataset) -> bool:

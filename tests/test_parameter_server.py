@@ -241,6 +241,29 @@ def test_other_commands_read_a_run_with_servers(runs: Runs) -> None:
     assert "server: serve" in shown_plan
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (3, served(1)),
+        (4, served(2, ASYNCHRONOUS, "parallel.average_every=5")),
+        (2, served("workers", ASYNCHRONOUS)),
+    ],
+)
+def test_runs_with_servers_are_compared_and_reported(runs: Runs, ranks: int, words: tuple[str, ...]) -> None:
+    """Servers have an instruction list of their own, which is not that of a pipeline stage."""
+    whole = runs.of_one(*of_kind("adamw"))
+    run = runs.run(ranks, *of_kind("adamw"), *words, "log.every=5")
+    compared = called(runs.project, "compare", str(run.path), str(whole.path))
+    assert compared.returncode == 0, compared.stderr
+    (layout,) = re.findall(r"parallel\.servers +(\S+) \| 0\n", compared.stdout)
+    assert words[0] == f"parallel.servers={layout}"
+    assert "parallel.outer_optimizer" not in compared.stdout  # none in both configs
+    out = runs.project / "report.html"
+    reported = called(runs.project, "report", str(run.path), "--out", str(out))
+    assert reported.returncode == 0, reported.stderr
+    assert "One step, rank by rank" in out.read_text(encoding="utf-8")
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

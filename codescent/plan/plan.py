@@ -8,7 +8,7 @@ import enum
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -61,6 +61,11 @@ class Plan:
     update: Mapping[str, Scalar] = field(default_factory=dict)
     objective: Objective = CROSS_ENTROPY
     kept: tuple[KeptTensor, ...] = brief(())
+
+    @property
+    def computing(self) -> Schedule:
+        """The lists of the ranks that hold the model: one per pipeline stage, without that of the servers."""
+        return replace(self.schedule, programs=self.schedule.programs[: self.mesh.pp])
 
     @property
     def num_parameters(self) -> int:
@@ -202,6 +207,25 @@ class Plan:
             DECAY_STEPS: steps,
             "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
         }
+
+    def differing(self, other: Plan) -> dict[str, tuple[Scalar, Scalar]]:
+        """The keys of both trajectories with other values, and these values: this plan's, the other's.
+
+        A key of [parallel] that has no effect in one of them counts with the value of its config. Else another method
+        would be told by every key that it alone has.
+        """
+        before, after = self.trajectory(), other.trajectory()
+        found = {key: (before[key], after[key]) for key in before if key in after and before[key] != after[key]}
+        given = {key: (self._given(key, old), other._given(key, new)) for key, (old, new) in found.items()}
+        return {key: values for key, values in given.items() if values[0] != values[1]} or found
+
+    def _given(self, key: str, value: Scalar) -> Scalar:
+        """A value of the trajectory; of a key of [parallel] without an effect, which has None there, the config's."""
+        section, _, name = key.partition(".")
+        if value is not None or section != "parallel":
+            return value
+        found: Scalar = self.mesh.degree(name) if name in AXES else getattr(self.layout, name)
+        return "auto" if found is None else found
 
     def _exchanges(self) -> dict[str, Scalar]:
         """The keys of [parallel] that decide the losses: how replicas train apart, and what rounds their messages."""

@@ -57,9 +57,9 @@ def computed(plan: Plan, compute_s: float) -> Walk:
         compute_s: seconds of forward and backward passes, the mean over ranks; they set the scale.
     """
     costs = lengths(plan).costs
-    stages = simulate(plan.schedule, _scaled(costs, 1.0)).stages
+    stages = simulate(plan.computing, _scaled(costs, 1.0)).stages
     scale = compute_s / (sum(stage.busy_s for stage in stages) / len(stages))
-    simulation = simulate(plan.schedule, _scaled(costs, scale))
+    simulation = simulate(plan.computing, _scaled(costs, scale))
     ranks = plan.mesh.group("pp", 0)
     boxes = _boxes(simulation, plan, ranks, [0.0] * len(ranks))
     source = (
@@ -82,8 +82,8 @@ def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
     """
     groups = plan.mesh.groups("pp")
     between = _between(plan)
-    costs = [_measured_costs(plan.schedule, [parts[rank] for rank in ranks]) for ranks in groups]
-    walked = [simulate(plan.schedule, replace(given, step_s=0.0, reduce_s=0.0)) for given in costs]
+    costs = [_measured_costs(plan.computing, [parts[rank] for rank in ranks]) for ranks in groups]
+    walked = [simulate(plan.computing, replace(given, step_s=0.0, reduce_s=0.0)) for given in costs]
     last_s = max(simulation.makespan_s for simulation in walked)
     boxes: list[Box] = []
     for ranks, given, simulation in zip(groups, costs, walked, strict=True):
@@ -94,8 +94,8 @@ def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
             computed_s = [simulation.makespan_s - stage.idle_end_s for stage in simulation.stages]
             ends = [max(last_s, one.step_s - one.optimizer_s - one.other_s) for one in own]
             idle = [last_s - at for at in computed_s]
-            waits = {at: ends[at[0]] - computed_s[at[0]] for at in _reduces(plan.schedule)}
-        found = _boxes(simulate(plan.schedule, given, waits=waits), plan, ranks, idle)
+            waits = {at: ends[at[0]] - computed_s[at[0]] for at in _reduces(plan.computing)}
+        found = _boxes(simulate(plan.computing, given, waits=waits), plan, ranks, idle)
         boxes += found
         for rank, one in zip(ranks, own, strict=True):
             if one.other_s > 0:
@@ -153,7 +153,7 @@ def _between(plan: Plan) -> Mapping[tuple[int, Instruction], float]:
 
     Empty for a pipeline, too: there the waiting between passes is that for other stages.
     """
-    waits = {} if plan.mesh.pp > 1 else lengths(plan).waits
+    waits = {} if plan.mesh.pp > 1 else {at: wait for at, wait in lengths(plan).waits.items() if at[0] == 0}
     whole = sum(waits.values())
     if not any(share for (_, at), share in waits.items() if at.verb is not Verb.REDUCE):
         return {}

@@ -211,7 +211,8 @@ def _decided(one: Run, other: Run) -> list[str]:
     if one.plan is None or other.plan is None:
         return []
     left, right = one.plan.trajectory(), other.plan.trajectory()
-    return [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    of_one_kind = [key for key in left.keys() ^ right.keys() if left.get(key) != right.get(key)]
+    return [*one.plan.differing(other.plan), *sorted(of_one_kind)]
 
 
 def _first_repeat(runs: Sequence[Run]) -> int:

@@ -86,7 +86,7 @@ class Run:
         path = self.folder.path / PLAN
         try:
             plan = Plan.from_json(self.folder.plan)
-            simulate(plan.schedule)  # lists that wait for each other, or that lack a pass, cannot be evaluated
+            simulate(plan.computing)  # lists that wait for each other, or that lack a pass, cannot be evaluated
         except OlderPlan:
             return None
         except (Deadlock, KeyError, IndexError, TypeError, ValueError) as error:
