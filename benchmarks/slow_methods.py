@@ -34,10 +34,10 @@ def _outer(period: int, form: str = "none", *more: str, name: str = "") -> Metho
 ASYNCHRONOUS = ("parallel.updates=asynchronous", "parallel.staleness=auto")
 
 
-def _served(name: str, *words: str, servers: int = 0, repeatable: bool = False, period: int = 1) -> Method:
-    """Weights on parameter servers. Workers that serve too need no further hosts."""
-    keys = f"parallel.servers={servers or 'workers'}"
-    return Method(name, (REPLICAS, keys, *words), "servers", period, repeatable=repeatable, servers=servers)
+def _served(name: str, *words: str, servers: int = 0, learns_as: str = "", period: int = 1) -> Method:
+    """Weights on parameter servers. Workers that serve too need no further hosts. Synchronous ones learn as others."""
+    keys, same = f"parallel.servers={servers or 'workers'}", bool(learns_as)
+    return Method(name, (REPLICAS, keys, *words), "servers", period, same, servers, learns_as)
 
 
 BESIDE = "parallel.gossip_mode=asynchronous"
@@ -51,22 +51,25 @@ def _gossip(graph: str, period: int, *words: str, name: str = "", repeatable: bo
 
 METHODS = (
     DDP,
-    *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "powersgd:32", "topk:0.01")),
-    *(_mean(period) for period in (25, 100)),
-    *(_mean(period, "parallel.wire=int4", name=f"mean every {period}, int4") for period in (25, 40)),
+    *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "topk:0.01")),
+    _mean(25),
+    _mean(25, "parallel.wire=int4", name="mean every 25, int4"),
     *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (10, 16, 25)),
     *(_outer(25, form) for form in ("none", "int4")),
-    _outer(
-        25, "int4", "parallel.outer_learning_rate=0.9", "parallel.outer_momentum=0.4", name=", rate 0.9, momentum 0.4"
-    ),
     _outer(40, "int4", "parallel.fragments=3", "parallel.overlap_steps=5", name=", 3 fragments, 5 steps under way"),
-    _served("server, synchronous", servers=1, repeatable=True),
-    _served("2 servers, synchronous", servers=2, repeatable=True),
-    _served("workers serve, synchronous", repeatable=True),
+    _served("server, synchronous", servers=1, learns_as=DDP.name),
+    _served("2 servers, synchronous", servers=2, learns_as=DDP.name),
+    _served("workers serve, synchronous", learns_as=DDP.name),
     _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1),
     _served("workers serve, asynchronous, int4", *ASYNCHRONOUS, "parallel.wire=int4"),
-    _served("server, synchronous, mean every 25", "parallel.average_every=25", servers=1, repeatable=True, period=25),
+    _served(
+        "server, synchronous, mean every 25",
+        "parallel.average_every=25",
+        servers=1,
+        learns_as="mean every 25",
+        period=25,
+    ),
     _served(
         "server, asynchronous, nesterov every 25",
         *(*ASYNCHRONOUS, "parallel.average_every=25", "parallel.outer_optimizer=nesterov"),
@@ -79,13 +82,15 @@ METHODS = (
 )
 """Rows of the table, in this order. The first is DDP."""
 
+EVERY_STEP = (DDP, _mean(1))
+"""Both send a sum of all weights' size in every step."""
+
 SLOW_RANK_METHODS = (
-    DDP,
-    _mean(1),
+    *EVERY_STEP,
     _mean(4),
     _gossip("ring", 4),
     _gossip("ring", 4, BESIDE, name=", asynchronous", repeatable=False),
-    _served("server, synchronous", servers=1, repeatable=True),
+    _served("server, synchronous", servers=1, learns_as=DDP.name),
     _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("2 servers, asynchronous", *ASYNCHRONOUS, servers=2),
 )

@@ -4,6 +4,7 @@ Does not touch the machine's network: hosts are namespaces (hosts.py). Skips, sa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
@@ -30,6 +31,7 @@ from measure import (
     write_json,
 )
 from slow_link import Calibrated, calibrate
+from slow_losses import Learnt, Losses, mean_curve
 from slow_methods import DDP, EQUAL_LOSSES, METHODS
 from slow_runs import CHAR, GPT2, SEQ_LEN, WORKS, Case, Method, Recorded, Runner
 from slow_state import State
@@ -48,14 +50,12 @@ MOST_HOSTS = 64
 ALONE_STEPS = 20
 """Steps of the ranks that run without network."""
 
-CURVE_POINTS = 100
-"""Points of each loss curve in the JSON file."""
-
 NOTES = """{model}, dropout 0, fp32, {seq_len} tokens per rank and step, one thread a rank; {cores} cores for all ranks.
 Each host is a network namespace with a link of its own, shaped in both directions. The rate of a link is payload: what an
 all_reduce of two ranks carries, measured before each sitting. Times: medians of {rounds} rounds of whole periods, after one
 period of warm-up, methods in turns. MB: of a rank and step, by the plan, and counted at the busiest interface (with headers
-and the start of the run). exposed: ranks wait for communication. val loss: {loss}.
+and the start of the run). exposed: ranks wait for communication. val loss: {loss}; in
+brackets the number of seeds, or = where the loss is that of another method, up to rounding. over DDP: over the same seeds.
 simulated: tokens/s by the simulator, with the measured link, arithmetic and speed of coding, and how far it is from those
 measured.
 The hosts' TCP controls congestion by {congestion}. without network: as many ranks at the same time, each by itself."""  # noqa: E501
@@ -77,6 +77,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--rounds", type=positive, default=3, help="runs for times of each method")
     parsed.add_argument("--ddp-rounds", type=positive, metavar="N", help="fewer of DDP, whose steps take minutes")
     parsed.add_argument("--periods", type=positive, default=3, help="timed periods of a run, after one of warm-up")
+    parsed.add_argument("--losses", type=Path, metavar="FILE", help="of whole trainings: known ones are not run again")
     parsed.add_argument("--no-losses", action="store_true", help="do not run whole trainings")
     parsed.add_argument("--no-times", action="store_true", help="run whole trainings only")
     parsed.add_argument("--state", type=Path, metavar="DIR", help="keeps results: a later call continues")
@@ -122,22 +123,30 @@ def problems_of(arguments: argparse.Namespace) -> Iterator[str]:
 class Bench:
     """Runs what the state does not have yet."""
 
-    def __init__(self, arguments: argparse.Namespace, runner: Runner, state: State, folder: Path) -> None:
-        self._arguments, self._runner, self._state, self._folder = arguments, runner, state, folder
+    def __init__(
+        self, arguments: argparse.Namespace, runner: Runner, state: State, losses: Losses, folder: Path
+    ) -> None:
+        self._arguments, self._runner, self._folder = arguments, runner, folder
+        self._state, self._losses = state, losses
         self.methods = [method for method in METHODS if method.name in arguments.methods]
 
     def case(self, method: Method, hosts: int, seed: int, **fields: Any) -> Case:
         """A case of this call."""
         return Case(self._arguments.work, method, hosts, seed, self._arguments.steps, **fields)
 
-    def losses(self) -> dict[tuple[str, int], list[Recorded]]:
+    def losses(self, cpu: str) -> dict[tuple[str, int], list[Learnt]]:
         """Whole trainings on links without a limit: for each method and number of hosts a run for each seed."""
-        found: dict[tuple[str, int], list[Recorded]] = {}
+        found: dict[tuple[str, int], list[Learnt]] = {}
         for hosts in self._arguments.hosts:
             for seed in self._arguments.seeds:
                 for method in self.methods:
                     case = self.case(method, hosts, seed, steps=self._arguments.steps, validates=True)
-                    found.setdefault((method.name, hosts), []).append(self._one("loss", case))
+                    one = self._losses.get(case)
+                    if one is None and not method.learns_as and not self._arguments.no_losses:
+                        one = Learnt.of(case, self._run(case), cpu)
+                        self._losses.put(one)
+                    if one is not None:
+                        found.setdefault((method.name, hosts), []).append(one)
         return found
 
     def sitting(self, hosts: int, mbit: float) -> Sitting:
@@ -153,7 +162,7 @@ class Bench:
                     case = self._timed(method, hosts, mbit, turn)
                     if link is None and self._state.get("time", self._key(case)) is None:
                         link = self._calibrated(made, hosts, mbit)
-                    times[method.name].append(self._one("time", case, made))
+                    times[method.name].append(self._one(case, made))
                 alone.append(self._alone(hosts, mbit, turn, made))
         kept = self._state.get("link", f"{hosts} {mbit:g} {self._arguments.sitting}")
         assert kept is not None  # a run that was kept came after its calibration
@@ -212,19 +221,21 @@ class Bench:
     def _key(self, case: Case) -> str:
         return case.key if case.mbit is None else f"{case.key} {self._arguments.sitting}"
 
-    def _one(self, kind: str, case: Case, made: Hosts | None = None) -> Recorded:
+    def _one(self, case: Case, made: Hosts) -> Recorded:
         """A run, or what an earlier call recorded of it."""
-        kept = self._state.get(kind, self._key(case))
+        kept = self._state.get("time", self._key(case))
         if kept is not None:
             return Recorded(**kept)
+        recorded = self._run(case, made)
+        self._state.put("time", self._key(case), recorded.to_json(), case.words())
+        return recorded
+
+    def _run(self, case: Case, made: Hosts | None = None) -> Recorded:
+        """A run on these hosts, or on hosts whose links have no limit."""
         say(case.words())
-        if made is None:
-            with Hosts(case.ranks) as unshaped:
-                recorded = self._runner.run(case, unshaped)
-        else:
-            recorded = self._runner.run(case, made)
+        with contextlib.nullcontext(made) if made is not None else Hosts(case.ranks) as hosts:
+            recorded = self._runner.run(case, hosts)
         say(f"  median step {1e3 * statistics.median(recorded.seconds):.0f} ms, {recorded.wall_s:.0f} s in all")
-        self._state.put(kind, self._key(case), recorded.to_json(), case.words())
         return recorded
 
     def _alone(self, hosts: int, mbit: float, turn: int, made: Hosts) -> list[Recorded]:
@@ -244,8 +255,8 @@ def measured(arguments: argparse.Namespace, folder: Path, record: dict[str, Any]
     tokens = None if arguments.work == CHAR else _tokens(folder)
     runner = Runner(folder, arguments.data, tokens)
     runner.prepare()
-    bench = Bench(arguments, runner, state, folder)
-    losses = {} if arguments.no_losses or arguments.work == GPT2 else bench.losses()
+    bench = Bench(arguments, runner, state, Losses(arguments.losses or folder / "losses.jsonl"), folder)
+    losses = {} if arguments.work == GPT2 else bench.losses(record["cpu"])
     result: dict[str, Any] = {"sittings": [], "musts": [], "losses": _curves(losses)}
     for hosts in arguments.hosts if not arguments.no_times else ():
         for mbit in arguments.rates:
@@ -253,7 +264,10 @@ def measured(arguments: argparse.Namespace, folder: Path, record: dict[str, Any]
             rows = rows_of(bench.methods, sitting, losses, bench.simulated(sitting))
             print("", text_of(sitting, rows), sep="\n", flush=True)
             result["sittings"].append({"link": sitting.link, "bound_tokens_per_s": sitting.bound(), "rows": rows})
-            result["musts"] += [*musts_of(arguments.work, sitting, rows), *_equal(bench.methods, sitting, losses)]
+            result["musts"] += [
+                *musts_of(arguments.work, sitting, rows),
+                *_equal(bench.methods, sitting, losses, arguments.seeds[0], record["cpu"]),
+            ]
     if arguments.figures is not None and losses:
         _draw(arguments, losses, result)
     return result
@@ -266,40 +280,35 @@ def _tokens(folder: Path) -> Path:
 
 
 def _equal(
-    methods: list[Method], sitting: Sitting, losses: dict[tuple[str, int], list[Recorded]]
+    methods: list[Method], sitting: Sitting, losses: dict[tuple[str, int], list[Learnt]], seed: int, cpu: str
 ) -> Iterator[dict[str, Any]]:
     """The requirement that shaped links do not change what is computed."""
     for method in methods:
-        whole_run = losses.get((method.name, sitting.hosts))
-        if whole_run and method.repeatable:
-            claim = f"{method.name} on {sitting.hosts} hosts, {sitting.mbit:g} Mbit/s: runs with other first losses"
-            yield must(claim, unequal(sitting.times[method.name], whole_run[0]), 0, at_least=False)
+        for learnt in losses.get((method.name, sitting.hosts), []):
+            is_same = learnt.seed == seed and learnt.cpu == cpu and learnt.first_losses
+            if method.repeatable and is_same:
+                claim = f"{method.name} on {sitting.hosts} hosts, {sitting.mbit:g} Mbit/s: runs with other first losses"
+                yield must(claim, unequal(sitting.times[method.name], learnt), 0, at_least=False)
 
 
-def _means(runs: list[Recorded]) -> list[float]:
-    return [statistics.mean(values) for values in zip(*(run.losses for run in runs), strict=True)]
-
-
-def _curves(losses: dict[tuple[str, int], list[Recorded]]) -> list[dict[str, Any]]:
+def _curves(losses: dict[tuple[str, int], list[Learnt]]) -> list[dict[str, Any]]:
     """Validation losses of each seed, and points of the mean training loss."""
-    entries = []
-    for (name, hosts), runs in losses.items():
-        means = _means(runs)
-        every = max(1, len(means) // CURVE_POINTS)
-        points = [statistics.mean(means[at : at + every]) for at in range(0, len(means), every)]
-        entries.append({
-            "method": name, "hosts": hosts, "val_losses": [run.val_loss for run in runs],
-            "wall_s": [run.wall_s for run in runs], "steps_a_point": every, "train_losses": points,
-        })  # fmt: skip
-    return entries
+    return [
+        {
+            "method": name, "hosts": hosts, "val_losses": {str(run.seed): run.val_loss for run in runs},
+            "wall_s": [run.wall_s for run in runs], "steps_a_point": runs[0].steps_a_point,
+            "train_losses": mean_curve(runs),
+        }
+        for (name, hosts), runs in losses.items()
+    ]  # fmt: skip
 
 
-def _draw(arguments: argparse.Namespace, losses: dict[tuple[str, int], list[Recorded]], result: dict[str, Any]) -> None:
+def _draw(arguments: argparse.Namespace, losses: dict[tuple[str, int], list[Learnt]], result: dict[str, Any]) -> None:
     from slow_figures import draw  # noqa: PLC0415 - matplotlib is slow to import
 
     rows = [row for sitting in result["sittings"] for row in sitting["rows"]]
     for hosts in arguments.hosts:
-        curves = {name: _means(runs) for (name, of), runs in losses.items() if of == hosts}
+        curves = {name: (runs[0].steps_a_point, mean_curve(runs)) for (name, of), runs in losses.items() if of == hosts}
         mine = [row for row in rows if row["hosts"] == hosts]
         draw(arguments.figures / f"slow_network_{hosts}_hosts.png", hosts, SEQ_LEN * hosts, curves, mine)
 
@@ -310,7 +319,7 @@ def notes_of(arguments: argparse.Namespace, cores: int) -> str:
     return NOTES.format(
         model={CHAR: f"the model of {CHAR}", GPT2: "GPT-2 124M on random tokens"}[arguments.work],
         seq_len=SEQ_LEN, cores=cores, congestion=CONGESTION, rounds=arguments.rounds,
-        loss=whole_split if arguments.work == CHAR and not arguments.no_losses else "not measured",
+        loss=whole_split if arguments.work == CHAR else "not measured",
     )  # fmt: skip
 
 

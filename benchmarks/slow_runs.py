@@ -55,6 +55,7 @@ class Method:
         period: steps after which all ranks have exchanged what they have; times are means over whole periods.
         repeatable: whether the same seed gives the same losses, whatever the link. Asynchronous methods do not.
         servers: further hosts, with a rank each that only serves.
+        learns_as: the method whose weights this one has after each step, up to rounding: `codescent prove` shows it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Method:
     period: int = 1
     repeatable: bool = True
     servers: int = 0
+    learns_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ class Case:
 
     @property
     def key(self) -> str:
-        """A hash of all that decides the numbers: not the names of method and family."""
+        """A hash of all that decides the numbers: not the names of methods and family."""
         fields = asdict(replace(self, method=replace(self.method, name="", family="")))
+        del fields["method"]["learns_as"]
         if not self.method.servers:
             del fields["method"]["servers"]  # results of before there were servers stay valid
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:20]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from measure import ROOT, must, table
+from slow_losses import Learnt, distances
 from slow_methods import EQUAL_LOSSES, GOALS, GOALS_MBIT, GPT2_FAMILY, GPT2_SHARE, LAB_S, LAB_WITHIN, Goal
 from slow_runs import GPT2, Method, Recorded, whole_periods
 
@@ -54,7 +55,7 @@ class Sitting:
         return statistics.median(rounds)
 
 
-def row_of(method: Method, sitting: Sitting, losses: Sequence[Recorded], of_ddp: Sequence[Recorded]) -> dict[str, Any]:
+def row_of(method: Method, sitting: Sitting, losses: Sequence[Learnt], of_ddp: Sequence[Learnt]) -> dict[str, Any]:
     """The numbers of one method; medians over rounds, means over seeds. `losses`, `of_ddp`: a run for each seed."""
     runs = sitting.times[method.name]
     steps_s = [statistics.mean(whole_periods(run.seconds, method.period)) for run in runs]
@@ -74,31 +75,15 @@ def row_of(method: Method, sitting: Sitting, losses: Sequence[Recorded], of_ddp:
         "declared_bytes": runs[0].declared_bytes,
         "sent_bytes": statistics.median(run.sent_bytes for run in runs),
         "staleness": statistics.mean(ages) if len(ages) == len(runs) else None,
+        "learns_as": method.learns_as,
         **distances(losses, of_ddp),
     }
-
-
-def distances(losses: Sequence[Recorded], of_ddp: Sequence[Recorded]) -> dict[str, Any]:
-    """Mean validation loss, its distance from DDP's as a fraction of it, and DDP's spread; None: not measured."""
-    mine, theirs = _values(losses), _values(of_ddp)
-    mean = statistics.mean(mine) if mine else None
-    ddp = statistics.mean(theirs) if theirs else None
-    return {
-        "val_losses": mine,
-        "val_loss": mean,
-        "over_ddp": mean / ddp - 1 if mean is not None and ddp is not None else None,
-        "ddp_spread": (max(theirs) - min(theirs)) / ddp if ddp is not None and len(theirs) > 1 else None,
-    }
-
-
-def _values(losses: Sequence[Recorded]) -> list[float]:
-    return [run.val_loss for run in losses if run.val_loss is not None]
 
 
 def rows_of(
     methods: Sequence[Method],
     sitting: Sitting,
-    losses: dict[tuple[str, int], list[Recorded]],
+    losses: dict[tuple[str, int], list[Learnt]],
     simulated: Mapping[str, Walk],
 ) -> list[dict[str, Any]]:
     """`row_of` each method, with its speed over that of the first, DDP.
@@ -106,7 +91,7 @@ def rows_of(
     `losses`: by method and hosts. `simulated`: by method.
     """
     of_ddp = losses.get((methods[0].name, sitting.hosts), [])
-    rows = [row_of(one, sitting, losses.get((one.name, sitting.hosts), []), of_ddp) for one in methods]
+    rows = [row_of(one, sitting, losses.get((one.learns_as or one.name, sitting.hosts), []), of_ddp) for one in methods]
     ddp = next(row for row in rows if row["method"] == methods[0].name)["tokens_per_s"]
     for row in rows:
         row["x_ddp"] = row["tokens_per_s"] / ddp
@@ -132,7 +117,7 @@ def text_of(sitting: Sitting, rows: Sequence[dict[str, Any]]) -> str:
             f"{1e3 * row['exposed_s']:,.0f}", f"{row['declared_bytes'] / 1e6:.2f}", f"{row['sent_bytes'] / 1e6:.2f}",
             f"{row['simulated_tokens_per_s']:,.1f}", _percent(row["simulated_off"]),
             _age(row["staleness"]), _age(row["simulated_staleness"]),
-            "-" if row["val_loss"] is None else f"{row['val_loss']:.4f}", _percent(row["over_ddp"]),
+            _loss(row), _percent(row["over_ddp"]),
         ]
         for row in rows
     ]  # fmt: skip
@@ -144,6 +129,12 @@ def text_of(sitting: Sitting, rows: Sequence[dict[str, Any]]) -> str:
 
 def _age(versions: float | None) -> str:
     return "-" if versions is None else f"{versions:.2f}"
+
+
+def _loss(row: dict[str, Any]) -> str:
+    if row["val_loss"] is None:
+        return "-"
+    return f"{row['val_loss']:.4f} ({'=' if row['learns_as'] else len(row['val_losses'])})"
 
 
 def _percent(fraction: float | None) -> str:
@@ -187,7 +178,7 @@ def of_goal(goal: Goal, rows: Sequence[dict[str, Any]], bound: float, hosts: int
     return must(claim, max(near, default=0.0) if measured else None, least)
 
 
-def unequal(shaped: Sequence[Recorded], unshaped: Recorded) -> int:
+def unequal(shaped: Sequence[Recorded], unshaped: Learnt) -> int:
     """How many runs on shaped links have other first losses than the run on links without a limit, bit for bit."""
-    first = unshaped.losses[:EQUAL_LOSSES]
+    first = unshaped.first_losses
     return sum(run.losses[:EQUAL_LOSSES] != first for run in shaped)

@@ -23,6 +23,7 @@ import hosts  # noqa: E402 - found by the line above: a folder of scripts, no pa
 import shares  # noqa: E402
 import slow_figures  # noqa: E402
 import slow_link  # noqa: E402
+import slow_losses  # noqa: E402
 import slow_methods  # noqa: E402
 import slow_rank  # noqa: E402
 import slow_state  # noqa: E402
@@ -53,6 +54,10 @@ NET_DEV = """Inter-|   Receive                                                | 
 
 def recorded(step_s: float, losses: list[float], val_loss: float | None = None, steps: int = 6) -> Recorded:
     return Recorded([9.0, 9.0, *[step_s] * (steps - 2)], [0.1] * steps, losses, val_loss, 43e6, 45e6, 60.0)
+
+
+def learnt(seed: int, val_loss: float, first_losses: tuple[float, ...] = ()) -> slow_losses.Learnt:
+    return slow_losses.Learnt("k", "a", 2, seed, 200, "cpu", val_loss, 60.0, list(first_losses), 2, [2.0] * 100)
 
 
 def sitting(mbit: float = 49.0, hosts_: int = 2, ddp_s: float = 7.0, local_s: float = 0.1) -> slow_table.Sitting:
@@ -152,8 +157,8 @@ def test_results_of_another_machine_are_refused(
 
 def test_rows_have_speed_and_distance_from_ddp() -> None:
     losses = {
-        ("ddp", 2): [recorded(1, [1.0], 1.98), recorded(1, [1.0], 2.02)],
-        ("local", 2): [recorded(1, [1.0], 2.03), recorded(1, [1.0], 1.99)],
+        ("ddp", 2): [learnt(1, 1.98), learnt(2, 2.02)],
+        ("local", 2): [learnt(2, 2.03), learnt(1, 1.99)],
     }
     at = sitting()
     ddp, local = slow_table.rows_of([slow_methods.DDP, LOCAL], at, losses, SIMULATED)
@@ -238,9 +243,44 @@ def test_gpt2_reaches_a_share_of_the_speed_without_network() -> None:
 
 
 def test_other_first_losses_are_counted() -> None:
-    whole = recorded(1, [4.0, 3.0, 2.5, 2.0])
+    whole = learnt(1, 2.0, (4.0, 3.0, 2.5))
     shaped = [recorded(1, losses) for losses in ([4.0, 3.0, 2.5], [4.0, 3.0, 2.5, 1.0], [4.0, 3.0, 2.5000000001])]
     assert slow_table.unequal(shaped, whole) == 1
+
+
+def test_losses_are_compared_over_the_same_seeds() -> None:
+    ddp = [learnt(seed, loss) for seed, loss in ((1, 2.0), (2, 3.0), (3, 1.0))]
+    found = slow_losses.distances([learnt(2, 3.3)], ddp)
+    assert found["over_ddp"] == pytest.approx(0.1)
+    assert (found["val_losses"], found["ddp_spread"]) == ({"2": 3.3}, 1.0)
+    assert slow_losses.distances([], ddp)["over_ddp"] is None
+    assert slow_losses.distances([learnt(4, 3.3)], ddp)["over_ddp"] is None
+
+
+def test_a_method_may_have_the_losses_of_another() -> None:
+    same = replace(LOCAL, name="served", learns_as="local")
+    at = sitting()
+    at.times["served"] = at.times["local"]
+    losses = {("ddp", 2): [learnt(1, 2.0)], ("local", 2): [learnt(1, 2.1)]}
+    rows = slow_table.rows_of([slow_methods.DDP, LOCAL, same], at, losses, {**SIMULATED, "served": SIMULATED["local"]})
+    assert rows[2]["over_ddp"] == pytest.approx(0.05)
+    text = slow_table.text_of(at, rows)
+    assert "2.1000 (1)" in text
+    assert "2.1000 (=)" in text
+
+
+def test_trainings_are_known_to_later_calls(tmp_path: Path) -> None:
+    whole = recorded(1, [4.0, 3.0, 2.0, 1.0] * 50, 1.5, steps=200)
+    case = replace(CASE, validates=True)
+    one = slow_losses.Learnt.of(case, whole, "cpu")
+    assert (one.steps_a_point, one.curve[:2], one.first_losses) == (2, [3.5, 1.5], [4.0, 3.0, 2.0])
+    slow_losses.Losses(tmp_path / "l.jsonl").put(one)
+    again = slow_losses.Losses(tmp_path / "l.jsonl")
+    assert again.get(case) == one
+    assert again.get(replace(case, seed=2)) is None
+    (tmp_path / "l.jsonl").write_text('{"key": 1}\n')
+    with pytest.raises(SystemFailed, match=r"line 1: not a training of this benchmark"):
+        slow_losses.Losses(tmp_path / "l.jsonl")
 
 
 def test_curves_are_means_of_consecutive_steps() -> None:
@@ -249,7 +289,7 @@ def test_curves_are_means_of_consecutive_steps() -> None:
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
     rows = [{"method": "ddp", "mbit": mbit, "step_s": 1.0} for mbit in (49.0, 100.0)]
-    slow_figures.draw(tmp_path / "a.png", 2, 128, {"ddp": [2.0] * 200}, rows)
+    slow_figures.draw(tmp_path / "a.png", 2, 128, {"ddp": (20, [2.0] * 100)}, rows)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -302,14 +342,25 @@ def test_a_table_is_measured_and_then_continued(tmp_path: Path, data_dir: Path) 
     assert "ddp, 2 hosts" not in again.stderr
 
 
-def test_tokens_are_those_after_the_first_period() -> None:
+def test_tokens_are_those_after_the_first_period_and_before_the_end() -> None:
     assert slow_rank.tokens_per_s(recorded(0.5, [1.0], steps=4), 2, 100) == pytest.approx(200)
+    ends = replace(recorded(0.5, [1.0], steps=8), seconds=[9.0, 9.0, 0.5, 0.5, 0.5, 0.5, 7.0, 7.0])
+    assert slow_rank.tokens_per_s(ends, 2, 100, end_steps=2) == pytest.approx(200)
+
+
+@pytest.mark.parametrize("period", [1, 4, 5])
+def test_a_period_is_counted_at_least(period: int) -> None:
+    setting = slow_rank.Setting("a", (), (1.0,), 8, 12, end_steps=4)
+    steps = setting.steps_of(replace(LOCAL, period=period))
+    assert steps % period == 0
+    assert (steps - 4) // period >= 2
 
 
 def test_asynchronous_methods_are_compared_with_the_ranks_alone() -> None:
-    slow = [{"method": name, "of_alone": share} for name, share in (("server, asynchronous", 0.95), ("ddp", 0.3))]
+    slow = [{"method": "server, asynchronous", "of_alone": 0.95, "tokens_per_s": 1.0}]
+    slow += [{"method": "ddp", "of_alone": 0.3, "tokens_per_s": 1.0}]
     equal = [{"method": name, "tokens_per_s": speed} for name, speed in (("ddp", 103.5), ("mean every 1", 100.0))]
-    shared, cost = slow_rank.musts_of(equal, slow)
+    (shared,), (cost,) = slow_rank.musts_of(slow, 4), slow_rank.musts_of(equal, 0)
     assert (shared["value"], shared["held"]) == (0.95, True)
     assert (cost["value"], cost["held"]) == (pytest.approx(0.035), False)
 
