@@ -211,7 +211,7 @@ class Worker(Turns):
 def square_of(part: torch.Tensor) -> float:
     """The squared norm of a vector: of pieces in its dtype, summed in fp64. A norm in fp64 casts all elements, which
     takes 30 times as long on a CPU."""
-    norms = torch._foreach_norm(part.split(NORM_PIECE))
+    norms = torch._foreach_norm(torch.split(part, NORM_PIECE))
     return float(torch.stack(norms).double().square().sum())
 
 
