@@ -75,7 +75,26 @@ def hung(step: str, seconds: str) -> None:
     layout_ranks.at_step(int(step), "_push", lambda _: time.sleep(float(seconds)))
 
 
-layout_ranks.FAULTS |= {"disconnected": disconnected, "stopped": stopped, "hung": hung}
+def killed_in_push(number: str) -> None:
+    """SIGKILL before the push of that number of this rank."""
+    whole, count = Executor._push, 0
+
+    def push(self: Executor, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(self, *arguments)
+
+    Executor._push = push  # type: ignore[method-assign]
+
+
+layout_ranks.FAULTS |= {
+    "disconnected": disconnected,
+    "stopped": stopped,
+    "hung": hung,
+    "killed_in_push": killed_in_push,
+}
 
 
 def portions(place: Place, words: list[str], rank: int, seconds: float) -> dict[str, int]:

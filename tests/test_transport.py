@@ -35,6 +35,7 @@ from codescent.transport import (
     listen,
     server,
 )
+from codescent.transport import client as connection
 from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.sockets import watch
 from codescent.transport.tensors import bytes_of
@@ -242,7 +243,7 @@ def test_a_lost_connection_is_made_again_and_a_push_is_applied_once(served: tupl
 
 def test_refusals_say_why_and_the_connection_goes_on(served: tuple[Any, Weights]) -> None:
     made, _ = served
-    with pytest.raises(Refused, match="rank 2 sends int8, the server expects none"):
+    with pytest.raises(ServerLost, match=r"does not let rank 2 in: rank 2 sends int8, the server expects none"):
         Client(made.address, KEY, 2, "server 0", {"wire": "int8"}).request(Kind.ASK)
     client = Client(made.address, KEY, 1, "server 0", timeout_s=2)
     with pytest.raises(Refused, match=r"\(16,\) bytes, not 96"):
@@ -268,6 +269,25 @@ def test_a_newer_connection_of_a_rank_replaces_the_older(served: tuple[Any, Weig
     assert older._peer.recv(1) == b""
     older._disconnect()
     newer.close()
+
+
+def test_a_connection_that_is_kept_is_made_again_without_a_request(
+    served: tuple[Any, Weights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, service = served
+    monkeypatch.setattr(connection, "KEEP_S", 0.05)
+    kept = Client(made.address, KEY, 3, "server 0")
+    kept.keep()
+    time.sleep(0.2)
+    assert made.connected == []  # the first request connects
+    kept.request(Kind.ASK)
+    for count in (1, 2):
+        assert kept._peer is not None
+        kept._peer.shutdown(socket.SHUT_RDWR)
+        until(lambda least=count: len(service.left_because) == least and made.connected == [3])  # type: ignore[misc]
+    assert kept.request(Kind.ASK).kind is Kind.ANSWER
+    kept.close()
+    until(lambda: made.connected == [])
 
 
 @pytest.mark.parametrize("is_there", [True, False])

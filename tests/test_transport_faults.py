@@ -82,6 +82,7 @@ def test_a_killed_worker_is_noticed_and_its_portion_is_done_by_another(
     held = service.weights.portions.held[7]
     processes[0].kill()
     until(lambda: service.left() == [7])
+    assert service.weights.silent == []
     with ThreadPoolExecutor(2) as pool:
         for one in [pool.submit(work, service.address, rank) for rank in range(2)]:
             one.result(60)
@@ -204,4 +205,5 @@ def test_a_silent_machine_is_noticed() -> None:
         until(lambda: service.left() == [6])
         print(f"noticed after {time.monotonic() - begun_s:.1f} s: {service.weights.left_because[0][1]}")
         assert "timed out" in service.weights.left_because[0][1].lower()
+        assert service.weights.silent == [6]
     service.server.close()

@@ -32,6 +32,7 @@ class Weights:
         self.file = file
         self.scratch: dict[int, array[float]] = {}
         self.left_because: list[tuple[int, str]] = []
+        self.silent: list[int] = []  # who has left because its machine was silent
         self.order: list[tuple[int, int, int]] = []
         if file is not None and file.exists():
             saved = json.loads(file.read_text())
@@ -96,10 +97,11 @@ class Weights:
         draft.write_text(json.dumps({"values": list(self.values), "order": self.order, **state}))
         draft.rename(file)
 
-    def left(self, sender: int, why: str) -> None:
+    def left(self, sender: int, why: str, *, silent: bool = False) -> None:
         with self.lock:
             self.ledger.release(sender)
             self.portions.leave(sender)
+            self.silent += [sender] if silent else []
             self.left_because.append((sender, why))
 
 

@@ -1,5 +1,5 @@
-"""In: deaths of workers as the launcher has seen them, workers that come again. Out: who is there, and what changed.
-Does not see a process end (launch/local.py does) and does not make process groups (regroup.py does)."""
+"""In: deaths of workers as the launcher or the first server has seen them, workers that come again. Out: who is there.
+Does not see a process end (launch/local.py does), nor a lost connection (away.py), and makes no groups (regroup.py)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from codescent.base.beats import Beats
 
 @dataclass(frozen=True)
 class Death:
-    """When a rank died, by time.monotonic as the launcher saw it, and the steps that it had done."""
+    """When a rank died, by time.monotonic of who saw it, and the steps that it had done.
+
+    `host`: its machine; "": this one, whose launcher has seen the death.
+    """
 
     moment_s: float
     position: float
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Lost:
         rank: of the worker.
         host: its machine.
         step: in which it died (from 1).
-        noticed_s: seconds from its death until its work could be given out again.
+        noticed_s: seconds from its death, or from the loss of its connection, until it counted as dead.
     """
 
     rank: int
@@ -39,7 +43,7 @@ class Lost:
     def of(cls, rank: int, death: Death) -> Lost:
         """The launcher sees only processes of this machine."""
         noticed_s = round(time.monotonic() - death.moment_s, 3)
-        return cls(rank, socket.gethostname(), int(death.position) + 1, noticed_s)
+        return cls(rank, death.host or socket.gethostname(), int(death.position) + 1, noticed_s)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Neighbour:
             self.answered[sender] = request.request
         return Answer(payloads=[bytes_of(self.memory[sender])])
 
-    def left(self, sender: int, why: str) -> None:
+    def left(self, sender: int, why: str, *, silent: bool = False) -> None:
         """See Service. Whether a rank has died is seen where all ranks meet."""
 
 

@@ -7,7 +7,9 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import DistStoreError
 
 from codescent.base.errors import RunFailed
 from codescent.plan import Plan
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from codescent.train.serve import Serving
 
 
-LOOK_S = 0.002
-"""Seconds between two looks of the first server whether the workers have come."""
+LOOK_S = 0.002, 0.02
+"""Seconds between two looks of the first server whether the workers have come: in memory, in the store."""
 
 
 def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tuple[list[Lost], list[Joined]]:
@@ -32,23 +34,46 @@ def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tup
     then, so this death ends the run. The launcher sees in the beats that the dead rank met the others. Nobody comes
     again then: the server lets a worker join only while a segment is under way.
 
+    Where the death of a worker ends the run, and no launcher sees it, all ranks learn here whose death it was.
+
     Returns:
         those that have died and those that have come; on every rank. A worker may be in both.
+
+    Raises:
+        RunFailed: on every rank: the run cannot go on without a worker; or on this one: the others go on without it.
     """
-    if world.beats is None or not plan.layout.can_lose_workers:
+    if not plan.servers or (world.beats is not None and not plan.layout.can_lose_workers):
         return [], []
-    key = f"changes {step}"
-    world.meets(step)
-    if serving is not None and serving.index == 0:
-        living = _wait_for_workers(world, plan, serving, step)
-        changes = [[asdict(one) for one in kind] for kind in serving.crew.take()]
-        world.store.set(key, json.dumps([living, *changes]))
-    living, lost, joined = json.loads(world.store.get(key))
+    key, changes = f"changes {step}", None
+    try:
+        _come(world, step)
+        if serving is not None and serving.index == 0:
+            changes = _changes(world, plan, serving, step)
+            world.store.set(key, json.dumps(changes))
+        changes = json.loads(world.store.get(key)) if changes is None else changes
+    except DistStoreError as error:
+        raise RunFailed(f"rank {world.place.rank} waits for the others after step {step}: {error}") from error
+    if changes["over"]:
+        raise RunFailed(changes["over"])
+    if world.place.rank not in changes["living"]:
+        raise RunFailed(f"rank {world.place.rank} was taken for dead: the others have gone on without it")
+    lost, joined = changes["lost"], changes["joined"]
     if lost or joined:
-        world.go_on_with(living, plan, f"step {step}")
+        world.go_on_with(changes["living"], plan, f"step {step}")
         if serving is not None:
             serving.group = world.servers
     return [Lost(**one) for one in lost], [Joined(**one) for one in joined]
+
+
+def _changes(world: World, plan: Plan, serving: Serving, step: int) -> dict[str, Any]:
+    """What the first server decides: who lives, has died and has come, and why the run is over, if it is."""
+    living, over = [], ""
+    try:
+        living = _wait_for_workers(world, plan, serving, step)
+    except RunFailed as error:
+        over = str(error)
+    lost, joined = ([asdict(one) for one in kind] for kind in serving.crew.take())
+    return {"living": living, "lost": lost, "joined": joined, "over": over}
 
 
 def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> list[int]:
@@ -57,19 +82,37 @@ def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> 
     Returns:
         the ranks that are there, in order.
     """
-    assert world.beats is not None
-    end_s = time.monotonic() + SHARE * world.timeout.total_seconds()
+    end_s, look_s = time.monotonic() + SHARE * world.timeout.total_seconds(), LOOK_S[world.beats is None]
+    there: set[int] = set()
     while True:
         serving.raise_failure()
         serving.look_for_dead()
         workers = [rank for rank in range(plan.mesh.world_size) if rank not in serving.crew.absent]
-        late = [rank for rank in workers if world.beats.meets(rank) != step]
+        there |= {rank for rank in workers if rank not in there and _has_come(world, rank, step)}
+        late = [rank for rank in workers if rank not in there]
         if not late:
-            return [*workers, *plan.servers]
+            return sorted({*workers, *plan.servers})
         if time.monotonic() > end_s:
             ranks = ", ".join(f"rank {rank}" for rank in late)
             raise RunFailed(f"{ranks}: did not meet the others after step {step} within parallel.timeout_s")
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
+
+
+def _come(world: World, step: int) -> None:
+    """Say that this rank has come to the meeting after a step: in the launcher's memory, or in the store."""
+    world.meets(step)
+    if world.beats is None:
+        world.store.set(_key(world.place.rank, step), "1")
+
+
+def _has_come(world: World, rank: int, step: int) -> bool:
+    if world.beats is None:
+        return world.store.check([_key(rank, step)])
+    return world.beats.meets(rank) == step
+
+
+def _key(rank: int, step: int) -> str:
+    return f"rank {rank} meets {step}"
 
 
 def report_changes(run: OpenRun, lost: Sequence[Lost], joined: Sequence[Joined]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
+from codescent.base.errors import RunFailed
+from codescent.base.output import warn
 from codescent.base.stopwatch import waiting
 from codescent.plan import Plan
 from codescent.record.order import Applied
@@ -99,10 +101,22 @@ class Serving(Requests):
             raise failure
 
     def look_for_dead(self) -> None:
-        """Give out again what workers held that have died since the last call."""
+        """Give out again what workers held that have died since the last call.
+
+        Raises RunFailed: the run does not go on without one of them, and no launcher has ended it.
+        """
         with self.change:
             for worker in self.crew.new_deaths():
                 self.left(worker, "it has died")
+                if self.away is not None:
+                    self._tell_death(worker, self.away.how(worker))
+
+    def _tell_death(self, worker: int, how: str) -> None:
+        if worker and self.plan.layout.can_lose_workers:
+            warn(f"codescent: rank {worker} {how}: the others go on without it")
+            return
+        why = "this run needs all its workers" if worker else "only rank 0 writes the run folder"
+        raise RunFailed(f"rank {worker} {how}, and {why}; `codescent train --resume` goes on from the last checkpoint")
 
     def serve(self, number: int, rate: float) -> bool:
         """The SERVE verb: apply pushes until step `number` (from 0) is complete.

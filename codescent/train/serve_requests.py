@@ -15,6 +15,7 @@ from codescent.plan import Plan
 from codescent.plan.wire import Wire
 from codescent.servers import Ledger, Portion, Portions
 from codescent.strategies.wire_messages import Messages
+from codescent.train.away import Away
 from codescent.train.crew import Crew, Death
 from codescent.train.followers import Followers
 from codescent.train.optimize import Optimizer
@@ -62,6 +63,7 @@ class Requests:
         self.applied = 0  # pushes in this command, also those that end no portion
         self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
         self.crew, self.patience = Crew(), Patience()
+        self.away: Away | None = None  # of the first server, where no launcher sees all ranks
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
         self.sums: list[float] = []
@@ -75,7 +77,10 @@ class Requests:
         return self.pushes // self.workers * self.period
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
-        """See Service."""
+        """See Service. Raises Refused: it was taken for dead."""
+        if self.away is not None and sender < self.workers:
+            with self.change:
+                self.away.met(sender, facts["host"])
         return {}
 
     def into(self, request: Frame) -> Sequence[memoryview] | None:
@@ -107,11 +112,14 @@ class Requests:
             return None
         return self._answer_pull(request) if request.kind is Kind.PULL else self._answer_ask(request)
 
-    def left(self, sender: int, why: str) -> None:
+    def left(self, sender: int, why: str, *, silent: bool = False) -> None:
         """See Service. Servers but the first keep what the worker has sent: the first one may have applied it."""
         if self.index or sender >= self.workers:
             return
         with self.change:
+            if self.away is not None:
+                held = {} if self.portions is None else self.portions.held
+                self.away.left(sender, held[sender].step if sender in held else self.done, silent=silent)
             self.patience.note(sender, None, waits=False)
             self.ledger.release(sender)
             self.staged.pop(sender, None)

@@ -4,6 +4,7 @@ Does not apply pushes (serve.py does) and does not send them (strategies/worker.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -15,6 +16,7 @@ from codescent.plan import Plan
 from codescent.strategies import Copy
 from codescent.strategies.round_worker import RoundWorker
 from codescent.strategies.worker import Worker
+from codescent.train.away import Away
 from codescent.train.crew import deaths
 from codescent.train.follow import follow
 from codescent.train.initial import write_initial_values_
@@ -56,19 +58,32 @@ def listening(
         serving = Serving(plan, index, optimizer, *facts)
     serving.patience.timeout_s = world.timeout.total_seconds()
     listener = listen(world.meeting.address)
-    if world.beats is not None and index == 0 and plan.layout.can_lose_workers:
-        serving.crew.deaths = partial(deaths, world.beats, plan.mesh.world_size)
+    if index == 0:
+        _watch_workers(serving, plan, world)
     senders = range(plan.mesh.world_size + len(plan.servers))  # server k follows the first one as number workers + k
     serving.server = Server(listener, world.meeting.key, serving, rank, senders)
+    if serving.away is not None:
+        serving.away.connected = lambda: () if serving.server is None else serving.server.connected
     world.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))
     if index:
         follow(serving, _clients(plan, world, plan.mesh.world_size + index, 1)[0])
     return serving
 
 
+def _watch_workers(serving: Serving, plan: Plan, world: World) -> None:
+    """The first server hears who has died: of the launcher, if it has started all ranks, else by their connections."""
+    if world.beats is None:
+        serving.away = Away(world.timeout.total_seconds(), goes_on=plan.layout.can_lose_workers)
+        serving.crew.deaths = serving.away.deaths
+    elif plan.layout.can_lose_workers:
+        serving.crew.deaths = partial(deaths, world.beats, plan.mesh.world_size)
+
+
 def connected(plan: Plan, world: World, copies: Sequence[Copy], first_step: int, rate_of: Rates) -> Worker:
     """A worker with a client for each server. Waits until all servers listen."""
     clients = _clients(plan, world, world.place.rank, len(plan.servers))
+    if world.beats is None:
+        clients[0].keep()
     if plan.layout.served_rounds:
         return RoundWorker(plan, world.place.rank, copies, clients, first_step, rate_of)
     return Worker(plan, world.place.rank, [copy.weights for copy in copies], clients, first_step)
@@ -78,9 +93,9 @@ def _clients(plan: Plan, world: World, sender: int, count: int) -> list[Client]:
     """Clients of the first `count` servers. Waits until they listen."""
     keys, timeout_s = [f"server{index}" for index in range(count)], world.timeout.total_seconds()
     world.store.wait(keys, timedelta(seconds=timeout_s))
-    clients = []
+    clients, facts = [], {"host": socket.gethostname()}
     for index, where in enumerate(world.store.multi_get(keys)):
         host, port = json.loads(where)
         name = f"server {index} (rank {plan.servers[index]})"
-        clients.append(Client((host, port), world.meeting.key, sender, name, timeout_s=timeout_s))
+        clients.append(Client((host, port), world.meeting.key, sender, name, facts, timeout_s))
     return clients

@@ -15,14 +15,16 @@ from codescent.transport import frames
 from codescent.transport.authenticate import HANDSHAKE_S, NotProved, prove
 from codescent.transport.frames import Frame, FrameError, Kind, SizesDiffer
 from codescent.transport.server import Refused
-from codescent.transport.sockets import SILENT_S, watch
+from codescent.transport.sockets import SILENT_S, has_gone, watch
 
 PAUSE_S = 0.05, 1.0
 """Seconds between two attempts to connect: at first, and at most. They double."""
+KEEP_S = 1.0
+"""Seconds between two looks at a connection that is kept."""
 
 
 class ServerLost(RunFailed):
-    """A server does not answer within the timeout, or does not know the run's token."""
+    """A server does not answer within the timeout, does not know the run's token, or does not let this process in."""
 
 
 class Client:
@@ -52,7 +54,7 @@ class Client:
         self._facts, self._timeout_s, self._silent_s = facts or {}, timeout_s, silent_s
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._peer: socket.socket | None = None
-        self._request = 0
+        self._request, self._has_met = 0, False
         self.met: dict[str, Any] = {}
         """What the server said when they met last: empty before the first request."""
 
@@ -77,9 +79,9 @@ class Client:
             number: of the request; None: one more than before. The server knows a repeated push by it.
 
         Raises:
-            Refused: the server refuses the request, or this process.
+            Refused: the server refuses the request.
             ServerLost: no answer came within the timeout, it has payloads of other sizes, or the server is not one of
-            this run.
+            this run, or does not let this process in.
         """
         with self._lock:
             self._request = self._request + 1 if number is None else number
@@ -109,6 +111,22 @@ class Client:
                 self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
 
+    def keep(self) -> None:
+        """Between two requests a lost connection is made again, too. So the server knows that this process lives."""
+        threading.Thread(target=self._keep, name="codescent keeps", daemon=True).start()
+
+    def _keep(self) -> None:
+        while not self._closed.wait(KEEP_S):
+            if self._has_met and self._lock.acquire(blocking=False):  # else a request is under way, and connects itself
+                try:
+                    if self._peer is None or has_gone(self._peer):
+                        self._disconnect()
+                        self._connect(time.monotonic() + HANDSHAKE_S)
+                except (OSError, NotProved, ServerLost):  # the next request raises it, if it lasts
+                    self._disconnect()
+                finally:
+                    self._lock.release()
+
     def close(self) -> None:
         """Disconnect. The server is told that this process has left.
 
@@ -137,8 +155,11 @@ class Client:
             watch(peer, self._silent_s)
             end_s = min(end_s, time.monotonic() + 2 * HANDSHAKE_S)  # the server ends an older connection first
             frames.send(peer, Frame(Kind.HELLO, self._rank, metadata=self._facts), end_s=end_s)
-            self.met = _received(peer, 0, end_s).metadata
-            self._peer = peer
+            try:
+                self.met = _received(peer, 0, end_s).metadata
+            except Refused as refusal:
+                raise ServerLost(f"{self._where()} does not let rank {self._rank} in: {refusal}") from refusal
+            self._peer, self._has_met = peer, True
             if self._closed.is_set():  # `close` may have looked for a connection just before
                 raise ConnectionAbortedError("closed")
         except BaseException:

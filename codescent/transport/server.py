@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from codescent.transport import frames
 from codescent.transport.authenticate import HANDSHAKE_S, prove
 from codescent.transport.frames import Frame, FrameError, Kind
-from codescent.transport.sockets import SILENT_S, has_gone, watch
+from codescent.transport.sockets import SILENT_S, has_gone, is_silent, loss_of, watch
 
 MOST_HANDSHAKES = 128
 """Most peers that have not proved the key yet. Further ones are disconnected; processes of the run try again."""
@@ -69,7 +69,7 @@ class Service(Protocol):
         `Server.changed` was called.
         """
 
-    def left(self, sender: int, why: str) -> None:
+    def left(self, sender: int, why: str, *, silent: bool = False) -> None:
         """A process has disconnected, has died, or its machine is silent. It may connect again."""
 
 
@@ -168,7 +168,7 @@ class Server:
 
     def _connection(self, connection: socket.socket, address: str) -> None:
         """The life of a connection: proof, greeting, requests."""
-        peer, why = None, "disconnected"
+        peer, why, silent = None, "disconnected", False
         try:
             try:
                 prove(connection, self._key, serves=True)
@@ -181,14 +181,14 @@ class Server:
             while peer is not None and self._request(peer):
                 pass
         except OSError as error:
-            why = str(error)
+            why, silent = str(error), is_silent(error)
         except Exception as error:  # a defect of the service, which the process of the server must not survive
             self.failure = self.failure or error
             raise
         finally:
             self._end(connection)
             if peer is not None:
-                self._leave(peer, why)
+                self._leave(peer, why, silent=silent)
 
     def _greeted(self, connection: socket.socket) -> _Peer | None:
         """Receive the first frame and answer it. None: the process is refused."""
@@ -208,7 +208,7 @@ class Server:
         try:
             frames.send(connection, Frame(Kind.ANSWER, self._rank, metadata=facts), end_s=end_s)
         except OSError as error:
-            self._leave(peer, str(error))
+            self._leave(peer, str(error), silent=is_silent(error))
             raise
         return peer
 
@@ -249,12 +249,12 @@ class Server:
             frames.receive_payloads(peer.connection, request, into)
 
     def _answered(self, peer: _Peer, request: Frame) -> Answer:
-        """Ask the service until it answers. Raises ConnectionError: meanwhile the peer has gone."""
+        """Ask the service until it answers. Raises OSError: meanwhile the peer has gone."""
         while True:
             with self._change:
                 seen = self._changes
             if has_gone(peer.connection):
-                raise ConnectionResetError("disconnected while a request waited")
+                raise loss_of(peer.connection)
             if (answer := self._service.answer(request)) is not None:
                 self.changed()
                 return answer
@@ -274,13 +274,13 @@ class Server:
                     self._peers[peer.sender] = older
                 raise ConnectionResetError(f"an older request of rank {peer.sender} is still being answered")
 
-    def _leave(self, peer: _Peer, why: str) -> None:
+    def _leave(self, peer: _Peer, why: str, *, silent: bool) -> None:
         with self._lock:
             if self._peers.get(peer.sender) is not peer:
                 return  # a newer connection of this rank is there
             del self._peers[peer.sender]
         if not self._closed:
-            self._service.left(peer.sender, why)
+            self._service.left(peer.sender, why, silent=silent)
             self.changed()
 
     def _end(self, connection: socket.socket) -> None:

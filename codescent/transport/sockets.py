@@ -3,13 +3,17 @@ Does not choose the address (train/addresses.py knows the interface of the route
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import select
 import socket
 
 SILENT_S = 4.0
 """After this many seconds without any answer of the other machine's kernel a connection ends: noticed within 5 s."""
 BACKLOG = 512
+UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
+"""Errors of a connection whose other machine does not answer: it is off, or a link on the way is cut."""
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -56,3 +60,14 @@ def has_gone(peer: socket.socket) -> bool:
     poll = select.poll()
     poll.register(peer, getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))  # POLLHUP, POLLERR and POLLNVAL are always reported
+
+
+def loss_of(peer: socket.socket) -> OSError:
+    """Why a connection has gone. The kernel says it once: to the first who asks, or reads."""
+    number = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if peer.fileno() >= 0 else 0
+    return OSError(number, os.strerror(number)) if number else ConnectionResetError("the other side has disconnected")
+
+
+def is_silent(loss: OSError) -> bool:
+    """Whether the other machine was silent. Otherwise its kernel has closed the connection, or this side has."""
+    return loss.errno in UNREACHABLE
