@@ -140,7 +140,9 @@ def test_the_memory_of_each_role_is_that_of_the_plan(runs: Runs, servers: str, r
     plan = Plan.from_json(run.plan)
     rows = [row for row in read_rows(run.path / "memory.csv") if row["step"] == "20"]
     assert [int(row["rank"]) for row in rows] == list(range(ranks))
-    for row in rows:
+    took_turns = [row for row in rows if mode == "synchronous" or row["most_weights_bytes"] != "0"]
+    assert took_turns  # asynchronously, one worker may compute all the rounds
+    for row in took_turns:
         declared = state_of_rank(plan, int(row["rank"]))
         assert int(row["most_weights_bytes"]) + int(row["most_optimizer_bytes"]) == (
             declared.weights_bytes + declared.optimizer_bytes
