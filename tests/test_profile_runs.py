@@ -87,6 +87,25 @@ def test_every_rank_writes_each_window(project: Path, forker: Forker) -> None:
     assert (refused.returncode, refused.stderr) == (2, f"error: --window 3: {run.path} has the windows 1, 2\n")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (2, ("average_every=5", "outer_optimizer=nesterov", "fragments=2", "overlap_steps=1")),
+        (3, ("gossip=ring", "gossip_every=2", "agree_every=10", "wire=int8", "wire_from=3")),
+    ],
+)
+def test_a_window_within_rounds_has_the_calls_that_are_planned_there(
+    project: Path, forker: Forker, ranks: int, words: tuple[str, ...]
+) -> None:
+    """Steps 4 to 8: a fragment leaves after steps 4 and 7, neighbours exchange after 4, 6 and 8."""
+    window = ("profile.active=5", "profile.wait=2", "train.num_steps=10", "train.eval_every=0")
+    batch = ("train.global_batch_size=12", *(f"parallel.{word}" for word in words))
+    run = forker.train(project, f"rounds-{ranks}", ranks, *window, *batch)
+    report = report_of(run)
+    assert {row.kind for row in report.collectives} == {"all_reduce" if ranks == 2 else "send"}
+    assert all(row.calls == row.planned > 0 for row in report.collectives)
+
+
 def test_a_run_that_stops_within_a_window_writes_it_and_goes_on(project: Path, forker: Forker) -> None:
     words = [*WINDOW, "run.name=stopped", "train.num_steps=9"]
     done = forker.run(project, 2, words, fault="asked_to_stop 5")

@@ -7,9 +7,9 @@ import statistics
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from codescent.plan import AXES, SENDS, Collective, Plan, Traffic
+from codescent.plan import AXES, SENDS, Collective, Plan, Traffic, Verb
 from codescent.report.profile_rank import RECEIVE, Ran, RankSteps
 from codescent.trace.intervals import intersection, seconds
 
@@ -24,7 +24,7 @@ class CollectiveRow:
     Attributes:
         kind, axis: as in the Plan's traffic; BETWEEN_STAGES for messages.
         calls: of the rank with most.
-        planned: the same in the Plan; 0: the Plan has no such collective.
+        planned: the same in the Plan; 0: the Plan has no such collective in these steps.
         sent_bytes: that a rank sends by the Plan; of the rank with most.
         wire_s: from the arrival of the last rank to the end.
         bus_bytes_per_s: bytes that a rank sends in a ring, per second on the wire; None: nothing was sent.
@@ -36,7 +36,7 @@ class CollectiveRow:
     kind: str
     axis: str
     calls: float
-    planned: int
+    planned: float
     sent_bytes: float
     wire_s: float
     bus_bytes_per_s: float | None
@@ -64,17 +64,38 @@ _Key = tuple[str, str]
 
 
 def collective_rows(found: Sequence[RankSteps], plan: Plan) -> Iterator[CollectiveRow]:
-    """A row for each kind on each axis that is planned, or ran on an axis of the Plan."""
+    """A row for each kind on each axis that is planned in the recorded steps, or ran on an axis of the Plan."""
     planned: dict[_Key, list[Traffic]] = {}
-    for record in plan.traffic:
-        if record.axis and plan.mesh.degree(record.axis) > 1:
-            axis = BETWEEN_STAGES if record.verb in SENDS else record.axis
-            planned.setdefault((record.collective, axis), []).append(record)
+    for record in _planned(plan, [number - 1 for number in found[0].steps]):
+        axis = BETWEEN_STAGES if record.verb in SENDS else record.axis
+        planned.setdefault((record.collective, axis), []).append(record)
     calls: dict[_Key, list[_Call]] = {}
     for key, call in _calls(found, plan):
         calls.setdefault(key, []).append(call)
     for key in dict.fromkeys([*planned, *calls]):
         yield _row(key, calls.get(key, []), planned.get(key, []), found, plan)
+
+
+def _planned(plan: Plan, numbers: Sequence[int]) -> Iterator[Traffic]:
+    """The records that run in these steps (from 0); `times`: in all of them together.
+
+    The messages of an exchange with neighbours are one call, as they are recorded: they leave and are awaited together.
+    """
+    exchanges: list[Traffic] = []
+    for record in plan.traffic:
+        runs = sum(map(record.runs_in, numbers))
+        if not (runs and record.axis and plan.mesh.degree(record.axis) > 1):
+            continue
+        whole = replace(record, times=record.times * runs)
+        if record.verb is Verb.EXCHANGE and record.collective is Collective.SEND:
+            exchanges.append(whole)
+        else:
+            yield whole
+    for stage in {record.stage for record in exchanges}:
+        of_stage = [record for record in exchanges if record.stage == stage]
+        calls = sum(number % of_stage[0].every == of_stage[0].at for number in numbers)
+        sent = sum(record.times * record.payload_bytes for record in of_stage)
+        yield replace(of_stage[0], times=calls, payload_bytes=sent // calls)
 
 
 def _calls(found: Sequence[RankSteps], plan: Plan) -> Iterator[tuple[_Key, _Call]]:
@@ -120,8 +141,8 @@ def _row(
     return CollectiveRow(
         *key,
         calls=max(issued.values(), default=0) / steps,
-        planned=max((sum(t.times for t in planned if t.stage in (None, stage)) for stage in stages), default=0),
-        sent_bytes=max(_bytes((t for t in planned if t.stage in (None, stage)), plan) for stage in stages),
+        planned=max((sum(t.times for t in planned if t.stage in (None, stage)) for stage in stages), default=0) / steps,
+        sent_bytes=max(_bytes((t for t in planned if t.stage in (None, stage)), plan) for stage in stages) / steps,
         wire_s=wire_s / steps / max(1, len(groups)),
         bus_bytes_per_s=sent / wire_s if wire_s > 0 and sent > 0 else None,
         skew_s=None if between or not skews else statistics.fmean(skews),
@@ -131,7 +152,7 @@ def _row(
 
 
 def _bytes(records: Iterable[Traffic], plan: Plan) -> float:
-    """Bytes that a rank sends in a step."""
+    """Bytes that a rank sends in the recorded steps."""
     return sum(record.times * record.wire_bytes(plan.mesh.degree(record.axis)) for record in records)
 
 

@@ -111,7 +111,9 @@ def _collectives(report: ProfileReport) -> Iterator[Table | str]:
         yield f"The bubble of the pipeline is {of_seconds(report.bubble_s)} of a step on {busiest}."
     for row in report.collectives:
         if row.calls != row.planned:
-            said = f"{row.kind} over {row.axis}: {row.calls:g} calls were seen in a step, {row.planned} are planned"
+            said = (
+                f"{row.kind} over {row.axis}: {row.calls:.3g} calls were seen in a step, {row.planned:.3g} are planned"
+            )
             yield f"{said}; those in code that torch.compile compiles are not seen."
     compiled = max(one.compiled_s for one in report.ranks)
     if compiled:
