@@ -303,9 +303,20 @@ def test_ranks_agree_where_keys_need_it(every: int, due: tuple[int, int, int], e
             "changes them",
             'parallel.gossip = "ring", or parallel.wire = "none"',
         ),
-        ({"gossip_every": 3}, 2, "train.num_steps = 1000: not a multiple", "train.num_steps = 999 or 1002"),
+        (
+            {"gossip_every": 3},
+            2,
+            "train.num_steps = 1000: not a multiple",
+            "999 or 1002, or parallel.gossip_every = 2 or 5",
+        ),
         ({"agree_every": 15, "gossip_every": 10}, 2, "ranks agree after", "parallel.agree_every = 10"),
-        ({"agree_every": 20}, 2, "checkpoint.every = 250: not a multiple", "checkpoint.every = 240 or 260"),
+        (
+            {"agree_every": 20},
+            2,
+            "checkpoint.every = 250: not a multiple",
+            "240 or 260, or parallel.agree_every = 10 or 25",
+        ),
+        ({"agree_every": 20, "gossip_every": 5}, 2, "checkpoint.every = 250", "or parallel.agree_every = 10 or 25"),
         ({"offload": "optimizer"}, 2, "not exchanged there", 'parallel.offload = "none"'),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from codescent.base.counted import counted
-from codescent.base.nearest import nearest_multiples
+from codescent.base.nearest import divisors, nearest, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, Collective, Instruction, KeptTensor, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.schedule import with_round
@@ -206,7 +206,7 @@ def _wrong_wire(candidate: Candidate) -> Iterator[str]:
 def _wrong_periods(candidate: Candidate) -> Iterator[str]:
     """Problems: keys whose steps are not where all ranks agree."""
     layout = candidate.layout
-    key, period = "parallel.gossip_every", layout.gossip_every
+    key, period, unit = "parallel.gossip_every", layout.gossip_every, 1
     if layout.agree_every is not None:
         if layout.agree_every % period:
             yield Refusal(
@@ -215,10 +215,14 @@ def _wrong_periods(candidate: Candidate) -> Iterator[str]:
                 [Change({"parallel.agree_every": number}) for number in nearest_multiples(layout.agree_every, period)],
             )
             return
-        key, period = "parallel.agree_every", layout.agree_every
+        key, period, unit = "parallel.agree_every", layout.agree_every, layout.gossip_every
     for name, steps in candidate.due.items():
         if steps % period:
+            fitting = divisors(math.gcd(*candidate.due.values()))
             yield Refusal(
                 f"{name} = {steps}: not a multiple of {key} = {period}; all ranks agree after such steps only",
-                each(name, nearest_multiples(steps, period)),
+                [
+                    *each(name, nearest_multiples(steps, period)),
+                    *each(key, nearest([number for number in fitting if number % unit == 0], period)),
+                ],
             )
