@@ -190,8 +190,10 @@ def test_an_asynchronous_push_that_is_not_finite_is_skipped(runs: Runs) -> None:
     assert math.isfinite(rows[-1]["train_loss"])
 
 
-@pytest.mark.parametrize("wire", ["none", "int8"])
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(
+    ("servers", "wire"),
+    [(3, "none"), (3, "int8"), *((1, wire) for wire in ("none", "bf16", "int8", "int4", "sign", "topk:0.1"))],
+)
 def test_each_worker_sends_and_receives_what_is_declared(runs: Runs, servers: int, wire: str, tmp_path: Path) -> None:
     """In 20 steps, without the weights with which the run begins."""
     name = f"frames-{servers}-{wire}"

@@ -119,7 +119,7 @@ def test_a_run_with_a_refused_round_is_not_replayed(runs: Runs) -> None:
     assert f"push 2 of worker {own[0]['worker']} was refused" in done.stderr
 
 
-@pytest.mark.parametrize("wire", ["none", "int8"])
+@pytest.mark.parametrize("wire", ["none", "bf16", "int8", "int4", "sign", "topk:0.1"])
 def test_each_worker_sends_what_is_declared(runs: Runs, wire: str) -> None:
     name = f"rounds-{wire}"
     words = [*FP64, *NESTEROV, *served(2), f"parallel.wire={wire}", f"run.name={name}"]
