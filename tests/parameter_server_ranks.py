@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import layout_ranks
 from rank_server import Place
 
 from codescent.train.execute import Executor
-from codescent.transport import Client, Kind, Refused
+from codescent.transport import Client, Kind, Refused, client
 
 
 def run(place: Place, words: list[str], fault: str, rank: int, resume: bool = False) -> None:
@@ -75,21 +76,57 @@ def hung(step: str, seconds: str) -> None:
     layout_ranks.at_step(int(step), "_push", lambda _: time.sleep(float(seconds)))
 
 
-def killed_in_push(number: str) -> None:
-    """SIGKILL before the push of that number of this rank."""
+def in_push(number: int, act: Callable[[Executor], None]) -> None:
+    """Act before the push of that number of this rank."""
     whole, count = Executor._push, 0
 
     def push(self: Executor, *arguments: Any) -> None:
         nonlocal count
         count += 1
-        if count == int(number):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if count == number:
+            act(self)
         whole(self, *arguments)
 
     Executor._push = push  # type: ignore[method-assign]
 
 
+def killed_in_push(number: str) -> None:
+    """SIGKILL before the push of that number of this rank."""
+    in_push(int(number), lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def computing_long(number: str, seconds: str) -> None:
+    """Before this push the connection to the first server is lost, and the rank computes on for so many seconds."""
+
+    def act(executor: Executor) -> None:
+        assert executor.worker is not None
+        peer = executor.worker.clients[0]._peer
+        assert peer is not None
+        peer.shutdown(socket.SHUT_RDWR)
+        time.sleep(float(seconds))
+
+    in_push(int(number), act)
+
+
+def deaf(every: str) -> None:
+    """A server that is not the first loses its connection while every so many-th of its questions is answered: the
+    first server has told it what was applied, and the answer does not arrive."""
+    whole, lost = client._received, set[int]()
+
+    def received(peer: socket.socket, request: int, end_s: float) -> Any:
+        answer = whole(peer, request, end_s)
+        if request and request % int(every) == 0 and request not in lost and answer.metadata["pushes"]:
+            lost.add(request)
+            print(f"the answer to question {request} is lost: {answer.metadata['pushes']}", flush=True)
+            raise ConnectionResetError("the answer is lost")
+        return answer
+
+    client._received = received
+
+
 layout_ranks.FAULTS |= {
+    "computing_long": computing_long,
+    "deaf": deaf,
     "disconnected": disconnected,
     "stopped": stopped,
     "hung": hung,

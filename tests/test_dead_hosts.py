@@ -17,6 +17,7 @@ from host_ranks import hosts, started
 from runs import called, environment
 
 from codescent.record import RunFolder, order
+from codescent.train.away import CLOSED_S
 
 ENV = environment(CODESCENT_TOKEN="a token that no outsider knows")
 ASYNCHRONOUS = "parallel.updates=asynchronous"
@@ -34,9 +35,11 @@ def assert_applied_once(run: RunFolder, steps: int, workers: int, servers: int) 
         assert applied == Counter((step, part) for step in range(steps) for part in range(workers))
 
 
-def die(project: Path, forker: Forker, name: str, ranks: int, *words: str, rank: int) -> tuple[list[int | None], str]:
-    """A run of ranks of which none has a launcher that sees the others. `rank` dies in its third push, by kill -9."""
-    options = {"words": [*FP64, *words, f"run.name={name}"], "fault": "killed_in_push 3", "rank": rank}
+def die(
+    project: Path, forker: Forker, name: str, ranks: int, *words: str, rank: int, fault: str = "killed_in_push 2"
+) -> tuple[list[int | None], str]:
+    """A run of ranks of which none has a launcher that sees the others. `rank` dies in its second push, by kill -9."""
+    options = {"words": [*FP64, *words, f"run.name={name}"], "fault": fault, "rank": rank}
     codes, _, said = forker._ask("parameter_server_ranks:run", project, ranks, options)
     return codes, said
 
@@ -57,6 +60,16 @@ def test_the_others_go_on_without_a_worker_that_dies(project: Path, forker: Fork
     assert called(project, "prove", "--replay", str(run.path)).returncode == 0
 
 
+def test_a_worker_that_computes_long_connects_again_meanwhile(project: Path, forker: Forker) -> None:
+    """Else its lost connection would be taken for its death: it asks for nothing for longer than CLOSED_S."""
+    words, fault = ("parallel.servers=1", ASYNCHRONOUS), f"computing_long 2 {CLOSED_S + 2}"
+    codes, said = die(project, forker, "computes-long", 4, *words, rank=1, fault=fault)
+    assert codes == [0] * 4, said
+    run = RunFolder.open(project / "runs" / "computes-long")
+    assert lost(run) == []
+    assert_applied_once(run, 20, 3, 1)
+
+
 ONE_SEGMENT = ("train.eval_every=0", "train.num_steps=3000")
 ENDS = {
     "synchronous": ((), 1, "this run needs all its workers"),
@@ -69,7 +82,7 @@ ENDS = {
 def test_a_death_that_ends_the_run_is_named(project: Path, forker: Forker, case: str) -> None:
     words, rank, why = ENDS[case]
     words = ("parallel.servers=1", "parallel.timeout_s=8", *words)
-    codes, said = die(project, forker, f"ends-{case}", 4, *words, rank=rank)
+    codes, said = die(project, forker, f"ends-{case}", 4, *words, rank=rank, fault="killed_in_push 1")
     assert codes[rank] == -9
     assert codes[3] == 1, said
     assert f"error: rank {rank} was not connected for 3 s (on " in said

@@ -47,6 +47,25 @@ def test_a_lost_connection_is_made_again(runs: Runs, servers: int, lost: str, mo
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_asks_what_the_first_one_decided_loses_its_connection(runs: Runs, mode: str) -> None:
+    """It asks again. What was told and did not arrive is told again, once, and in the same order."""
+    name = f"deaf-{mode}"
+    words = [*FP64, "parallel.servers=2", *MODES[mode], f"run.name={name}"]
+    options = {"words": words, "fault": "deaf 2", "rank": 3}
+    codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 4, options)
+    assert codes == [0] * 4, said
+    assert said.count("is lost: [[") >= 3
+    found = RunFolder.open(runs.project / "runs" / name)
+    assert [row["step"] for row in found.read_metrics()][-1] == 20
+    if mode == "synchronous":
+        assert_same(found, runs.of_one(), 1e-9)
+        return
+    first, other = ([(row.worker, row.number) for row in order.read(found.path, k, 40)] for k in (0, 1))
+    assert first == other
+    assert called(runs.project, "prove", "--replay", str(found.path)).returncode == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_worker_may_stand_still(runs: Runs, mode: str) -> None:
     found = with_fault(runs, f"still-{mode}", 4, "stopped 7 3", "parallel.servers=2", *MODES[mode])
     if mode == "synchronous":

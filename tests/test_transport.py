@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import resource
 import socket
 import struct
 import subprocess
@@ -424,6 +426,55 @@ def test_who_knows_the_key_and_sends_nonsense_ends_only_its_own_connection(
     client = Client(made.address, KEY, 5, "server 0")
     assert client.request(Kind.ASK).kind is Kind.ANSWER
     client.close()
+
+
+def test_the_server_accepts_on_after_a_connection_that_it_could_not_accept(served: tuple[Any, Weights]) -> None:
+    """No file descriptor is left for a while, as when an outsider has opened many connections."""
+    made, _ = served
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as one:
+        one.settimeout(30)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (one.fileno(), hard))  # no descriptor is free below this number
+        filled = list(all_descriptors())
+        try:
+            one.connect(made.address)  # the kernel has accepted it, and the server cannot
+            time.sleep(0.5)
+        finally:
+            for descriptor in filled:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        prove(one, KEY, serves=False)
+        frames.send(one, Frame(Kind.HELLO, 4))
+        assert frames.receive(one, time.monotonic() + 30) is not None
+
+
+def all_descriptors() -> Iterator[int]:
+    """Open descriptors until there are no more."""
+    with contextlib.suppress(OSError):
+        while True:
+            yield os.dup(1)
+
+
+def test_a_connection_for_which_no_thread_starts_is_ended_and_the_next_one_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It gives its place among those that have not proved the key to the next one: here there is one place."""
+    monkeypatch.setattr(server, "MOST_HANDSHAKES", 1)
+    whole, refused = threading.Thread.start, list[str]()
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "codescent peer" and len(refused) < 3:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        whole(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    made = serve(listener := listen(LOOPBACK), Weights(1, None))
+    asking = Client(listener.getsockname(), KEY, 4, "server 0", timeout_s=30)
+    assert asking.request(Kind.ASK).kind is Kind.ANSWER
+    assert len(refused) == 3
+    asking.close()
+    made.close()
 
 
 def test_it_listens_on_the_given_address_alone(served: tuple[Any, Weights]) -> None:

@@ -191,13 +191,20 @@ def test_a_frame_that_is_cut_off_is_never_applied(processes: list[subprocess.Pop
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux socket filter")
-def test_a_silent_machine_is_noticed() -> None:
-    """A filter drops whatever arrives at the worker's socket: not even its kernel answers, as after a power cut."""
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_silent_machine_is_noticed(waits: bool) -> None:
+    """A filter drops whatever arrives at the worker's socket: not even its kernel answers, as after a power cut.
+
+    The server notices it while it waits for a request, and while a request waits.
+    """
     service = Service(2, None)
     with socket.create_connection(service.address, timeout=30) as peer:
         prove(peer, KEY, serves=False)
         frames.send(peer, Frame(Kind.HELLO, 6))
         assert frames.receive(peer) is not None
+        if waits:
+            frames.send(peer, Frame(Kind.ASK, 6, 1, metadata={"never": True}))
+            time.sleep(0.5)
         drop = ctypes.create_string_buffer(b"\x06\x00\x00\x00\x00\x00\x00\x00")  # BPF_RET, 0 bytes are kept
         program = b"\x01\x00" + bytes(6) + ctypes.addressof(drop).to_bytes(8, sys.byteorder)  # struct sock_fprog
         peer.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
