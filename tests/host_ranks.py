@@ -100,6 +100,11 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def cut(made: hosts.Hosts, host: int) -> None:
+    """Take the only link of a host away. Its kernel, and those of the others, are told nothing."""
+    hosts._do("ip", "-n", made.name(host), "link", "set", hosts.DEVICE, "down")
+
+
 @contextmanager
 def lossy(made: hosts.Hosts, delay_ms: float, mbit: float, loss: float) -> Iterator[list[int]]:
     """Connect hosts 0 and 1 by a wire (lossy_wire.py) in place of the switch. At the end: packets carried, and lost."""

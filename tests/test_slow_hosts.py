@@ -67,6 +67,26 @@ def kinds(run: RunFolder) -> list[str]:
     return [event["kind"] for event in run.read_events()]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("words", [(), ("parallel.average_every=2",), ("parallel.gossip=ring",)], ids=" ".join)
+def test_a_dead_link_ends_a_synchronous_run_and_its_rank_is_named(project: Path, words: tuple[str, ...]) -> None:
+    """The others wait for parallel.timeout_s, then one of them says for whom. The rank itself reaches nobody."""
+    reason = hosts.missing()
+    if reason:
+        pytest.skip(reason)
+    name, ends = f"cut-{len(words)}{words[0][9] if words else ''}", ("train.eval_every=0", "parallel.timeout_s=4")
+    words = (*words, *ends, "train.global_batch_size=9", "train.num_steps=100000")
+    with hosts.Hosts(3) as made, started(made, 3, project, name, ENV, words) as run:
+        host_ranks.until(run.has_steps)
+        host_ranks.cut(made, 2)
+        host_ranks.until(lambda: all(process.poll() is not None for process in run.processes), 60.0)
+        said = [log.read_text(encoding="utf-8", errors="replace") for log in run.logs]
+    assert [process.returncode for process in run.processes] == [1, 1, 1]
+    assert "".join(said).count("the others waited in vain for rank 2 (on ") == 1
+    assert "rank 2 cannot reach rank 0 at 10.77.0.1" in said[2]
+
+
 @pytest.fixture(scope="module")
 def served(made: hosts.Hosts, project: Path) -> tuple[RunFolder, list[set[tuple[str, int]]]]:
     """A run of two workers and a server on three hosts, and where each host has listened from its start to its end."""

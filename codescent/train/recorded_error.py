@@ -5,15 +5,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from torch.distributed import DistError
-
 from codescent.base.errors import RunFailed, UserError
 from codescent.record import RunFolder
 from codescent.train.failed_allocation import is_out_of_memory
 from codescent.train.open import OpenRun
-
-GLOO = "/gloo/"
-"""In the words of each error of a gloo connection: the path of the source file, such as gloo/transport/tcp/pair.cc."""
+from codescent.train.silent import is_lost_peer
 
 
 def record(error: BaseException, run: OpenRun) -> None:
@@ -29,12 +25,3 @@ def record(error: BaseException, run: OpenRun) -> None:
     with suppress(UserError):  # the disk may be full, or the folder removed
         folder = run.folder or RunFolder.open(run.path)
         folder.event("error", problems=getattr(error, "problems", (repr(error),)), rank=run.world.place.rank)
-
-
-def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, only says that another rank does not answer: the cause is there."""
-    if error is None:
-        return False
-    if isinstance(error, DistError) or (isinstance(error, RuntimeError) and GLOO in str(error)):
-        return True
-    return is_lost_peer(error.__cause__)

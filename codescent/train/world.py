@@ -35,6 +35,7 @@ from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
 from codescent.train.past import StoredPast
 from codescent.train.rendezvous import compare, differences, meet, stay_until_read
+from codescent.train.silent import tell
 
 T = TypeVar("T")
 
@@ -292,11 +293,20 @@ class World:
         The process groups stay until then: with them, gloo's destructors would wait for messages under way. The end of
         the process closes gloo's connections; so the other ranks fail only after this one has printed its error.
 
+        Where ranks are on several machines, they say at the store that they end, and name those that do not.
+
         Args:
             error: the cause.
             said: whether it is printed already.
         """
-        fail(error, abort_groups if self.device.type == "cuda" else None, said=said)
+
+        def free() -> None:
+            if not is_local(self.place):
+                tell(self.store, self.place, error)
+            if self.device.type == "cuda":
+                abort_groups()
+
+        fail(error, free, said=said)
 
 
 def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
