@@ -75,6 +75,12 @@ class Messages:
         found, indices = self._top(message)
         return into.zero_().index_copy_(0, indices.long(), found)
 
+    def decoded(self, message: Tensor) -> Tensor:
+        """What a message stands for [numel], in memory of its own; without an encoding, in that of the message."""
+        if self.wire.method == "none":
+            return message.view(self.wide)
+        return self.decode(message, torch.empty(self.numel, dtype=self.wide))
+
     def _coded(self, message: Tensor) -> Tensor:
         return message.view(TORCH_DTYPE["bf16"] if self.wire.method == "bf16" else torch.uint8).unsqueeze(0)
 

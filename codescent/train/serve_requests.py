@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
 from codescent.plan.wire import Wire
 from codescent.servers import Ledger, Portion, Portions
@@ -48,7 +47,7 @@ class Requests:
         self.workers, self.period = plan.mesh.world_size, plan.schedule.period
         self.in_steps = plan.layout.in_steps
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
-        self.messages, self.wide = Messages(wire, self.part.numel, dtype), TORCH_DTYPE[dtype]
+        self.messages = Messages(wire, self.part.numel, dtype)
         together = self.workers if self.in_steps else 1
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
@@ -160,7 +159,7 @@ class Requests:
             request.request,
             told["ticket"],
             Portion(*told["portion"]),
-            self.messages.decode(arrived, torch.empty(self.part.numel, dtype=self.wide)),
+            self.messages.decoded(arrived),
             told["loss"],
             told["losses"],
             told["square"],
