@@ -1,4 +1,4 @@
-"""In: rounds of three workers at a server with a quorum, a clock. Out: who is late is refused and counted.
+"""In: rounds of three workers at a server, a clock. Out: a push after the quorum, or of a lost worker, is refused, counted.
 Does not start ranks (test_served_rounds does) and does not test the deadline itself (test_servers does)."""
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Clock:
 class Rounds:
     """A server, the requests of its workers, and its clock. No thread: `look` is a look of SERVE."""
 
-    def __init__(self, project: Path, clock: Clock) -> None:
-        plan = build(load(project / "run.toml", WORDS).config, 256, WORKERS + 1)
+    def __init__(self, project: Path, clock: Clock, words: tuple[str, ...] = WORDS) -> None:
+        plan = build(load(project / "run.toml", words).config, 256, WORKERS + 1)
         optimizer = OuterOptimizer(served_weights(plan, 0, replaced=False), plan)
         self.clock, self.begun_s = clock, 0.0
         self.server = RoundServing(plan, 0, optimizer, None, 0, lambda: False)
@@ -155,6 +155,22 @@ def test_who_comes_after_the_deadline_is_refused_and_counted(rounds: Rounds) -> 
     assert (rounds.server.ledger.version, rounds.server.done) == (version, 3 * PERIOD)
     rounds.usual()  # the late one pulls the new weights, and computes its part of the present round
     assert rounds.late == [0, 0, 1, 0]
+
+
+def test_who_was_away_is_refused_and_counted(project: Path) -> None:
+    words = ("parallel.updates=asynchronous", "parallel.staleness=auto")
+    rounds = Rounds(project, Clock(), (*(word for word in WORDS if "quorum" not in word), *words))
+    rounds.begin()
+    lost = rounds.computing[2]
+    rounds.server.left(2, "its connection was lost")
+    assert rounds.push(0)
+    rounds.begin()
+    assert rounds.computing[0][1] == lost[1]  # another worker has its portion
+    assert not rounds.push(2)
+    assert rounds.server.ledger.refused == {2: 1}
+    assert rounds.push(0)
+    assert rounds.push(1)
+    assert rounds.late == [1]
 
 
 def test_who_comes_before_the_deadline_counts(rounds: Rounds) -> None:

@@ -336,7 +336,8 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         2,
         [
             "parallel.average_every = 10: needs replicas that can train apart, and parallel.dp_replicate is 1; ranks "
-            "along dp_shard, tp, pp and cp share each step; nearest that would do: parallel.average_every = 0"
+            "along dp_shard, tp, pp and cp share each step; nearest that would do: parallel.average_every = 0, or "
+            "parallel.dp_replicate = 2 on 4 ranks"
         ],
     ),
     "Nesterov without a momentum": (

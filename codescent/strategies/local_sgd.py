@@ -139,7 +139,8 @@ class LocalSGD(Strategy):
             return False
         outer = (layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum)
         is_mean = layout.outer_optimizer == "none" or outer == ("sgd", 1.0, 0.0)
-        return is_mean and Wire.parse(layout.wire).exact
+        shapes = [shape for stage in range(plan.mesh.degree("pp")) for shape in _trained_shapes(plan, stage)]
+        return is_mean and Wire.parse(layout.wire).exact_for(shapes)
 
     def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
         """`Averaging`, which does AVERAGE and MERGE."""
@@ -187,6 +188,10 @@ def by_holders(plan: Plan, tensors: Sequence[TensorPlan]) -> list[list[TensorPla
     return list(found.values())
 
 
+def _trained_shapes(plan: Plan, stage: int) -> list[tuple[int, ...]]:
+    return _shapes(plan, [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained])
+
+
 def _shapes(plan: Plan, tensors: Sequence[TensorPlan]) -> list[tuple[int, ...]]:
     """Of what the largest rank of a stage updates of each tensor."""
     return [tensor.optimizer.sizes(tensor.parameter.shape, plan.mesh) for tensor in tensors]
@@ -223,7 +228,10 @@ def _lonely(candidate: Candidate) -> Iterator[str]:
         yield Refusal(
             f"parallel.average_every = {candidate.layout.average_every}: needs replicas that can train apart, and "
             "parallel.dp_replicate is 1; ranks along dp_shard, tp, pp and cp share each step",
-            [Change({"parallel.average_every": 0})],
+            [
+                Change({"parallel.average_every": 0}),
+                Change({"parallel.dp_replicate": 2}, ranks=2 * candidate.world_size),
+            ],
         )
 
 

@@ -315,7 +315,7 @@ class Report:
         self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
     def late(self, step: int, portions: int) -> None:
-        """Report that a round of servers has ended without some workers; 0: with all."""
+        """Report that portions came too late for the servers: a round had ended, or others have them by now."""
         if portions:
             self.late_portions += portions
             self._event("late", step=step, portions=portions)
@@ -386,7 +386,8 @@ class Report:
             self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
             self.display.say(ended_early(self.run, step, validations))
         if self.late_portions:
-            self.display.say(f"{counted(self.late_portions, 'round')} of workers came late and did not count")
+            what = "round" if self.run.plan.layout.average_every else "push"
+            self.display.say(f"{counted(self.late_portions, what)} of workers came late and did not count")
         self._event("end", step=step)
 
     def _event(self, kind: str, **fields: Any) -> None:

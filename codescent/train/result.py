@@ -39,7 +39,7 @@ class StepResult:
         skips: steps of the round that replicas skipped, summed over replicas that train apart.
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
             None: there is no parameter server.
-        late: parts of the round that did not count, because their workers came late (parallel.quorum).
+        late: portions that came too late for the servers, and did not count.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """

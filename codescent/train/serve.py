@@ -49,7 +49,6 @@ class Serving(Requests):
         self.to_apply: list[tuple[int, int]] = []  # what the first server has applied, and this one has not
         self.failure: BaseException | None = None
         self.summed: list[Push] = []
-        self.step = Step()
         self.order: list[Applied] | None = [] if plan.layout.updates == "asynchronous" else None
         self.closed = False
         self.thread: threading.Thread | None = None

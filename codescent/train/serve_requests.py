@@ -19,7 +19,7 @@ from codescent.train.crew import Crew, Death
 from codescent.train.followers import Followers
 from codescent.train.optimize import Optimizer
 from codescent.train.patience import Patience
-from codescent.train.pushes import Push
+from codescent.train.pushes import Push, Step
 from codescent.train.served_part import ServedPart
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
@@ -54,6 +54,7 @@ class Requests:
         self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers
         state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
+        self.step = Step()
         self.change = threading.Condition()
         self.staged: dict[int, Push] = {}  # by worker; the others follow the first server's decisions
         self.committed: set[tuple[int, int]] = set()  # worker and number: every server has its part
@@ -147,6 +148,7 @@ class Requests:
             if lost or grant is None or grant.ticket != told["ticket"]:
                 self.staged.pop(request.sender, None)
                 self.ledger.push(*key, 0)  # no grant has this ticket: it counts the refusal
+                self.step.late += self.plan.layout.quorum is None  # a round that ends by quorum has counted it
                 raise Refused("the worker has no grant for these weights")
             self.committed.add(key)
             self.change.notify_all()
