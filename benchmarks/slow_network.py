@@ -40,6 +40,7 @@ from work import write_tokens
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.base.counted import counted
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.coding import Coding
 from codescent.cost.network import Link
@@ -52,8 +53,8 @@ ALONE_STEPS = 20
 
 NOTES = """{model}, dropout 0, fp32, {seq_len} tokens per rank and step, one thread a rank; {cores} cores for all ranks.
 Each host is a network namespace with a link of its own, shaped in both directions. The rate of a link is payload: what an
-all_reduce of two ranks carries, measured before each sitting. Times: medians of {rounds} rounds of whole periods, after one
-period of warm-up, methods in turns. MB: of a rank and step, by the plan, and counted at the busiest interface (with headers
+all_reduce of two ranks carries, measured before each sitting. Times: medians of {rounds}, each of {periods} whole periods
+after one of warm-up, methods in turns. MB: of a rank and step, by the plan, and counted at the busiest interface (with headers
 and the start of the run). exposed: ranks wait for communication. val loss: {loss}; in
 brackets the number of seeds, or = where the loss is that of another method, up to rounding. over DDP: over the same seeds.
 simulated: tokens/s by the simulator, with the measured link, arithmetic and speed of coding, and how far it is from those
@@ -318,7 +319,8 @@ def notes_of(arguments: argparse.Namespace, cores: int) -> str:
     whole_split = f"over the whole validation split after {arguments.steps:,} steps, mean of seeds {arguments.seeds}"
     return NOTES.format(
         model={CHAR: f"the model of {CHAR}", GPT2: "GPT-2 124M on random tokens"}[arguments.work],
-        seq_len=SEQ_LEN, cores=cores, congestion=CONGESTION, rounds=arguments.rounds,
+        seq_len=SEQ_LEN, cores=cores, congestion=CONGESTION,
+        rounds=counted(arguments.rounds, "run"), periods=arguments.periods,
         loss=whole_split if arguments.work == CHAR else "not measured",
     )  # fmt: skip
 
