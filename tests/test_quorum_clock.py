@@ -1,4 +1,4 @@
-"""In: rounds of three workers at a server, a clock. Out: a push after the quorum, or of a lost worker, is refused, counted.
+"""In: rounds of three workers at a server, a clock. Out: a push that is late, or of a lost worker, is refused and told.
 Does not start ranks (test_served_rounds does) and does not test the deadline itself (test_servers does)."""
 
 from __future__ import annotations
