@@ -13,9 +13,9 @@ DDP = Method("ddp", (REPLICAS,))
 """Gradients in fp32, summed in each step: what the other methods are compared with."""
 
 
-def _wire(form: str) -> Method:
+def _wire(form: str, least_steps: int = 0) -> Method:
     """Gradients of each step in another format."""
-    return Method(f"wire {form}", (REPLICAS, f"parallel.wire={form}"), "wire")
+    return Method(f"wire {form}", (REPLICAS, f"parallel.wire={form}"), "wire", least_steps=least_steps)
 
 
 def _mean(period: int, *more: str, name: str = "") -> Method:
@@ -51,7 +51,8 @@ def _gossip(graph: str, period: int, *words: str, name: str = "", repeatable: bo
 
 METHODS = (
     DDP,
-    *(_wire(form) for form in ("bf16", "int8", "int4", "sign", "powersgd:4", "topk:0.01")),
+    *(_wire(form) for form in ("bf16", "int8", "int4")),
+    *(_wire(form, least_steps=25) for form in ("sign", "powersgd:4", "topk:0.01")),
     _mean(25),
     _mean(25, "parallel.wire=int4", name="mean every 25, int4"),
     *(_mean(period, "parallel.wire=sign", name=f"mean every {period}, sign") for period in (10, 16, 25)),

@@ -205,7 +205,7 @@ class Bench:
         return found
 
     def _timed(self, method: Method, hosts: int, mbit: float | None, turn: int) -> Case:
-        steps = max(method.period * (1 + self._arguments.periods), EQUAL_LOSSES)
+        steps = max(method.period * (1 + self._arguments.periods), EQUAL_LOSSES, method.least_steps)
         return self.case(method, hosts, self._arguments.seeds[0], steps=steps, mbit=mbit, round=turn)
 
     def _calibrated(self, made: Hosts, hosts: int, mbit: float) -> dict[str, Any]:

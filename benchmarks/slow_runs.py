@@ -56,6 +56,7 @@ class Method:
         repeatable: whether the same seed gives the same losses, whatever the link. Asynchronous methods do not.
         servers: further hosts, with a rank each that only serves.
         learns_as: the method whose weights this one has after each step, up to rounding: `codescent prove` shows it.
+        least_steps: of a run for times. Where steps are short, a few of them are noise.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Method:
     repeatable: bool = True
     servers: int = 0
     learns_as: str = ""
+    least_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Case:
     def key(self) -> str:
         """A hash of all that decides the numbers: not the names of methods and family."""
         fields = asdict(replace(self, method=replace(self.method, name="", family="")))
-        del fields["method"]["learns_as"]
+        del fields["method"]["learns_as"], fields["method"]["least_steps"]
         if not self.method.servers:
             del fields["method"]["servers"]  # results of before there were servers stay valid
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:20]
