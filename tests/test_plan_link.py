@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import called
 
-from codescent.verbs.plan_link import slow_of
+from codescent.cost.network import Link
+from codescent.verbs.plan_link import host_links_of, slow_of
 
 PLAN = ("plan", "gpt2_124m", "train.precision=fp32", "train.global_batch_size=4", "train.microbatch_size=1")
 LINK = ("--ranks", "4", "--link", "49mbit,0.2ms", "--compute-s", "0.3")
@@ -54,6 +55,42 @@ def test_a_link_adds_what_the_ranks_do() -> None:
     assert found["step"] == ["2.03 min: 33.6 tokens/s"]
     assert found["waiting"] == ["2.03 min of a step; the busiest rank computes 0.2 % of it"]
     assert found["period"] == ["average_every = 1,636 or more keeps 80 % of the computing"]
+
+
+def test_single_hosts_have_links_of_their_own() -> None:
+    code, out, err = asked(*PLAN, *LINK[:3], "49mbit,0.2ms; 3: 10mbit,5ms; 0:1gbit", *LINK[4:])
+    assert (code, err) == (0, "")
+    found = rows(out)
+    assert found["simulated"] == [
+        "6.12 MB/s and 200 µs between 4 hosts of 1 rank; no link is measured",
+        "host 0: 125 MB/s and 200 µs",
+        "host 3: 1.25 MB/s and 5.00 ms",
+    ]
+    assert found["step"] == ["9.96 min: 6.85 tokens/s"]
+    assert found["period"] == ["average_every = 7,975 or more keeps 80 % of the computing"]
+
+
+def test_every_problem_of_a_link_is_said_at_once() -> None:
+    words = "49mbit,0.2ms; 3: 10mbit; 3: 1gbit; x: 3mbit; 2: fast; 10mbit,5"
+    code, out, err = asked(*PLAN, *LINK[:3], words, *LINK[4:], "--slow", "4x")
+    assert (code, out) == (2, "")
+    problems = [line.removeprefix("error: ").strip() for line in err.splitlines()]
+    such = "such as 49mbit,0.2ms; 3: 10mbit,5ms"
+    assert problems[0] == (
+        f"--link: '49mbit,0.2ms' and '10mbit,5' are without a host: one link is that of all other hosts, {such}"
+    )
+    assert problems[1].startswith("--link: '10mbit,5' is no link: it is a rate above 0")
+    assert problems[2:4] == ["--link: host 3 is named twice", f"--link: 'x: 3mbit' is not a host and its link, {such}"]
+    assert problems[4].startswith("--link: host 2: 'fast' is no link: it is a rate above 0")
+    assert problems[5].startswith("--slow: '4x' is not a rank")
+    assert len(problems) == 6
+    code, out, err = asked(*PLAN, *LINK[:3], "49mbit; 4: 10mbit; 9: 1mbit", *LINK[4:], "--slow", "7: 2x")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: --link: host 4: the plan has hosts 0 to 3 of 1 rank",
+        "error: --link: host 9: the plan has hosts 0 to 3 of 1 rank",
+        "error: --slow: rank 7: the plan has ranks 0 to 3",
+    ]
 
 
 def test_a_round_has_rows_of_its_own() -> None:
@@ -174,6 +211,8 @@ def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path
         (("--link", "49mbit"), "--flops-per-s (speed of a rank): it needs one of them"),
         ((*LINK, "--flops-per-s", "1e9"), "give only one of them"),
         (("--link", "fast", "--compute-s", "1"), "--link: 'fast' is no link: it is a rate above 0 in kbit"),
+        (("--link", "3: 9mbit", "--compute-s", "1"), "--link: the link of the other hosts is missing: one without"),
+        (("--ranks", "4", "--link", "9mbit; 2: 1mbit", "--compute-s=1", "--per-host=2"), "hosts 0 to 1 of 2 ranks"),
         ((*LINK, "--slow", "4x"), "--slow: '4x' is not a rank and how many times longer it takes"),
         ((*LINK, "--slow", "3: 0x"), "--slow: '3: 0x' is not a rank"),
         ((*LINK, "--slow", "1: 2x, 1: 3x"), "it takes, each rank once, such as 3: 4x"),
@@ -199,6 +238,30 @@ def test_seconds_are_above_zero(word: str) -> None:
 @given(st.dictionaries(st.integers(0, 10**6), st.floats(0.25, 1000).map(lambda number: round(number, 3)), max_size=5))
 def test_slow_ranks_are_read(slow: dict[int, float]) -> None:
     assert slow_of(", ".join(f"{rank}: {factor}x" for rank, factor in slow.items())) == slow
+
+
+SIZES = st.tuples(st.integers(1, 10**6), st.one_of(st.none(), st.integers(0, 10**6)))
+
+
+@given(SIZES, st.dictionaries(st.integers(0, 10**6), SIZES, max_size=5), st.integers(0, 5))
+def test_links_of_hosts_are_read(
+    common: tuple[int, int | None], own: dict[int, tuple[int, int | None]], place: int
+) -> None:
+    """Wherever the common link is, a host's link without a latency has the common one."""
+
+    def written(size: tuple[int, int | None]) -> str:
+        return f"{size[0]}kB" if size[1] is None else f"{size[0]}kB, {size[1]}us"
+
+    parts = [f"{host}: {written(size)}" for host, size in own.items()]
+    parts.insert(place, written(common))
+    found = host_links_of("; ".join(parts))
+    latency = common[1] or 0
+    assert found.common == Link(common[0] * 1e3, latency * 1e-6)
+    assert found.own == {
+        host: Link(rate * 1e3, (latency if own_latency is None else own_latency) * 1e-6)
+        for host, (rate, own_latency) in own.items()
+    }
+    assert found.of(10**7) == found.common
 
 
 def test_servers_have_a_load_and_a_staleness(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""In: a link's rate and latency, the host of each rank. Out: when a message or a collective arrives.
+"""In: rate and latency of each host's link, the host of each rank. Out: when a message or a collective arrives.
 Does not measure a link and does not know what travels (ranks_walk.py does)."""
 
 from __future__ import annotations
@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.simulate import Flight
@@ -26,19 +27,19 @@ _LINK = re.compile(r"([\d.]+)\s*([kmg]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us
 
 @dataclass(frozen=True)
 class Link:
-    """The network card of each host.
+    """The network card of a host.
 
     Attributes:
         bytes_per_s: payload that a card sends, and at the same time receives: headers are not counted.
-        latency_s: from a card to another, beside the time of the bytes.
+        latency_s: from a card to another one like it, beside the time of the bytes. Each has half of it.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> Link:
-        """Read a text such as "49mbit,0.2ms", "6.12MB/s". Without a latency it is 0.
+    def parse(cls, text: str, latency_s: float = 0.0) -> Link:
+        """Read a text such as "49mbit,0.2ms", "6.12MB/s". Without a latency it has `latency_s`.
 
         Raises ValueError, which names the forms, for any other text.
         """
@@ -49,7 +50,25 @@ class Link:
                 f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, kB, MB or GB a second, and a latency "
                 "in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
             )
-        return cls(numbers[0] * RATES[found[2].lower()], numbers[1] * TIMES[(found[4] or "s").lower()])
+        rate = numbers[0] * RATES[found[2].lower()]
+        return cls(rate, latency_s if found[3] is None else numbers[1] * TIMES[found[4].lower()])
+
+
+@dataclass(frozen=True)
+class HostLinks:
+    """The links of all hosts.
+
+    Attributes:
+        common: of each host that has none of its own.
+        own: by host.
+    """
+
+    common: Link
+    own: Mapping[int, Link] = field(default_factory=dict)
+
+    def of(self, host: int) -> Link:
+        """The link of a host."""
+        return self.own.get(host, self.common)
 
 
 def _number(text: str | None) -> float | None:
@@ -66,6 +85,7 @@ class Card:
     `sends_free_s`, `receives_free_s`: when it is free again. `sending_s`, `receiving_s`: how long it was busy.
     """
 
+    link: Link
     sends_free_s: float = 0.0
     receives_free_s: float = 0.0
     sending_s: float = 0.0
@@ -86,16 +106,21 @@ class Network:
 
     Ranks of one host exchange in no time. A collective is a ring of messages (Patarasuk and Yuan 2009): each member
     sends `Traffic.wire_bytes` to the next one. It begins when its slowest member has arrived, and when the group's
-    collective before it is done: a process group does one at a time.
+    collective before it is done: a process group does one at a time. It ends when the slowest message has arrived.
+
+    Between two cards bytes have the rate of the slower one. The faster one has time for other messages meanwhile: its
+    own rate says how long it is busy. The latency is the mean of both.
     """
 
-    def __init__(self, clock: Clock, link: Link, hosts: Sequence[int]) -> None:
-        self.clock, self.link, self.hosts = clock, link, hosts
-        self.cards: dict[int, Card] = defaultdict(Card)
+    def __init__(self, clock: Clock, link: Link | HostLinks, hosts: Sequence[int]) -> None:
+        links = link if isinstance(link, HostLinks) else HostLinks(link)
+        self.clock, self.hosts = clock, hosts
+        self.cards = {host: Card(links.of(host)) for host in hosts}
         self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
         self.waiting: list[Event] = []  # messages in pieces that wait for a card
-        self.flights: list[Flight] = []  # from rank to rank, while the bytes leave
+        self.looks: set[float] = set()  # when they look at the cards again
+        self.flights: list[Flight] = []  # from rank to rank, while they keep the sender's card busy
 
     def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
         """Send a message now. Returns its arrival."""
@@ -111,7 +136,9 @@ class Network:
 
     def latency_s(self, one: int, other: int) -> float:
         """Seconds of a small message from a rank to another."""
-        return 0.0 if self.hosts[one] == self.hosts[other] else self.link.latency_s
+        if self.hosts[one] == self.hosts[other]:
+            return 0.0
+        return sum(card.link.latency_s for card in self._cards(one, other)) / 2
 
     def join(
         self, rank: int, group: tuple[int, ...], record: Traffic, times: float = 1.0, *, in_pieces: bool = False
@@ -135,25 +162,37 @@ class Network:
 
     def _carry(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
         if self.hosts[sender] != self.hosts[receiver]:
-            yield self._transfer(sender, receiver, payload_bytes) + self.link.latency_s - self.clock.now_s
+            arrives_s = self._transfer(sender, receiver, payload_bytes) + self.latency_s(sender, receiver)
+            yield arrives_s - self.clock.now_s
         self.clock.happens(arrived)
 
     def _carry_pieces(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
         """A piece leaves when both cards are free. The others that wait come first then."""
         if self.hosts[sender] != self.hosts[receiver]:
-            out, into = self.cards[self.hosts[sender]], self.cards[self.hosts[receiver]]
+            out, into = self._cards(sender, receiver)
             for _ in range(PIECES):
-                while max(out.sends_free_s, into.receives_free_s) > self.clock.now_s:
-                    freed = Event()
-                    self.waiting.append(freed)
-                    yield freed
+                while (free_s := max(out.sends_free_s, into.receives_free_s)) > self.clock.now_s:
+                    yield self._next_look(free_s)
                 yield self._transfer(sender, receiver, payload_bytes / PIECES) - self.clock.now_s
-                waiting, self.waiting = self.waiting, []
-                for freed in waiting:
-                    self.clock.happens(freed)
                 yield TURN_S
-            yield self.link.latency_s
+            yield self.latency_s(sender, receiver)
         self.clock.happens(arrived)
+
+    def _next_look(self, free_s: float) -> Event:
+        """Wait for cards that are free then. All that wait look at that time, those that wait longest first."""
+        freed = Event()
+        self.waiting.append(freed)
+        if free_s not in self.looks:
+            self.looks.add(free_s)
+            self.clock.start(self._look(free_s))
+        return freed
+
+    def _look(self, free_s: float) -> Process:
+        yield free_s - self.clock.now_s
+        self.looks.remove(free_s)
+        waiting, self.waiting = self.waiting, []
+        for freed in waiting:
+            self.clock.happens(freed)
 
     def _meet(
         self,
@@ -173,23 +212,27 @@ class Network:
         leaves = [(rank, after) for rank, after in ring if self.hosts[rank] != self.hosts[after]]
         if leaves:
             end_s = max(self._transfer(rank, after, size) for rank, after in leaves)
-            latency_s = rounds(record, len(group)) * self.link.latency_s
+            latency_s = around_s([self.latency_s(*pair) for pair in leaves], rounds(record, len(group)))
             if in_pieces:
                 pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES)
-                latency_s = stalls_s(pieces, size / times / self.link.bytes_per_s / pieces, latency_s)
+                slowest = min(card.link.bytes_per_s for pair in leaves for card in self._cards(*pair))
+                latency_s = stalls_s(pieces, size / times / slowest / pieces, latency_s)
             yield end_s + times * latency_s - self.clock.now_s
         self.clock.happens(meeting.done)
 
     def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
-        """Bytes leave as soon as both cards are free. Returns when the last one has left."""
-        out, into = self.cards[self.hosts[sender]], self.cards[self.hosts[receiver]]
-        seconds = payload_bytes / self.link.bytes_per_s
+        """Bytes leave as soon as both cards are free. Returns when the last one has crossed the slower card."""
+        out, into = self._cards(sender, receiver)
+        sending_s, receiving_s = (payload_bytes / card.link.bytes_per_s for card in (out, into))
         start_s = max(self.clock.now_s, out.sends_free_s, into.receives_free_s)
-        end_s = out.sends_free_s = into.receives_free_s = start_s + seconds
-        out.sending_s += seconds
-        into.receiving_s += seconds
-        self.flights.append(Flight(sender, receiver, start_s, end_s))
-        return end_s
+        out.sends_free_s, into.receives_free_s = start_s + sending_s, start_s + receiving_s
+        out.sending_s += sending_s
+        into.receiving_s += receiving_s
+        self.flights.append(Flight(sender, receiver, start_s, out.sends_free_s))
+        return max(out.sends_free_s, into.receives_free_s)
+
+    def _cards(self, sender: int, receiver: int) -> tuple[Card, Card]:
+        return self.cards[self.hosts[sender]], self.cards[self.hosts[receiver]]
 
 
 def stalls_s(pieces: int, piece_s: float, latency_s: float) -> float:
@@ -205,6 +248,17 @@ def stalls_s(pieces: int, piece_s: float, latency_s: float) -> float:
     turns, one_more = divmod(pieces, PIECES_AT_ONCE)
     alone_s = (turns + one_more) * (piece_s + latency_s) + (0.0 if one_more else piece_s)
     return alone_s - pieces * piece_s
+
+
+def around_s(latencies: Sequence[float], messages: int) -> float:
+    """Seconds of latency of so many messages, one after the other around a ring, from where they take longest.
+
+    `latencies`: of the ring's messages between hosts, in order.
+    """
+    circles, more = divmod(messages, len(latencies))
+    until = list(accumulate((*latencies, *latencies[:more]), initial=0.0))
+    longest = max(end - begin for begin, end in zip(until, until[more:]))
+    return circles * sum(latencies) + longest
 
 
 def rounds(record: Traffic, degree: int) -> int:

@@ -1,4 +1,4 @@
-"""In: a plan, seconds of arithmetic and of coding, a link. Out: its ranks in order of time: what they did, and when.
+"""In: a plan, seconds of arithmetic and of coding, links. Out: its ranks in order of time: what they did, and when.
 Does not measure. simulate.py has one step of a pipeline's stages in relative units, and needs no plan."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
 from codescent.cost.events import Clock, Process
 from codescent.cost.handed import Handed, meets, segments_of
-from codescent.cost.network import Link, Network
+from codescent.cost.network import HostLinks, Link, Network
 from codescent.cost.pairs_walk import Averages
 from codescent.cost.rank_program import Program, program_of
 from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
@@ -31,7 +31,7 @@ _Timed = TypeVar("_Timed", Span, Flight)
 def walk(
     plan: Plan,
     seconds: Seconds,
-    link: Link,
+    link: Link | HostLinks,
     *,
     coding: Coding = NO_CODING,
     ranks_per_host: int = 1,
@@ -48,7 +48,7 @@ def walk(
     Args:
         plan: of a run.
         seconds: of arithmetic, see `arithmetic`.
-        link: between hosts; ranks of one host exchange in no time.
+        link: of each host, or of all; ranks of one host exchange in no time.
         coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
         ranks_per_host: neighbouring ranks share a host and its card.
         phase: None: the last one.

@@ -105,7 +105,8 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
     add("--flops-per-byte", type=_positive, metavar="N", help=balance_help)
     add = verb.add_argument_group("time on a network, simulated").add_argument
-    add("--link", type=_text, metavar="RATE[,LATENCY]", help="network card of each host, such as 49mbit,0.2ms or 6MB/s")
+    link_help = "network card of each host, such as 49mbit,0.2ms or 6MB/s; of host 3 another: '49mbit; 3: 10mbit'"
+    add("--link", type=_text, metavar="RATE[,LATENCY][;...]", help=link_help)
     add("--compute-s", type=_amount, metavar="SECONDS", help="arithmetic of a step, as a run without network has it")
     add("--flops-per-s", type=_amount, metavar="N", help="instead of --compute-s: speed of a rank, such as 50e12")
     coding_help = "memory of a rank, such as 10GB/s, or 'here': measure how fast this CPU encodes what is exchanged"

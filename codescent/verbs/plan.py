@@ -25,7 +25,7 @@ from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
-from codescent.verbs.plan_link import link_rows, links_of, refuse_ranks
+from codescent.verbs.plan_link import link_rows, links_of, refuse_absent
 from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
@@ -55,7 +55,7 @@ def main(arguments: Namespace) -> int:
     rows: list[tuple[str, list[str]]] = []
     drawn = None
     if links is not None:
-        refuse_ranks(links, plan)
+        refuse_absent(links, plan)
         coding = links.coding(plan)
         found = links.walk(plan, coding)
         apart = partial(_apart, plan, loaded.config, without_data=bool(missing))

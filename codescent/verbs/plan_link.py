@@ -15,7 +15,7 @@ from codescent.base.errors import UserError
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
-from codescent.cost.network import Link
+from codescent.cost.network import HostLinks, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Plan
@@ -25,6 +25,8 @@ NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding")
 """Options that have an effect with --link only."""
 HERE = "here"
 """Value of --coding that measures."""
+SUCH_AS = "such as 49mbit,0.2ms; 3: 10mbit,5ms"
+_HOST = re.compile(r"\d{1,9}\s*", re.ASCII)
 _SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
 
 
@@ -33,12 +35,13 @@ class Links:
     """The options, read.
 
     Attributes:
+        link: of each host.
         compute_s, flops_per_s: one of them is given.
         slow: by rank: how many times longer its arithmetic takes.
         memory_bytes_per_s: of a rank, which bounds how fast it codes; None: this processor's coding is measured.
     """
 
-    link: Link
+    link: HostLinks
     compute_s: float | None
     flops_per_s: float | None
     slow: Mapping[int, float]
@@ -68,6 +71,10 @@ class Links:
         seconds = self.seconds(plan)
         return walk(plan, seconds, self.link, coding=coding, ranks_per_host=self.ranks_per_host)
 
+    def hosts(self, plan: Plan) -> int:
+        """How many hosts the plan has."""
+        return math.ceil(plan.world_size / self.ranks_per_host)
+
 
 def links_of(arguments: Namespace) -> Links | None:
     """The options of a command line; None: without --link. Raises UserError: every option that is wrong."""
@@ -86,11 +93,11 @@ def links_of(arguments: Namespace) -> Links | None:
         problems.append("--flops-per-byte: --link says the speed of links; give one of them")
     if arguments.json:
         problems.append("--json: prints the plan alone, without the rows of --link; give one of them")
-    link, slow, memory = Link(1.0), dict[int, float](), None
+    link, slow, memory = HostLinks(Link(1.0)), dict[int, float](), None
     try:
-        link = Link.parse(arguments.link)
-    except ValueError as error:
-        problems.append(f"--link: {error}")
+        link = host_links_of(arguments.link)
+    except UserError as error:
+        problems += [f"--link: {problem}" for problem in error.problems]
     try:
         slow = slow_of(arguments.slow or "")
     except ValueError as error:
@@ -102,6 +109,46 @@ def links_of(arguments: Namespace) -> Links | None:
     if problems:
         raise UserError(*problems)
     return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1, memory)
+
+
+def host_links_of(text: str) -> HostLinks:
+    """Read a text such as "49mbit,0.2ms" or "49mbit,0.2ms; 3: 10mbit,5ms": the link of all hosts, and of single ones.
+
+    A host's link without a latency has the common one. Raises UserError: every part that is wrong.
+    """
+    parts = [part for part in map(str.strip, text.split(";")) if part] or [text]
+    common = [part for part in parts if ":" not in part]
+    problems: list[str] = []
+    if not common:
+        problems.append(f"the link of the other hosts is missing: one without a host, {SUCH_AS}")
+    if len(common) > 1:
+        several = " and ".join(f"'{part}'" for part in common)
+        problems.append(f"{several} are without a host: one link is that of all other hosts, {SUCH_AS}")
+    links = [link for part in common if (link := _link(part, 0.0, "", problems)) is not None]
+    latency_s = links[0].latency_s if links else 0.0
+    own: dict[int, Link] = {}
+    named: set[int] = set()
+    for host, _, size in (part.partition(":") for part in parts if ":" in part):
+        if not _HOST.fullmatch(host):
+            problems.append(f"'{host}:{size}' is not a host and its link, {SUCH_AS}")
+            continue
+        if int(host) in named:
+            problems.append(f"host {int(host)} is named twice")
+        named.add(int(host))
+        if (link := _link(size.strip(), latency_s, f"host {int(host)}: ", problems)) is not None:
+            own[int(host)] = link
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    return HostLinks(links[0], own)
+
+
+def _link(text: str, latency_s: float, where: str, problems: list[str]) -> Link | None:
+    """Read a link. What is no link is a problem."""
+    try:
+        return Link.parse(text, latency_s)
+    except ValueError as error:
+        problems.append(f"{where}{error}")
+        return None
 
 
 def coding_of(text: str | None) -> float | None:
@@ -127,11 +174,14 @@ def slow_of(text: str) -> dict[int, float]:
     return found
 
 
-def refuse_ranks(links: Links, plan: Plan) -> None:
-    """Refuse ranks that the plan does not have."""
-    last = plan.mesh.world_size - 1
-    if wrong := [rank for rank in links.slow if rank > last]:
-        raise UserError(*(f"--slow: rank {rank}: the plan has ranks 0 to {last}" for rank in wrong))
+def refuse_absent(links: Links, plan: Plan) -> None:
+    """Refuse hosts and ranks that the plan does not have."""
+    host, rank = links.hosts(plan) - 1, plan.mesh.world_size - 1
+    each = f" of {counted(links.ranks_per_host, 'rank')}"
+    problems = [f"--link: host {one}: the plan has hosts 0 to {host}{each}" for one in links.link.own if one > host]
+    problems += [f"--slow: rank {one}: the plan has ranks 0 to {rank}" for one in links.slow if one > rank]
+    if problems:
+        raise UserError(*problems)
 
 
 def link_rows(
@@ -141,10 +191,10 @@ def link_rows(
 
     `apart`: the plan whose replicas train apart, asked for where there are replicas. It may raise UserError.
     """
-    hosts, mesh = math.ceil(plan.world_size / links.ranks_per_host), plan.mesh
-    size = f"{of_rate(links.link.bytes_per_s, 'B/s')} and {of_seconds(links.link.latency_s)}"
-    each = counted(min(links.ranks_per_host, plan.world_size), "rank")
-    yield "simulated", [f"{size} between {counted(hosts, 'host')} of {each}; no link is measured"]
+    mesh, each = plan.mesh, counted(min(links.ranks_per_host, plan.world_size), "rank")
+    hosts = f"{counted(links.hosts(plan), 'host')} of {each}"
+    own = [f"host {host}: {_size(link)}" for host, link in sorted(links.link.own.items())]
+    yield "simulated", [f"{_size(links.link.common)} between {hosts}; no link is measured", *own]
     slow = ", ".join(f"rank {rank}: {factor:g} times as long" for rank, factor in sorted(links.slow.items()))
     most = " on the stage that computes most" if mesh.pp > 1 else ""
     yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
@@ -166,6 +216,10 @@ def link_rows(
         yield "  staleness", [f"{mean_age:.2f} {unit} on average, at most {max(found.staleness)}"]
     if mesh.dp_replicate > 1 and not plan.layout.served:
         yield "  period", [_period(links, coding, apart)]
+
+
+def _size(link: Link) -> str:
+    return f"{of_rate(link.bytes_per_s, 'B/s')} and {of_seconds(link.latency_s)}"
 
 
 def _figures(coding: Coding, links: Links) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""In: a plan whose replicas train apart, seconds of arithmetic, a link. Out: the least period that keeps the computing.
+"""In: a plan whose replicas train apart, seconds of arithmetic, links. Out: the least period that keeps the computing.
 Does not say whether such a run learns as well (benchmarks do), and does not simulate (cost/ranks_walk.py does)."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
-from codescent.cost.network import Link
+from codescent.cost.network import HostLinks, Link
 from codescent.cost.ranks_walk import NO_CODING, walk
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.local_sgd import departures
@@ -20,7 +20,7 @@ KEEP = 0.8
 def least_period(
     plan: Plan,
     seconds: Seconds,
-    link: Link,
+    link: Link | HostLinks,
     ranks_per_host: int = 1,
     keep: float = KEEP,
     coding: Coding = NO_CODING,

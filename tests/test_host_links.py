@@ -1,0 +1,233 @@
+"""In: plans, hosts with links of their own. Out: the ranks' walk has the times of closed forms.
+Does not test the options of the command line: test_plan_link does."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codescent.build import build
+from codescent.config.load import load
+from codescent.cost.arithmetic import arithmetic
+from codescent.cost.events import Clock, Event, Process
+from codescent.cost.network import HostLinks, Link, Network, around_s
+from codescent.cost.ranks_walk import walk
+from codescent.cost.walked import Walk
+from codescent.plan import Collective, Plan, Traffic, Verb
+from codescent.verbs.plan_period import KEEP, least_period
+
+RATE, COMPUTE_S = 6.12e6, 0.3
+GRADIENTS = 497_759_232
+"""Bytes of GPT-2 124M in fp32."""
+SCALARS = 40
+"""Bytes of what all ranks sum after an average."""
+AVERAGE = "parallel.average_every=1"
+COMMON = Link(RATE)
+
+
+@cache
+def plan(ranks: int, *words: str) -> Plan:
+    """A plan with 12 samples, if nothing else is said."""
+    fixed = ("train.precision=fp32", "train.microbatch_size=1", "train.eval_every=0", "checkpoint.every=0")
+    sizes = ("train.global_batch_size=12", "data.seq_len=16", "train.num_steps=840000")
+    return build(load("gpt2_124m", [*fixed, *sizes, *words]).config, None, ranks)
+
+
+def walked(of: Plan, links: Link | HostLinks, ranks_per_host: int = 1) -> Walk:
+    return walk(of, arithmetic(of, COMPUTE_S), links, ranks_per_host=ranks_per_host)
+
+
+def test_two_hosts_exchange_at_the_rate_of_the_slower_and_the_mean_latency() -> None:
+    links = HostLinks(Link(RATE, 0.01), {1: Link(RATE / 4, 0.05)})
+    sent_s = (GRADIENTS + SCALARS) / (RATE / 4)
+    latency_s = 2 * 2 * 0.03  # of two sums, two messages each
+    found = walked(plan(2, AVERAGE), links)
+    assert found.step_s == pytest.approx(COMPUTE_S + sent_s + latency_s)
+    assert walked(plan(2, AVERAGE), HostLinks(links.own[1], {1: links.common})).step_s == pytest.approx(found.step_s)
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(3, 0), (4, 2), (4, 3)])
+def test_all_ranks_of_a_ring_wait_for_one_slow_link(ranks: int, slow: int) -> None:
+    links = HostLinks(COMMON, {slow: Link(RATE / 5)})
+    found = walked(plan(ranks, AVERAGE), links)
+    sent_s = 2 * (ranks - 1) / ranks * (GRADIENTS + SCALARS) / (RATE / 5)
+    assert [rank.step_s for rank in found.ranks] == pytest.approx([COMPUTE_S + sent_s] * ranks)
+
+
+def test_a_gather_waits_for_one_slow_link() -> None:
+    """Pieces of coded messages, too: at the slow rate, with the latencies on the way of a message."""
+    of = plan(4, AVERAGE, "parallel.wire=int8")
+    slow = Link(RATE / 5)
+    one, all_slow = walked(of, HostLinks(COMMON, {1: slow})), walked(of, slow)
+    assert one.step_s == pytest.approx(all_slow.step_s)
+    assert one.step_s > 3 * walked(of, COMMON).step_s
+
+
+def test_the_latency_of_a_ring_is_that_of_its_messages_one_after_the_other() -> None:
+    assert around_s([1.0, 1.0, 1.0, 1.0], 6) == 6.0
+    assert around_s([1.0, 10.0, 10.0, 1.0], 6) == 22.0 + 20.0
+    assert around_s([10.0, 1.0, 1.0, 10.0], 3) == 21.0
+    assert around_s([1.0, 5.0], 1) == 5.0
+    links = HostLinks(Link(math.inf, 0.002), {2: Link(math.inf, 0.038)})  # 2 ms, or 20 ms to and from host 2
+    found = walked(plan(4, AVERAGE), links)
+    assert found.step_s == pytest.approx(COMPUTE_S + 2 * (0.044 + 0.040))  # two sums, six messages
+
+
+def test_ranks_of_a_host_share_the_link_of_their_host() -> None:
+    links = HostLinks(COMMON, {1: Link(RATE / 5)})
+    found = walked(plan(4, AVERAGE), links, ranks_per_host=2)
+    assert found.step_s == pytest.approx(COMPUTE_S + 1.5 * (GRADIENTS + SCALARS) / (RATE / 5))
+
+
+def test_the_least_period_is_that_of_the_slowest_link() -> None:
+    of = plan(4, AVERAGE)
+    links = HostLinks(COMMON, {2: Link(RATE / 5)})
+    exchange_s = 1.5 * (GRADIENTS + SCALARS) / (RATE / 5)
+    least = least_period(of, arithmetic(of, COMPUTE_S), links)
+    assert least == math.ceil(KEEP * exchange_s / ((1 - KEEP) * COMPUTE_S))
+
+
+def served(*words: str) -> tuple[Plan, float]:
+    """A plan with three workers and a server, and the bytes of a push and a pull."""
+    of = plan(4, "parallel.servers=1", *words)
+    return of, float(sum(t.payload_bytes for t in of.traffic if t.collective in (Collective.PUSH, Collective.PULL)))
+
+
+def test_a_server_with_a_fast_link_serves_all_workers_at_the_same_time() -> None:
+    of, size = served()
+    found = walked(of, HostLinks(COMMON, {3: Link(100 * RATE)}))
+    assert found.step_s == pytest.approx(COMPUTE_S + size / RATE, rel=0.03)
+    assert found.servers[0] < 0.03
+    slow = walked(of, HostLinks(COMMON, {3: Link(100 * RATE), 1: Link(RATE / 10)}))
+    assert slow.step_s == pytest.approx(COMPUTE_S + size / (RATE / 10), rel=0.03)
+
+
+def test_a_worker_with_a_slow_link_does_not_hold_the_servers_card() -> None:
+    of, size = served("parallel.updates=asynchronous")
+    found = walked(of, HostLinks(COMMON, {3: Link(100 * RATE), 1: Link(RATE / 10)}))
+    fast_s, slow_s = COMPUTE_S + size / RATE, COMPUTE_S + size / (RATE / 10)
+    assert [found.ranks[rank].step_s for rank in (0, 2)] == pytest.approx([fast_s] * 2, rel=0.03)
+    assert found.ranks[1].step_s == pytest.approx(slow_s, rel=0.03)
+
+
+def test_a_server_with_a_slow_link_is_the_bound() -> None:
+    of, size = served()
+    found = walked(of, HostLinks(COMMON, {3: Link(RATE / 10)}))
+    assert found.step_s == pytest.approx(COMPUTE_S + 3 * size / (RATE / 10), rel=0.03)
+    assert found.servers[0] == pytest.approx(0.5, rel=0.05)  # it receives, then it sends
+
+
+def test_a_fast_card_has_time_for_others_while_a_slow_one_is_busy() -> None:
+    clock = Clock()
+    links = HostLinks(Link(100.0, 1.0), {0: Link(10.0, 3.0)})
+    network = Network(clock, links, hosts=range(3))
+    slow, fast = network.send(0, 2, 100.0), network.send(1, 2, 100.0)
+    clock.run()
+    assert (slow.at_s, fast.at_s) == (10.0 + 2.0, 1.0 + 1.0 + 1.0)
+    assert (network.cards[0].sending_s, network.cards[2].receiving_s) == (10.0, 2.0)
+    assert (network.latency_s(0, 2), network.latency_s(1, 2)) == (2.0, 1.0)
+
+
+def test_a_message_in_pieces_goes_on_when_a_whole_message_has_left() -> None:
+    clock = Clock()
+    network = Network(clock, Link(100.0), hosts=range(3))
+    whole, pieces = network.send(0, 2, 1000.0), network.share(1, 2, 100.0)
+    clock.run()
+    assert whole.at_s == 10.0
+    assert pieces.at_s == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize("slower", [2, 3, 10])
+def test_neighbours_of_gossip_wait_for_a_slow_link(slower: int) -> None:
+    """Each host sends to two neighbours, and receives from both; the messages share the cards."""
+    of = plan(4, "parallel.gossip=ring")
+    one, all_slow = walked(of, HostLinks(COMMON, {0: Link(RATE / slower)})), walked(of, Link(RATE / slower))
+    assert one.step_s == pytest.approx(all_slow.step_s, rel=0.03)
+
+
+def test_exchanges_of_gossip_go_on_behind_collectives_of_the_same_card() -> None:
+    """Sums of tensor parallelism over hosts are whole messages, exchanges are in pieces."""
+    of = plan(6, "parallel.tp=2", "parallel.gossip=pairs")
+    found = walk(of, arithmetic(of, COMPUTE_S), COMMON, rounds=2)
+    assert found.step_s > COMPUTE_S + min(rank.sent_bytes for rank in found.ranks) / RATE
+
+
+RATES = st.floats(1, 1000)
+
+
+@settings(deadline=None)
+@given(
+    rates=st.lists(RATES, min_size=4, max_size=4),
+    messages=st.lists(
+        st.tuples(st.floats(0, 3), st.permutations(range(4)), st.floats(1, 1e3), st.booleans()), min_size=1, max_size=6
+    ),
+)
+def test_every_message_arrives_and_no_card_carries_more_than_its_rate(rates: list[float], messages: list) -> None:
+    clock = Clock()
+    network = Network(clock, HostLinks(COMMON, {host: Link(rate) for host, rate in enumerate(rates)}), hosts=range(4))
+    arrivals: list[Event] = []
+
+    def sent(after_s: float, ranks: list[int], size: float, *, whole: bool) -> Process:
+        yield after_s
+        arrivals.append((network.send if whole else network.share)(ranks[0], ranks[1], size))
+
+    for after_s, ranks, size, whole in messages:
+        clock.start(sent(after_s, ranks, size, whole=whole))
+    clock.run()
+    assert all(arrived.at_s is not None for arrived in arrivals)
+    assert len(arrivals) == len(messages)
+    for host, rate in enumerate(rates):
+        out = sum(size for _, ranks, size, _ in messages if ranks[0] == host)
+        assert network.cards[host].sending_s == pytest.approx(out / rate)
+        assert network.cards[host].sending_s <= clock.now_s * (1 + 1e-9)
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "words": st.sampled_from(
+            (
+                (),
+                (AVERAGE, "parallel.wire=int8"),
+                ("parallel.average_every=6", "parallel.fragments=3", "parallel.overlap_steps=3", "parallel.wire=int4"),
+            )
+        ),
+        "rate": st.floats(1e5, 1e9),
+        "latency_s": st.floats(0, 0.1),
+        "slower": st.floats(1, 20),
+        "host": st.integers(0, 3),
+    }
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(CASES)
+def test_one_slow_link_costs_at_most_what_slow_links_of_all_cost(case: dict) -> None:
+    of, host = plan(4, *case["words"]), case["host"]
+    fast = Link(case["rate"], case["latency_s"])
+    slow = Link(case["rate"] / case["slower"], case["latency_s"] * case["slower"])
+    equal = walked(of, fast)
+    assert walked(of, HostLinks(fast, {host: fast})) == equal
+    one, all_slow = walked(of, HostLinks(fast, {host: slow})), walked(of, slow)
+    assert equal.step_s * (1 - 1e-6) <= one.step_s <= all_slow.step_s * (1 + 1e-6)
+
+
+def test_a_collective_leaves_time_of_the_fast_cards() -> None:
+    """While a ring waits for its slow link, two other hosts exchange at full speed."""
+    clock = Clock()
+    network = Network(clock, HostLinks(Link(100.0), {0: Link(10.0)}), hosts=range(3))
+    record = Traffic(Collective.ALL_REDUCE, "dp_replicate", 90, "fp32", Verb.AVERAGE, None, "weights")
+    done = [network.join(rank, (0, 1, 2), record) for rank in range(3)]
+    beside: list[Event] = []
+
+    def later() -> Process:
+        yield 0.5
+        beside.append(network.send(1, 2, 100.0))
+
+    clock.start(later())
+    clock.run()
+    assert done[0].at_s == pytest.approx(120 / 10.0)
+    assert beside[0].at_s == pytest.approx(120 / 100.0 + 1.0)
