@@ -43,10 +43,12 @@ def _served(name: str, *words: str, servers: int = 0, learns_as: str = "", perio
 BESIDE = "parallel.gossip_mode=asynchronous"
 
 
-def _gossip(graph: str, period: int, *words: str, name: str = "", repeatable: bool = True) -> Method:
-    """Weights mixed with those of neighbours after each `period` steps."""
-    keys = (f"parallel.gossip={graph}", f"parallel.gossip_every={period}")
-    return Method(f"gossip {graph} every {period}{name}", (REPLICAS, *keys, *words), "gossip", period, repeatable)
+def _gossip(graph: str, period: int, *words: str, name: str = "") -> Method:
+    """Weights mixed with those of neighbours after each `period` steps. Asynchronous averages are under way for several
+    steps, and all ranks wait for the last ones: a run of few averages would be mostly its end."""
+    keys, waits = (f"parallel.gossip={graph}", f"parallel.gossip_every={period}"), BESIDE not in words
+    title, least = f"gossip {graph} every {period}{name}", 0 if waits else 12 * period
+    return Method(title, (REPLICAS, *keys, *words), "gossip", period, repeatable=waits, least_steps=least)
 
 
 METHODS = (
@@ -79,7 +81,7 @@ METHODS = (
     ),
     *(_gossip(graph, 25) for graph in ("ring", "pairs", "exponential", "push-sum")),
     _gossip("ring", 25, "parallel.wire=int8", name=", int8"),
-    *(_gossip(graph, 25, BESIDE, name=", asynchronous", repeatable=False) for graph in ("ring", "pairs")),
+    *(_gossip(graph, 25, BESIDE, name=", asynchronous") for graph in ("ring", "pairs")),
 )
 """Rows of the table, in this order. The first is DDP."""
 
@@ -90,7 +92,7 @@ SLOW_RANK_METHODS = (
     *EVERY_STEP,
     _mean(4),
     _gossip("ring", 4),
-    _gossip("ring", 4, BESIDE, name=", asynchronous", repeatable=False),
+    _gossip("ring", 4, BESIDE, name=", asynchronous"),
     _served("server, synchronous", servers=1, learns_as=DDP.name),
     _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("2 servers, asynchronous", *ASYNCHRONOUS, servers=2),
