@@ -125,10 +125,11 @@ class Bench:
     """Runs what the state does not have yet."""
 
     def __init__(
-        self, arguments: argparse.Namespace, runner: Runner, state: State, losses: Losses, folder: Path
+        self, arguments: argparse.Namespace, runner: Runner, state: State, losses: Losses, folder: Path, cores: int
     ) -> None:
         self._arguments, self._runner, self._folder = arguments, runner, folder
         self._state, self._losses = state, losses
+        self._cores = cores
         self.methods = [method for method in METHODS if method.name in arguments.methods]
 
     def case(self, method: Method, hosts: int, seed: int, **fields: Any) -> Case:
@@ -171,18 +172,24 @@ class Bench:
 
     def simulated(self, sitting: Sitting) -> dict[str, Walk]:
         """What the ranks of each method do in the simulator: with the measured link and arithmetic, and with the speed
-        of coding that `coding` has. Runs of portions are as long as those measured: they end where all ranks meet."""
+        of coding that `coding` has. Runs of portions are as long as those measured: they end where all ranks meet.
+
+        More ranks than cores share them, as they do here: those that wait leave theirs to the others.
+        """
         link = Link(sitting.link["payload_mbit"] * 1e6 / 8)
-        compute_s = sitting.tokens / sitting.bound()
+        share = min(1.0, self._cores / sitting.hosts)  # of a core, for each rank where all compute
+        compute_s = share * sitting.tokens / sitting.bound()
         found = {}
         for method in self.methods:
             case = self._timed(method, sitting.hosts, sitting.mbit, 0)
             plan = self._runner.plan(case)
-            coding = Coding(*sitting.coding[method.name])
+            coding = Coding(*(share * seconds for seconds in sitting.coding[method.name]))
             whole: dict[str, int] = {"rounds": case.steps // method.period - 1}
             if plan.layout.hands_out:
                 whole = {"steps": case.steps, "warm_up": method.period // plan.schedule.period}
-            found[method.name] = walk(plan, arithmetic(plan, compute_s), link, coding=coding, **whole)
+            found[method.name] = walk(
+                plan, arithmetic(plan, compute_s), link, coding=coding, cores=self._cores, **whole
+            )
         return found
 
     def _coding(self, hosts: int, mbit: float) -> dict[str, list[float]]:
@@ -256,7 +263,9 @@ def measured(arguments: argparse.Namespace, folder: Path, record: dict[str, Any]
     tokens = None if arguments.work == CHAR else _tokens(folder)
     runner = Runner(folder, arguments.data, tokens)
     runner.prepare()
-    bench = Bench(arguments, runner, state, Losses(arguments.losses or folder / "losses.jsonl"), folder)
+    bench = Bench(
+        arguments, runner, state, Losses(arguments.losses or folder / "losses.jsonl"), folder, record["cores"]
+    )
     losses = {} if arguments.work == GPT2 else bench.losses(record["cpu"])
     result: dict[str, Any] = {"sittings": [], "musts": [], "losses": _curves(losses)}
     for hosts in arguments.hosts if not arguments.no_times else ():

@@ -107,6 +107,34 @@ def test_threads_share_a_processor_equally(seconds: list[float]) -> None:
         assert ends[number] == pytest.approx(sum(min(own, other) for other in seconds))
 
 
+@given(st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=6))
+def test_a_thread_has_one_core_at_most(seconds: list[float]) -> None:
+    """With a core for each thread nobody waits; with two, no more than two threads' work is done at a time."""
+    for cores in (len(seconds), 2):
+        clock, ends = Clock(), dict[int, float]()
+        processor = Processor(clock, cores)
+
+        def job(number: int, ends: dict[int, float] = ends, processor: Processor = processor) -> Process:
+            yield from processor.work(seconds[number])
+            ends[number] = processor.clock.now_s
+
+        for number in range(len(seconds)):
+            clock.start(job(number))
+        clock.run()
+        if cores == len(seconds):
+            assert list(ends.values()) == pytest.approx(sorted(seconds))
+        assert max(ends.values()) >= max(max(seconds), sum(seconds) / cores) - 1e-9
+
+
+def test_hosts_of_one_machine_get_what_those_that_wait_leave() -> None:
+    """Four ranks on two cores compute as fast together as each with half a core; a rank alone has a whole one."""
+    of = plan(4)
+    alone, shared = walked(of), walk(of, arithmetic(of, COMPUTE_S / 2), Link(1e15), cores=2)
+    assert shared.step_s == pytest.approx(alone.step_s, rel=1e-5)
+    fewer = walk(of, arithmetic(of, COMPUTE_S / 2), Link(1e15), cores=4)
+    assert fewer.step_s == pytest.approx(alone.step_s / 2, rel=1e-5)
+
+
 def test_a_thread_that_comes_later_takes_its_share_from_then_on() -> None:
     clock, ends = Clock(), list[float]()
     processor = Processor(clock)

@@ -3,7 +3,7 @@ Does not decide which list a rank walks, and does not add up what it did (ranks_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codescent.cost.arithmetic import Seconds
@@ -59,15 +59,23 @@ class RankVerbs:
     (collectives) or `_message`, which count the bytes.
 
     Args:
+        processors: of each rank.
         numbers: the steps that are walked.
     """
 
     def __init__(
-        self, plan: Plan, seconds: Seconds, clock: Clock, network: Network, coding: Coding, numbers: range
+        self,
+        plan: Plan,
+        seconds: Seconds,
+        clock: Clock,
+        network: Network,
+        processors: Sequence[Processor],
+        coding: Coding,
+        numbers: range,
     ) -> None:
         self.plan, self.seconds, self.clock, self.network, self.coding = plan, seconds, clock, network, coding
         self.numbers = numbers
-        self.processors = [Processor(clock) for _ in range(plan.world_size)]
+        self.processors = processors
         self.servers: Servers | None = None
         self.averages: Averages | None = None
         if plan.layout.served:

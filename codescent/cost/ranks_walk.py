@@ -14,6 +14,7 @@ from codescent.cost.events import Clock, Process
 from codescent.cost.handed import Handed, meets, segments_of
 from codescent.cost.network import HostLinks, Link, Network
 from codescent.cost.pairs_walk import Averages
+from codescent.cost.processor import Processor
 from codescent.cost.rank_program import Program, program_of
 from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
 from codescent.cost.served_walk import Servers
@@ -35,6 +36,7 @@ def walk(
     *,
     coding: Coding = NO_CODING,
     ranks_per_host: int = 1,
+    cores: float | None = None,
     phase: Phase | None = None,
     rounds: int | None = None,
     warm_up: int = 1,
@@ -51,6 +53,8 @@ def walk(
         link: of each host, or of all; ranks of one host exchange in no time.
         coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
         ranks_per_host: neighbouring ranks share a host and its card.
+        cores: hosts on one machine share so many. A thread has one at most, and `seconds` are those of a whole core.
+            None: each rank has a processor of its own.
         phase: None: the last one.
         rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS.
         steps: of a run of portions; None: about 100, and where all ranks meet more seldom none of the meetings.
@@ -62,14 +66,18 @@ def walk(
     hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
     clock = Clock()
     network = Network(clock, link, hosts)
+    shared = None if cores is None else Processor(clock, cores)
+    processors = [shared or Processor(clock) for _ in hosts]
     if plan.layout.hands_out:
         segments, period = segments_of(plan, steps), plan.schedule.period
         numbers = range(segments[-1].stop)
-        return _HandedWalk(plan, seconds, clock, network, coding, numbers, warm_up, period).run_segments(segments)
+        return _HandedWalk(plan, seconds, clock, network, processors, coding, numbers, warm_up, period).run_segments(
+            segments
+        )
     if rounds is None:
         rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else 1
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
-    return _Walk(plan, seconds, clock, network, coding, numbers, warm_up, phase.period).run()
+    return _Walk(plan, seconds, clock, network, processors, coding, numbers, warm_up, phase.period).run()
 
 
 class _Walk(RankVerbs):
@@ -81,12 +89,13 @@ class _Walk(RankVerbs):
         seconds: Seconds,
         clock: Clock,
         network: Network,
+        processors: Sequence[Processor],
         coding: Coding,
         numbers: range,
         warm_up: int,
         period: int,
     ) -> None:
-        super().__init__(plan, seconds, clock, network, coding, numbers)
+        super().__init__(plan, seconds, clock, network, processors, coding, numbers)
         self.period, self.warm_up = period, warm_up * period  # steps that are not measured
         self.programs: dict[tuple[int, int], Program] = {}
         self.spans: list[Span] = []
