@@ -48,12 +48,12 @@ def numel(of: Plan) -> int:
 @pytest.mark.parametrize(
     ("ranks", "words", "streams", "encoded", "decoded"),
     [
-        # a copy, its share, into the sum and out of it, distance, the mean into the weights
-        (2, ("parallel.average_every=1",), 2 + 2 + 2 + 2 + 5 + 2, 0, 0),
-        # change, share | residual | own residual and its choice, the sum, out | distance, mean, step, into the weights
-        (2, ("parallel.average_every=1", "parallel.wire=int8"), 5 + 3 + 6 + 3 + 2 + 5 + 6 + 2, 1, 2),
+        # its share, into the memory of the sum; distance, the mean into the weights
+        (2, ("parallel.average_every=1",), 2 + 5 + 2, 0, 0),
+        # change, share | residual | own residual and its choice, the sum | distance, mean, step, into the weights
+        (2, ("parallel.average_every=1", "parallel.wire=int8"), 5 + 3 + 6 + 3 + 5 + 6 + 2, 1, 2),
         # of the owner of a quarter: the messages and its residual, its own residual and choice
-        (4, ("parallel.average_every=1", "parallel.wire=sign"), 5 + 3 + 3 + 6 / 4 + 6 + 2 + 13, 1.25, 3.25),
+        (4, ("parallel.average_every=1", "parallel.wire=sign"), 5 + 3 + 3 + 6 / 4 + 6 + 13, 1.25, 3.25),
         (4, ("parallel.wire=int4",), 3 + 3 + 6 / 4 + 6 + 2, 1.25, 3.25),
         (2, ("parallel.wire=topk:0.01",), 3 + 3 + 1 + 2, 1, 2),
         (4, ("parallel.wire=powersgd:2",), 3 + 3 + 2 + 2, 1, 1),

@@ -81,31 +81,33 @@ ENCODE, DECODE = Work(encoded=1.0), Work(decoded=1.0)
 NOTHING = Work()
 
 
-def of_sum(wire: Wire, collective: Collective, ranks: int) -> tuple[Work, Work]:
+def of_sum(wire: Wire, collective: Collective, ranks: int, *, in_place: bool = False) -> tuple[Work, Work]:
     """What a rank computes before and after one collective of a sum over `ranks`: see strategies/wire_sums.py.
 
-    Of PowerSGD a part of the sum: its collectives share it by their bytes.
+    Of PowerSGD a part of the sum: its collectives share it by their bytes. `in_place`: the summands are in the vector
+    that is summed, and stay there.
     """
-    feedback = ADD if wire.lossy else COPY  # with the residual
+    moved = NOTHING if in_place else COPY  # into this vector, and out of it
+    feedback = ADD if wire.lossy else moved  # with the residual
     if wire.method in ("none", "powersgd"):
         coded = wire.method == "powersgd"
-        return (feedback + ENCODE, ADD + COPY + DECODE + COPY) if coded else (COPY, COPY)
+        return (feedback + ENCODE, ADD + COPY + DECODE + moved) if coded else (moved, moved)
     if wire.method == "topk":
         kept = ADD if wire.lossy else NOTHING
-        return feedback + ENCODE, kept + READ + DECODE * ranks + COPY
+        return feedback + ENCODE, kept + READ + DECODE * ranks + moved
     own = DECODE + ADD + ADD  # what this rank's message lacks, and its choice
     if wire.parts(ranks) == 1:
-        return feedback + ENCODE, own + DECODE + ADD + COPY
+        return feedback + ENCODE, own + DECODE + ADD + moved
     part = 1 / ranks
     if collective is Collective.ALL_TO_ALL:  # then the owner of a part adds its residual and the others' messages
         return feedback + ENCODE, DECODE + ADD + ENCODE * part
-    return NOTHING, own * part + own + DECODE + COPY
+    return NOTHING, own * part + own + DECODE + moved
 
 
 def of_average(plan: Plan) -> tuple[Work, Work]:
     """What AVERAGE computes before a fragment leaves, and MERGE after its sum: see strategies/averaging.py."""
     anchored = plan.layout.keeps_anchor
-    before = (ADD if anchored else COPY) + COPY  # the change or a copy, times the replica's weight
+    before = (ADD if anchored else NOTHING) + COPY  # the change or the weights, times the replica's weight
     distance = ADD + READ + READ
     outer = ADD + ADD if anchored else NOTHING  # the mean weights, the step without momentum
     if plan.layout.has_outer_momentum:
@@ -169,7 +171,7 @@ def around(plan: Plan, coding: Coding, stage: int, number: int) -> Mapping[Traff
     for record in valid:
         alike = sum(t.payload_bytes * t.times for t in valid if t.collective is record.collective)
         mine = numel * record.payload_bytes / alike
-        before, after = of_sum(form, record.collective, plan.mesh.degree(record.axis))
+        before, after = of_sum(form, record.collective, plan.mesh.degree(record.axis), in_place=averages)
         found[record] = Exchanged(before.seconds(mine, coding), after.seconds(mine, coding))
     return found
 
