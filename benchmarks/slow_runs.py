@@ -239,7 +239,7 @@ class Runner:
         argv = self._argv(case, self._folder / "planned", case.hosts)
         at = argv.index("train")
         options = ["--ranks", str(case.ranks), "--json"]
-        words = [word for word in argv[at + 1 :] if not word.startswith("run.")]
+        words = [word for word in argv[at + 1 :] if not word.startswith("run.folder=")]
         return Plan.from_json(json.loads(self._output([*argv[:at], "plan", *words, *options])))
 
     def prepare(self) -> None:
