@@ -12,7 +12,7 @@ from typing import Any
 
 from measure import SystemFailed
 from slow_methods import EQUAL_LOSSES
-from slow_runs import Case, Recorded
+from slow_runs import EXACT, Case, Recorded
 
 CURVE_POINTS = 100
 """Points of each loss curve: means of consecutive steps."""
@@ -30,6 +30,7 @@ class Learnt:
         wall_s: from the start of the processes to the end of the last.
         first_losses: of the first steps; empty: not recorded.
         curve: means of `steps_a_point` training losses.
+        matmul: kernels of the matrix products, `train.matmul`. Both are fp32; they round differently.
     """
 
     key: str
@@ -43,16 +44,17 @@ class Learnt:
     first_losses: list[float]
     steps_a_point: int
     curve: list[float]
+    matmul: str = EXACT
 
     @classmethod
-    def of(cls, case: Case, recorded: Recorded, cpu: str) -> Learnt:
+    def of(cls, case: Case, recorded: Recorded, cpu: str, matmul: str = EXACT) -> Learnt:
         """What a recorded run learnt."""
         assert recorded.val_loss is not None  # the case validates
         losses, every = recorded.losses, max(1, len(recorded.losses) // CURVE_POINTS)
         curve = [round(statistics.mean(losses[at : at + every]), 5) for at in range(0, len(losses), every)]
         return cls(
             case.key, case.method.name, case.hosts, case.seed, case.steps, cpu, recorded.val_loss,
-            round(recorded.wall_s, 1), losses[:EQUAL_LOSSES], every, curve,
+            round(recorded.wall_s, 1), losses[:EQUAL_LOSSES], every, curve, matmul,
         )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from measure import (
 from slow_link import Calibrated, calibrate
 from slow_losses import Learnt, Losses, mean_curve
 from slow_methods import DDP, EQUAL_LOSSES, METHODS
-from slow_runs import CHAR, GPT2, SEQ_LEN, WORKS, Case, Method, Recorded, Runner
+from slow_runs import CHAR, EXACT, GPT2, SEQ_LEN, WORKS, Case, Method, Recorded, Runner
 from slow_state import State
 from slow_table import Sitting, musts_of, rows_of, text_of, unequal
 from work import write_tokens
@@ -75,6 +75,10 @@ def arguments_of() -> argparse.Namespace:
     )  # fmt: skip
     parsed.add_argument("--seeds", nargs="+", type=whole, default=[1, 2, 3], metavar="N", help="of the runs for losses")
     parsed.add_argument("--steps", type=positive, default=2000, help="of a run for losses")
+    parsed.add_argument(
+        "--matmul", choices=(EXACT, "fast"), default=EXACT,
+        help="kernels of the runs for losses: fast ones are fp32 too, and round differently",
+    )  # fmt: skip
     parsed.add_argument("--rounds", type=positive, default=3, help="runs for times of each method")
     parsed.add_argument("--ddp-rounds", type=positive, metavar="N", help="fewer of DDP, whose steps take minutes")
     parsed.add_argument("--periods", type=positive, default=3, help="timed periods of a run, after one of warm-up")
@@ -128,6 +132,7 @@ class Bench:
         self, arguments: argparse.Namespace, runner: Runner, state: State, losses: Losses, folder: Path, cores: int
     ) -> None:
         self._arguments, self._runner, self._folder = arguments, runner, folder
+        self._trainer = runner.with_words(f"train.matmul={arguments.matmul}")
         self._state, self._losses = state, losses
         self._cores = cores
         self.methods = [method for method in METHODS if method.name in arguments.methods]
@@ -145,7 +150,7 @@ class Bench:
                     case = self.case(method, hosts, seed, steps=self._arguments.steps, validates=True)
                     one = self._losses.get(case)
                     if one is None and not method.learns_as and not self._arguments.no_losses:
-                        one = Learnt.of(case, self._run(case), cpu)
+                        one = Learnt.of(case, self._run(case), cpu, self._arguments.matmul)
                         self._losses.put(one)
                     if one is not None:
                         found.setdefault((method.name, hosts), []).append(one)
@@ -242,7 +247,7 @@ class Bench:
         """A run on these hosts, or on hosts whose links have no limit."""
         say(case.words())
         with contextlib.nullcontext(made) if made is not None else Hosts(case.ranks) as hosts:
-            recorded = self._runner.run(case, hosts)
+            recorded = (self._runner if made is not None else self._trainer).run(case, hosts)
         say(f"  median step {1e3 * statistics.median(recorded.seconds):.0f} ms, {recorded.wall_s:.0f} s in all")
         return recorded
 
@@ -295,7 +300,7 @@ def _equal(
     """The requirement that shaped links do not change what is computed."""
     for method in methods:
         for learnt in losses.get((method.name, sitting.hosts), []):
-            is_same = learnt.seed == seed and learnt.cpu == cpu and learnt.first_losses
+            is_same = (learnt.seed, learnt.cpu, learnt.matmul) == (seed, cpu, EXACT) and learnt.first_losses
             if method.repeatable and is_same:
                 claim = f"{method.name} on {sitting.hosts} hosts, {sitting.mbit:g} Mbit/s: runs with other first losses"
                 yield must(claim, unequal(sitting.times[method.name], learnt), 0, at_least=False)

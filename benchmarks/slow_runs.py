@@ -4,6 +4,7 @@ Does not choose methods, keep results between sittings, or make tables."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import secrets
@@ -38,6 +39,9 @@ WORKS = (CHAR, GPT2)
 
 WARMUP_SHARE = 20
 """Steps over those in which the learning rate rises: 100 of 2,000, as in the config."""
+
+EXACT = "exact"
+"""Kernels of fp32 products, `train.matmul`, where no other words are given."""
 
 POLL_S = 0.2
 
@@ -186,6 +190,12 @@ class Runner:
         if data is not None:
             self._env["CODESCENT_DATA_DIR"] = str(data)
 
+    def with_words(self, *words: str) -> Runner:
+        """The same with further key=value of each run."""
+        other = copy.copy(self)
+        other._words = [*self._words, *words]
+        return other
+
     def run(self, case: Case, hosts: Hosts) -> Recorded:
         """Run `codescent train` with a rank on each of the first `case.ranks` hosts."""
         with tempfile.TemporaryDirectory(prefix="run-", dir=self._folder) as made:
@@ -262,7 +272,7 @@ class Runner:
             f"run.folder={run}", f"run.seed={case.seed}", f"data.folder={self._folder / 'datasets'}",
             f"data.seq_len={SEQ_LEN}", f"train.num_steps={case.steps}",
             f"train.global_batch_size={ranks * self._samples}",
-            "train.precision=fp32", "train.compile=none", "train.matmul=exact", "train.num_threads=1",
+            "train.precision=fp32", "train.compile=none", f"train.matmul={EXACT}", "train.num_threads=1",
             "train.check_every=0", f"train.eval_every={case.steps if case.validates else 0}",
             "model.dropout=0.0", f"optimizer.decay_steps={case.schedule_steps}",
             "checkpoint.every=0", "checkpoint.last=false", "log.metrics_every=1", "log.every=100",
