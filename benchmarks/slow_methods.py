@@ -40,10 +40,12 @@ def _outer(period: int, form: str = "none", *more: str, name: str = "") -> Metho
 ASYNCHRONOUS = ("parallel.updates=asynchronous", "parallel.staleness=auto")
 
 
-def _served(name: str, *words: str, servers: int = 0, learns_as: str = "", period: int = 1) -> Method:
+def _served(
+    name: str, *words: str, servers: int = 0, learns_as: str = "", period: int = 1, least_steps: int = 0
+) -> Method:
     """Weights on parameter servers. Workers that serve too need no further hosts. Synchronous ones learn as others."""
     keys, same = f"parallel.servers={servers or 'workers'}", bool(learns_as)
-    return Method(name, (REPLICAS, keys, *words), "servers", period, same, servers, learns_as)
+    return Method(name, (REPLICAS, keys, *words), "servers", period, same, servers, learns_as, least_steps)
 
 
 BESIDE = "parallel.gossip_mode=asynchronous"
@@ -53,7 +55,7 @@ def _gossip(graph: str, period: int, *words: str, name: str = "") -> Method:
     """Weights mixed with those of neighbours after each `period` steps. Asynchronous averages are under way for several
     steps, and all ranks wait for the last ones: a run of few averages would be mostly its end."""
     keys, waits = (f"parallel.gossip={graph}", f"parallel.gossip_every={period}"), BESIDE not in words
-    title, least = f"gossip {graph} every {period}{name}", 0 if waits else 12 * period
+    title, least = f"gossip {graph} every {period}{name}", 0 if waits else 24 * period
     return Method(title, (REPLICAS, *keys, *words), "gossip", period, repeatable=waits, least_steps=least)
 
 
@@ -71,7 +73,7 @@ METHODS = (
     _served("workers serve, synchronous", learns_as=DDP.name),
     _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
     _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1),
-    _served("workers serve, asynchronous, int4", *ASYNCHRONOUS, "parallel.wire=int4"),
+    _served("workers serve, asynchronous, int4", *ASYNCHRONOUS, "parallel.wire=int4", least_steps=12),
     _served(
         "server, synchronous, mean every 25",
         "parallel.average_every=25",
@@ -84,6 +86,7 @@ METHODS = (
         *(*ASYNCHRONOUS, "parallel.average_every=25", *NESTEROV),
         servers=1,
         period=25,
+        least_steps=200,
     ),
     *(_gossip(graph, 25) for graph in ("ring", "pairs", "exponential", "push-sum")),
     _gossip("ring", 25, "parallel.wire=int8", name=", int8"),

@@ -227,7 +227,11 @@ def lent(folder: str) -> dict[str, Any]:
     for step in range(2):
         taken(module, rule, ranks.rank, step)
     found["own"] = values(module)
-    calls: list[Callable[[], Any]] = [rule.step, lambda: codescent.save(Path(folder) / "saves", module, rule)]
+    calls: list[Callable[[], Any]] = [
+        rule.step,
+        lambda: codescent.save(Path(folder) / "saves", module, rule),
+        lambda: codescent.load(Path(folder) / "saves", module),
+    ]
     with codescent.averaged(module):
         found["mean"] = values(module)
         for call in calls:
@@ -293,6 +297,7 @@ def let_go(folder: str) -> list[bool]:
     gone = []
     for options in ({"average_every": 2, "outer_optimizer": "sgd", "wire": "int8"}, {"wire": "int8"}):
         module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        module.register_buffer("mask", torch.ones(2))  # of the root, too
         rule = torch.optim.SGD(module.parameters())
         codescent.distribute(module, rule, **options)
         with codescent.accumulate(module):

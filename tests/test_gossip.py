@@ -4,6 +4,7 @@ Does not measure speeds and does not train to a low loss: benchmarks do."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 from codescent.plan import Plan, Verb
 from codescent.plan.wire import Wire
+from codescent.strategies import serving
 from codescent.strategies.differences import Differences
 from codescent.strategies.gossip_graphs import Graph
 
@@ -318,12 +320,40 @@ def test_ranks_agree_where_keys_need_it(every: int, due: tuple[int, int, int], e
         ),
         ({"agree_every": 20, "gossip_every": 5}, 2, "checkpoint.every = 250", "or parallel.agree_every = 10 or 25"),
         ({"offload": "optimizer"}, 2, "not exchanged there", 'parallel.offload = "none"'),
+        ({"reduce_dtype": "bf16"}, 2, "send no gradients in rounds", 'parallel.reduce_dtype = "auto"'),
+        (
+            {"gossip": "none", "average_every": 2, "reduce_dtype": "bf16"},
+            2,
+            "send no gradients in rounds",
+            'parallel.reduce_dtype = "auto"',
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(keys: dict[str, Any], ranks: int, said: str, advice: str) -> None:
     layout = {"dp_replicate": min(ranks, 2), "gossip": "ring", **keys}
     problems = refusals({f"parallel.{key}": value for key, value in layout.items()}, ranks)
     assert any(said in problem and advice in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("keys", "alike", "momentum"),
+    [
+        ({"gossip": "complete"}, False, False),
+        ({"average_every": 1}, True, False),
+        ({"average_every": 1, "servers": 1}, True, False),
+    ],
+)
+def test_replicas_with_other_numbers_of_losses_are_exact_only_where_they_are_weighted(
+    keys: dict[str, Any], alike: bool, momentum: bool
+) -> None:
+    """Gossip weights no replica; an average weights it by its losses of the round, its momentum has those of others."""
+    for rate, expected in ((0.0, alike), (0.9, momentum)):
+        words = {"optimizer.kind": "sgd", "optimizer.max_grad_norm": 0.0, "optimizer.momentum": rate}
+        layout = {"parallel.dp_replicate": 2, **{f"parallel.{key}": keys[key] for key in keys}}
+        plan = planned({**words, **layout}, 2 + keys.get("servers", 0))
+        other = replace(plan, task=replace(plan.task, equal_losses=False))
+        exact, others = (all(strategy.exact(one) for strategy in serving(one)) for one in (plan, other))
+        assert (exact, others) == (True, expected)
 
 
 # runs

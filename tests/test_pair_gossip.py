@@ -424,6 +424,7 @@ def busy_s(run: RunFolder, portions: dict[int, int]) -> dict[int, float]:
         ({"tp": 2}, 4, "a replica is one rank", "parallel.tp = 1"),
         ({"average_every": 2}, 2, "averages the same replicas", "parallel.average_every = 0, or"),
         ({"servers": 1}, 3, "has the weights", 'parallel.gossip = "none"'),
+        ({"reduce_dtype": "bf16"}, 2, "send no gradients in rounds", 'parallel.reduce_dtype = "auto"'),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(keys: dict[str, Any], ranks: int, said: str, advice: str) -> None:

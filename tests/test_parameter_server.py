@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker, Runs
+from refused import planned
 from runs import assert_same, called, losses
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.plan import Collective, Plan
-from codescent.plan.state import state_of_rank
+from codescent.plan.state import state_bytes, state_of_rank
 from codescent.record import RunFolder, order
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "optimizer.max_grad_norm=0.5")
@@ -372,3 +373,24 @@ def test_what_servers_cannot_do_is_refused_with_what_would_do(project: Path, cas
     done = called(project, "plan", "run.toml", "parallel.ranks=3", "parallel.servers=1", *words)
     assert done.returncode == 2
     assert expected in done.stderr
+
+
+def test_buckets_do_not_decide_the_losses_of_pushes() -> None:
+    words = {"parallel.servers": 1, "parallel.wire": "int4"}
+    one, other = (planned({**words, "parallel.bucket_bytes": size}, 3).trajectory() for size in (20_000, 40_000))
+    assert one == other
+
+
+def test_the_fullest_rank_may_be_a_server() -> None:
+    plan = planned({"parallel.servers": 1}, 3)
+    of_ranks = [state_of_rank(plan, rank).device_bytes for rank in range(plan.world_size)]
+    assert state_bytes(plan, servers=True).device_bytes == max(of_ranks) == of_ranks[2]
+    assert state_bytes(plan).device_bytes == of_ranks[0] < of_ranks[2]
+
+
+def test_with_steps_by_speed_the_least_is_declared() -> None:
+    words = {"parallel.servers": 1, "parallel.average_every": 5, "parallel.updates": "asynchronous"}
+    plan = planned({**words, "parallel.local_steps": "by_speed"}, 3)
+    assert all(
+        "at least" in record.what for record in plan.traffic if record.collective in (Collective.PUSH, Collective.PULL)
+    )

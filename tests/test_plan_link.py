@@ -54,7 +54,7 @@ def test_a_link_adds_what_the_ranks_do() -> None:
     assert found["arithmetic"] == ["300 ms a step and rank"]
     assert found["step"] == ["2.03 min: 33.6 tokens/s"]
     assert found["waiting"] == ["2.03 min of a step; the busiest rank computes 0.2 % of it"]
-    assert found["period"] == ["average_every = 1,632 or more keeps 80 % of the computing"]
+    assert found["period"] == ["average_every = 1,632 or more keeps 80 % of a replica's own speed"]
 
 
 def test_single_hosts_have_links_of_their_own() -> None:
@@ -67,7 +67,7 @@ def test_single_hosts_have_links_of_their_own() -> None:
         "host 3: 1.25 MB/s and 5.00 ms",
     ]
     assert found["step"] == ["9.96 min: 6.85 tokens/s"]
-    assert found["period"] == ["average_every = 7,971 or more keeps 80 % of the computing"]
+    assert found["period"] == ["average_every = 7,971 or more keeps 80 % of a replica's own speed"]
 
 
 def test_every_problem_of_a_link_is_said_at_once() -> None:
@@ -118,7 +118,7 @@ def test_a_round_has_rows_of_its_own() -> None:
     )
     assert found["arithmetic"] == ["300 ms a step and rank; rank 3: 4 times as long"]
     assert found["step"] == ["1.26 s, mean of 100 steps: 3,258 tokens/s"]
-    assert found["period"] == ['average_every = 12 or more with wire = "int4" keeps 80 % of the computing']
+    assert found["period"] == ['average_every = 19 or more with wire = "int4" keeps 80 % of a replica\'s own speed']
 
 
 def test_coding_is_bounded_by_memory_or_measured() -> None:
@@ -276,3 +276,17 @@ def test_servers_have_a_load_and_a_staleness(tmp_path: Path) -> None:
     assert "versions on average, at most " in found["staleness"][0]
     assert "period" not in found
     assert "rank 4" in (tmp_path / "a.svg").read_text()
+
+
+def test_steps_that_are_fewer_than_a_round_have_no_line_of_their_own() -> None:
+    words = ("parallel.average_every=25", "parallel.wire=int8", "parallel.wire_from={}")
+    for start, lines in ((10, 1), (50, 2)):
+        code, out, err = asked(*PLAN, "--ranks", "4", *(word.format(start) for word in words))
+        assert (code, err) == (0, "")
+        assert out.count("each rank sends") == lines
+
+
+def test_a_period_is_said_of_replicas_that_use_the_link_themselves() -> None:
+    code, out, err = asked(*PLAN, "parallel.dp_shard=2", *LINK)
+    assert (code, err) == (0, "")
+    assert rows(out)["period"][0].endswith("or more keeps 80 % of a replica's own speed")

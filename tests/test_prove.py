@@ -13,6 +13,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from runs import called, codescent, environment
 
@@ -24,6 +25,7 @@ from codescent.verbs import prove
 from codescent.verbs.arguments import parse
 from codescent.verbs.finding import Finding, finding_of
 from codescent.verbs.prove import LayoutCase, layouts_of, parse_layouts
+from codescent.verbs.replay import distance
 
 
 def test_layouts_are_all_divisions() -> None:
@@ -249,3 +251,23 @@ def test_a_layout_that_decides_losses_is_not_resumed_in_one_process(project: Pat
     assert not prover.continues(apart)
     assert prover.continues(LayoutCase((("dp_replicate", "2"),), 2))
     assert "train.eval_every=4" in prover.words
+
+
+@pytest.mark.parametrize(
+    ("keys", "period"),
+    [
+        ({"gossip": "ring", "gossip_every": "2", "agree_every": "4"}, 4),
+        ({"gossip": "ring", "gossip_every": "2", "agree_every": "auto"}, 2),
+        ({"average_every": "0"}, 1),
+        ({"average_every": "2 epochs"}, 1),
+    ],
+)
+def test_validations_come_where_all_ranks_meet(keys: dict[str, str], period: int) -> None:
+    assert LayoutCase(tuple(keys.items()), 2).period == period
+
+
+def test_a_replay_with_what_is_not_finite_differs() -> None:
+    ones = torch.ones(3)
+    assert distance(ones, ones) == distance(0 * ones, 0 * ones) == 0
+    assert distance(ones, 2 * ones) == pytest.approx(1)
+    assert distance(ones, ones * torch.nan) == distance(ones * torch.nan, ones) == math.inf

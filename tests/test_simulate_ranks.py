@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from codescent.config.load import load
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import arithmetic, arithmetic_s
+from codescent.cost.coding import Coding, around
 from codescent.cost.events import Clock
 from codescent.cost.lengths import lengths
 from codescent.cost.memory import kept_kinds, wire_bytes
 from codescent.cost.network import Link, Network
 from codescent.cost.ranks_walk import walk
 from codescent.cost.simulate import Costs, Deadlock, simulate
-from codescent.cost.walked import Walk
+from codescent.cost.walked import RankTimes, Walk
 from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.state import kept_bytes
 from codescent.preflight import plan_of
@@ -37,6 +38,7 @@ FP32 = (
     "train.num_steps=840000",
     "train.compile=none",
 )
+FROM = ("parallel.wire_from=1000",)
 FORMS = ("none", "bf16", "int8", "int4", "sign", "powersgd:2", "topk:0.01")
 
 
@@ -295,7 +297,21 @@ def test_a_link_is_read(text: str, rate: float, latency_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "49", "mbit", "0mbit", "-1mbit", "1.2.3mbit", "49mbit,5", "49mbit;1ms", "1tbit", "."]
+    "text",
+    [
+        "",
+        "49",
+        "mbit",
+        "0mbit",
+        "-1mbit",
+        "1.2.3mbit",
+        "49mbit,5",
+        "49mbit;1ms",
+        "1tbit",
+        ".",
+        "9" * 400 + "mbit",
+        "1mbit," + "9" * 400 + "s",
+    ],
 )
 def test_what_is_no_link_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no link: .* such as 49mbit,0.2ms or 6.12MB/s"):
@@ -324,3 +340,58 @@ def test_a_group_does_one_collective_at_a_time() -> None:
     clock.run()
     assert done[0] == done[1]
     assert [one.at_s for one in done[0]] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("a_host", "ring_s", "all_to_all_s"), [(1, 30e-3, 15.0), (2, 15e-3, 28.0), (8, 4e-3, 64.0)])
+def test_ranks_of_a_host_share_its_card_and_exchange_in_no_time(
+    a_host: int, ring_s: float, all_to_all_s: float
+) -> None:
+    """16 ranks. A ring has 30 messages, of which those between hosts take 1 ms. In an all-to-all of 16 MB each pair
+    sends 1 MB, and a card of p ranks p (16 - p) of them."""
+    hosts = [rank // a_host for rank in range(16)]
+
+    def ends_s(collective: Collective, link: Link) -> float:
+        clock, group = Clock(), tuple(range(16))
+        network = Network(clock, link, hosts)
+        record = Traffic(collective, "dp_replicate", 16_000_000, "uint8", Verb.REDUCE, None, "gradients")
+        done = [network.join(rank, group, record) for rank in group]
+        clock.run()
+        return done[0].at_s
+
+    assert ends_s(Collective.ALL_REDUCE, Link(math.inf, 1e-3)) == pytest.approx(ring_s)
+    assert ends_s(Collective.ALL_TO_ALL, Link(1e6)) == pytest.approx(all_to_all_s)
+
+
+def test_the_least_period_does_not_depend_on_the_first_steps() -> None:
+    coding = Coding(4e-9, 4e-8, 2e-8)
+    found = [
+        least_period(of, arithmetic(of, 0.3), Link(125e6), coding=coding)
+        for of in (plan(4, "parallel.average_every=20", "parallel.wire=sign", *words) for words in ((), FROM))
+    ]
+    assert found[0] == found[1] > 3
+
+
+def test_gradients_that_ranks_of_cp_sum_are_coded_too() -> None:
+    coding = Coding(4e-9, 4e-8, 2e-8)
+    replicas, context = (plan(4, "parallel.wire=int4", *words) for words in ((), ("parallel.cp=4",)))
+    seconds = [sum(one.before_s for one in around(of, coding, 0, 0).values()) for of in (replicas, context)]
+    assert seconds[1] == pytest.approx(seconds[0]) != 0
+
+
+def test_neighbours_that_come_in_turn_are_walked_once_round() -> None:
+    """Two of four ranks a host: a round over one place and a round over two places take different times."""
+    of = plan(4, "parallel.gossip=exponential", "parallel.gossip_every=5")
+    seconds = arithmetic(of, 0.1)
+    one, two = (walk(of, seconds, Link(6.12e6), ranks_per_host=2, warm_up=turns) for turns in (1, 2))
+    assert one.step_s == pytest.approx(two.step_s, rel=0.02)
+
+
+def test_a_rank_without_a_step_computes_nothing() -> None:
+    idle, busy = RankTimes(0.0, 0.0, 0.0, 0.0), RankTimes(2.0, 1.0, 0.0, 0.0)
+    assert Walk(2.0, 1.0, (idle, busy)).computes == 0.5
+
+
+def test_rank_0_may_finish_its_first_portion_last() -> None:
+    of = plan(3, "parallel.servers=1", "parallel.updates=asynchronous", "train.global_batch_size=2")
+    seconds = arithmetic(of, 0.1, {0: 500.0})
+    assert walk(of, seconds, Link(125e6), steps=20).step_s > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from itertools import product
 from math import prod
@@ -24,6 +25,8 @@ from wire_ranks import given as given_by
 from codescent.base.range_names import collective_name
 from codescent.plan import Collective, Verb
 from codescent.plan.wire import BLOCK, Wire
+from codescent.strategies import wire as wire_module
+from codescent.strategies.wire import Channel
 from codescent.strategies.wire_codecs import codec, largest
 
 NARROW = ("bf16", "int8", "int4", "sign")
@@ -440,3 +443,16 @@ def test_sums_in_pieces_have_the_same_bits_and_bytes(forker: Forker, tmp_path: P
             assert sum(pieces) == sum(whole)
             assert len(pieces) > len(whole)
             assert max(pieces) <= 96 * ranks
+
+
+def test_a_rank_that_ends_by_an_error_does_not_wait_for_a_sum_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks of the sum may wait for this one (decision 19)."""
+    channel, ended = Channel(torch.device("cpu")), threading.Event()
+    channel.start(ended.wait)
+    thread = channel.thread
+    assert thread is not None
+    monkeypatch.setattr(wire_module, "is_failing", lambda: True)
+    channel.close()
+    assert thread.is_alive()
+    ended.set()
+    thread.join()

@@ -158,12 +158,12 @@ def around(plan: Plan, coding: Coding, stage: int, number: int) -> Mapping[Traff
 
     The elements of a stage are shared by the collectives of a kind in proportion to their bytes.
     """
-    wire, ranks = Wire.parse(plan.layout.wire), plan.mesh.degree(AXIS)
+    wire = Wire.parse(plan.layout.wire)
     averages = bool(plan.layout.average_every) and not plan.layout.served
-    verb = Verb.AVERAGE if averages else Verb.REDUCE
-    if coding == Coding() or ranks == 1 or plan.layout.served or not (averages or wire.method != "none"):
+    verb, axis = (Verb.AVERAGE, AXIS) if averages else (Verb.REDUCE, plan.mesh.joint(AXIS, "cp"))
+    if coding == Coding() or plan.layout.served or not (averages or wire.method != "none"):
         return {}
-    records = [t for t in plan.traffic if t.verb is verb and t.stage in (None, stage) and AXIS in t.axis.split("*")]
+    records = [t for t in plan.traffic if t.verb is verb and t.stage in (None, stage) and t.axis in (AXIS, axis)]
     valid = [t for t in records if t.since <= number and (t.until is None or number < t.until)]
     numel = sum(_numel(plan, tensor, averages=averages) for tensor in plan.held_by(stage) if tensor.parameter.trained)
     form = wire if number >= plan.layout.wire_from or not wire.lossy else Wire()

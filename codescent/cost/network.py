@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -21,6 +21,8 @@ TURN_S = 1e-9
 """After a piece the messages that wait look at the cards first: they share them fairly, as connections of TCP do."""
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 """Bytes per second of each unit of a rate, in lower case: bits as tc(8) writes them, or bytes (B)."""
+MOST = 1e9
+"""No rate or latency is a larger number of its unit."""
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LINK = re.compile(r"([\d.]+)\s*([kmg]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us|ms|s))?", re.ASCII | re.IGNORECASE)
 
@@ -73,9 +75,10 @@ class HostLinks:
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text or 0)
+        found = float(text or 0)
     except ValueError:  # such as 1.2.3
         return None
+    return found if found <= MOST else None
 
 
 @dataclass
@@ -105,8 +108,9 @@ class Network:
     """Cards as queues, and the collectives of groups of ranks.
 
     Ranks of one host exchange in no time. A collective is a ring of messages (Patarasuk and Yuan 2009): each member
-    sends `Traffic.wire_bytes` to the next one. It begins when its slowest member has arrived, and when the group's
-    collective before it is done: a process group does one at a time. It ends when the slowest message has arrived.
+    sends `Traffic.wire_bytes` to the next one. In an all-to-all each member sends to each other one. It begins when its
+    slowest member has arrived, and when the group's collective before it is done: a process group does one at a time.
+    It ends when the slowest message has arrived.
 
     Between two cards bytes have the rate of the slower one. The faster one has time for other messages meanwhile: its
     own rate says how long it is busy. The latency is the mean of both.
@@ -207,18 +211,36 @@ class Network:
         yield meeting.complete
         if before is not None:
             yield before
-        ring = zip(group, (*group[1:], group[0]))
         size = times * record.wire_bytes(len(group))
-        leaves = [(rank, after) for rank, after in ring if self.hosts[rank] != self.hosts[after]]
+        ring = list(zip(group, (*group[1:], group[0])))
+        leaves = list(self._leaves(group, ring, record, size))
         if leaves:
-            end_s = max(self._transfer(rank, after, size) for rank, after in leaves)
-            latency_s = around_s([self.latency_s(*pair) for pair in leaves], rounds(record, len(group)))
+            end_s = max(self._transfer(*message) for message in leaves)
+            latency_s = around_s([self.latency_s(*pair) for pair in ring], rounds(record, len(group)))
             if in_pieces:
                 pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES)
-                slowest = min(card.link.bytes_per_s for pair in leaves for card in self._cards(*pair))
+                slowest = min(card.link.bytes_per_s for one, other, _ in leaves for card in self._cards(one, other))
                 latency_s = stalls_s(pieces, size / times / slowest / pieces, latency_s)
             yield end_s + times * latency_s - self.clock.now_s
         self.clock.happens(meeting.done)
+
+    def _leaves(
+        self, group: tuple[int, ...], ring: Sequence[tuple[int, int]], record: Traffic, size: float
+    ) -> Iterator[tuple[int, int, float]]:
+        """What goes from host to host: sender, receiver and bytes. `size`: what each member sends.
+
+        Of an all-to-all a host sends what its members have for those of other hosts, here as one message.
+        """
+        if record.collective is not Collective.ALL_TO_ALL:
+            yield from ((rank, after, size) for rank, after in ring if self.hosts[rank] != self.hosts[after])
+            return
+        members: dict[int, list[int]] = defaultdict(list)
+        for rank in group:
+            members[self.hosts[rank]].append(rank)
+        firsts = [ranks[0] for ranks in members.values()]
+        for ranks, after in zip(members.values(), (*firsts[1:], firsts[0])):
+            if others := len(group) - len(ranks):
+                yield ranks[0], after, size * len(ranks) * others / (len(group) - 1)
 
     def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
         """Bytes leave as soon as both cards are free. Returns when the last one has crossed the slower card."""
@@ -253,7 +275,7 @@ def stalls_s(pieces: int, piece_s: float, latency_s: float) -> float:
 def around_s(latencies: Sequence[float], messages: int) -> float:
     """Seconds of latency of so many messages, one after the other around a ring, from where they take longest.
 
-    `latencies`: of the ring's messages between hosts, in order.
+    `latencies`: of the ring's messages, in order; 0 within a host.
     """
     circles, more = divmod(messages, len(latencies))
     until = list(accumulate((*latencies, *latencies[:more]), initial=0.0))

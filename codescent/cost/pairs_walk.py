@@ -40,14 +40,14 @@ class Averages(Handed):
         numel = sum(tensor.parameter.numel for tensor in plan.trained)
         self.bytes = float(numel * DTYPE_BYTES[plan.trained[0].optimizer_dtype])
         self.copy_s, self.add_s = COPY.seconds(numel, coding), ADD.seconds(numel, coding)
-        self.left = 0  # portions
+        self.left = self.first = 0  # portions that are left; the step after which the ranks last met
         self.updates, self.begun, self.changes = [0] * replicas, [0] * replicas, [0] * replicas
         self.flying: dict[int, Event] = {}  # by active replica: its last average
 
     def begin(self, first: int, end: int) -> None:
         """See Handed."""
         super().begin(first, end)
-        self.left = (end - first) * self.workers
+        self.left, self.first = (end - first) * self.workers, first
         self.updates, self.begun = [0] * self.workers, [0] * self.workers
 
     def take(self, rank: int) -> bool:
@@ -70,7 +70,7 @@ class Averages(Handed):
         if not self.pairs.is_active(rank) or self.updates[rank] % self.every:
             return
         yield from self.land(rank)
-        partner = self.pairs.partner(rank, 0, self.begun[rank])
+        partner = self.pairs.partner(rank, self.first, self.begun[rank])
         self.begun[rank] += 1
         yield from self.processors[rank].work(self.copy_s)
         self.flying[rank] = Event()

@@ -56,7 +56,7 @@ def walk(
         cores: hosts on one machine share so many. A thread has one at most, and `seconds` are those of a whole core.
             None: each rank has a processor of its own.
         phase: None: the last one.
-        rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS.
+        rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS; where they come in turn, one turn.
         steps: of a run of portions; None: about 100, and where all ranks meet more seldom none of the meetings.
 
     Raises:
@@ -76,6 +76,8 @@ def walk(
         )
     if rounds is None:
         rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else 1
+        if plan.layout.gossip == "exponential":  # its neighbours come in turn
+            rounds = max(1, (plan.mesh.dp_replicate - 1).bit_length())
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     return _Walk(plan, seconds, clock, network, processors, coding, numbers, warm_up, phase.period).run()
 
@@ -172,6 +174,8 @@ class _HandedWalk(_Walk):
         if not self.ends:
             return self.handed.step_s()
         first = next(at for at in self.known if at[0] >= self.warm_up)
+        if first[0] == self.numbers.stop:  # rank 0 learns of the first steps when all are done
+            first = 0, 0.0
         steps, share = self.numbers.stop - first[0], 1.0
         if self.handed.dropped:
             share = len(self.handed.done_s) / (len(self.handed.done_s) + self.handed.dropped)

@@ -57,5 +57,5 @@ class Walk:
 
     @property
     def computes(self) -> float:
-        """The share of the time in which the busiest rank computes."""
-        return max(rank.busy_s / rank.step_s if rank.step_s else 1.0 for rank in self.ranks)
+        """The share of the time in which the busiest rank computes. A rank that took no step does not count."""
+        return max((rank.busy_s / rank.step_s for rank in self.ranks if rank.step_s), default=1.0)

@@ -4,7 +4,7 @@ Does not change parameters, or buffers that no forward pass has changed."""
 from __future__ import annotations
 
 import zlib
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ class AveragedBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = ref(module)
-        self.seen: dict[nn.Module, list[tuple[int, int]]] = {}
+        self.seen = WeakKeyDictionary[nn.Module, list[tuple[int, int]]]()  # the module itself may be among them
         self._changed()
 
     def _parts(self) -> list[nn.Module]:
@@ -37,7 +37,7 @@ class AveragedBuffers:
             part: [(id(buffer), buffer._version) for buffer in part.buffers(recurse=False)] for part in self._parts()
         }
         changed = [part for part, state in now.items() if self.seen.get(part, state) != state]
-        self.seen = now
+        self.seen = WeakKeyDictionary(now)
         return changed
 
     @torch.no_grad()

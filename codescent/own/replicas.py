@@ -27,11 +27,11 @@ def own_name(name: str, number: int | None = None) -> str:
     return f"replica.{rank() if number is None else number}.{name}"
 
 
-def refuse_lent(known: Distributed | None) -> None:
-    """Raise UserError if the module has means in the place of this rank's weights."""
+def refuse_lent(known: Distributed | None, function: str) -> None:
+    """Raise UserError if the module has means in the place of this rank's weights. `function`: the user's call."""
     if known is not None and known.rounds is not None and known.rounds.is_lent:
         raise UserError(
-            "codescent.save: inside of codescent.averaged the weights are means: end the `with` block first"
+            f"codescent.{function}: inside of codescent.averaged the weights are means: end the `with` block first"
         )
 
 

@@ -70,7 +70,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 
     def look() -> tuple[int, bool, Any]:
         registry.refuse_other(module, "save")
-        replicas.refuse_lent(registry.exchanging(module, "save"))
+        replicas.refuse_lent(registry.exchanging(module, "save"), "save")
         _refuse_file(Path(path))
         _refuse([f"the values are nested deeper than {DEEPEST} levels"] if is_too_deep([extra]) else [])
         _refuse(problem for name, value in extra.items() for problem in _json_problems(name, value))
@@ -135,17 +135,18 @@ def load(
 
     Raises:
         UserError: on every rank: there is no checkpoint, it is damaged (each bad file is named), it belongs to
-            another module or optimizer, or the module is not distributed.
+            another module or optimizer, the module is not distributed, or has means (`codescent.averaged`).
     """
     if optimizer is None:
         joined_or_alone("load")
     else:
         joined("load")
         together(UserError, lambda: registry.refuse_other(module, "load"))
+    known = registry.exchanging(module, "load")
+    together(UserError, lambda: replicas.refuse_lent(known, "load"))
     free_gathered(module)
     saved = _latest(Path(path))
     model = _model_tensors(module)
-    known = registry.exchanging(module, "load")
     if optimizer is None:
         wholes = read_tensors(saved.path, _only_model(saved, model))
         with torch.no_grad():

@@ -63,8 +63,11 @@ def kept_bytes(plan: Plan, rank: int) -> int:
     return sum(kept.bytes(plan.mesh, rank) for kept in plan.kept if kept.stage in (None, stage))
 
 
-def state_bytes(plan: Plan) -> StateBytes:
-    """Bytes on the rank that holds the most (Rajbhandari et al. 2020, "ZeRO", figure 1)."""
+def state_bytes(plan: Plan, *, servers: bool = False) -> StateBytes:
+    """Bytes on the rank that holds the most (Rajbhandari et al. 2020, "ZeRO", figure 1), of those that train.
+
+    `servers`: of all ranks.
+    """
     firsts = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
-    stages = (state_of_rank(plan, rank) for rank in firsts)
+    stages = (state_of_rank(plan, rank) for rank in (*firsts, *(plan.servers if servers else ())))
     return max(stages, key=lambda state: (state.device_bytes, state.total_bytes))

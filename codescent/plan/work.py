@@ -18,6 +18,7 @@ class TaskFacts:
         extras: True if all layers read inputs of the sample in addition to activations. Every stage then loads it.
         head_share: average share of positions that the head reads.
         synthetic: True if samples are random numbers, for measurements.
+        equal_losses: True if all samples have equally many losses.
         identity: the keys of [data] that determine the samples, with their values.
     """
 
@@ -25,6 +26,7 @@ class TaskFacts:
     extras: bool = False
     head_share: float = 1.0
     synthetic: bool = False
+    equal_losses: bool = True
     identity: Mapping[str, Scalar] = field(default_factory=dict)
 
 

@@ -4,12 +4,14 @@ Does not change weights (strategies/pair_exchange.py does; train/replay_gossip.p
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.record.order import FOLDER, add_rows
+from codescent.record.lines import user_errors
+from codescent.record.order import DAMAGED, FOLDER, add_rows
 from codescent.servers.changes import AGREED, Changed
 
 
@@ -31,8 +33,13 @@ def rewind(run: Path, replica: int, steps: int) -> None:
     if steps == 0:
         path.unlink()
         return
-    rows = read(run, replica, steps)
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: len(rows)]))
+    with user_errors(path):
+        try:
+            rows = read(run, replica, steps)
+        except UserError:  # the machine went down before it wrote them. The run goes on; `read` refuses this line
+            path.write_text(f"lost: rows of before step {steps}\n", encoding="utf-8")
+            return
+        os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[: len(rows)])))
 
 
 def read(run: Path, replica: int, steps: int) -> list[Changed]:
@@ -43,10 +50,10 @@ def read(run: Path, replica: int, steps: int) -> list[Changed]:
     """
     path, rows = file_of(run, replica), list[Changed]()
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().splitlines():
             rows.append(Changed(**json.loads(line)))
             if rows[-1].kind == AGREED and rows[-1].step == steps:
                 return rows
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     raise UserError(f"{path}: has no meeting of all ranks after {steps} steps: it is not that of this checkpoint")

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.record.lines import user_errors
 
 FOLDER = "order"
+DAMAGED = ValueError, TypeError
+"""What is raised for a line that was torn, or is no row."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,17 @@ def append(run: Path, server: int, rows: Sequence[Applied]) -> None:
 
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows to a file of the order. No row: the file is not made."""
+    """Add rows to a file of the order, and to the disk: they belong to a checkpoint. No row: the file is not made.
+
+    Raises UserError: the disk is full, or the file is not writable.
+    """
     if rows:
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        with user_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def _facts(row: Applied) -> dict[str, int]:
@@ -65,14 +75,16 @@ def _facts(row: Applied) -> dict[str, int]:
 def rewind(run: Path, server: int, portions: int, period: int = 1) -> int:
     """Keep the rows of the first `portions` portions of a server: the later ones are applied anew after a resume.
 
-    `period`: steps of a portion. Returns the number of rows that are kept.
+    `period`: steps of a portion. Returns the number of rows that are kept. They are too few if the machine went down
+    before it wrote them: the run goes on, and `read` refuses them.
     """
     path = file_of(run, server)
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    number, _ = _rows_of(map(_parsed, lines), portions, period)
-    os.truncate(path, sum(map(len, lines[:number])))
+    number, _ = _rows_of(_whole(lines), portions, period)
+    with user_errors(path):
+        os.truncate(path, sum(map(len, lines[:number])))
     return number
 
 
@@ -80,8 +92,8 @@ def read(run: Path, server: int, portions: int, period: int = 1) -> list[Applied
     """The rows of the first `portions` portions of a server. Raises UserError: they are not there."""
     path = file_of(run, server)
     try:
-        rows = [_parsed(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, TypeError) as error:
+        rows = [_parsed(line) for line in path.read_bytes().splitlines()]
+    except (OSError, *DAMAGED) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     number, done = _rows_of(iter(rows), portions, period)
     if done < portions:
@@ -89,8 +101,15 @@ def read(run: Path, server: int, portions: int, period: int = 1) -> list[Applied
     return rows[:number]
 
 
-def _parsed(line: str | bytes) -> Applied:
+def _parsed(line: bytes) -> Applied:
     return Applied(**json.loads(line))
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[Applied]:
+    """The rows before the first damaged one."""
+    with suppress(*DAMAGED):
+        for line in lines:
+            yield _parsed(line)
 
 
 def _rows_of(rows: Iterator[Applied], portions: int, period: int) -> tuple[int, int]:

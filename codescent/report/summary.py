@@ -125,7 +125,7 @@ class Summary:
     @cached_property
     def state_bytes(self) -> StateBytes | None:
         """What the Plan says of the fullest rank: weights, gradients, optimizer state; None: no plan."""
-        return None if self.run.plan is None else state_bytes(self.run.plan)
+        return None if self.run.plan is None else state_bytes(self.run.plan, servers=True)
 
     @cached_property
     def wire_bytes(self) -> float:

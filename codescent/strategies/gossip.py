@@ -15,7 +15,7 @@ from codescent.plan import DTYPE_BYTES, Collective, Instruction, KeptTensor, Pla
 from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire
 from codescent.strategies.gossip_graphs import AXIS, SYMMETRIC, graph_of
-from codescent.strategies.local_sgd import by_holders
+from codescent.strategies.local_sgd import by_holders, unsent_gradients
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
 
 SKETCH = 1024
@@ -47,6 +47,7 @@ class Gossip(Strategy):
             yield from twice(candidate)
             yield from _wrong_wire(candidate)
             yield from _wrong_periods(candidate)
+            yield from unsent_gradients(candidate)
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Weights and optimizer state differ between replicas."""
@@ -59,11 +60,14 @@ class Gossip(Strategy):
         return replace(with_round(schedule, every, [exchange]), agreement=agreement(candidate))
 
     def exact(self, plan: Plan) -> bool:
-        """True if all replicas take the mean of all after each step, and the update is linear: see `LocalSGD.exact`."""
+        """True if all replicas take the mean of all after each step, and the update is linear: see `LocalSGD.exact`.
+
+        Replicas count alike here, whatever losses they have computed.
+        """
         layout, update = plan.layout, plan.update
         is_linear = update.get("kind") == "sgd" and not update.get("max_grad_norm")
         is_mean = layout.gossip == "complete" and layout.gossip_every == 1 and layout.gossip_rate == 1.0
-        return is_linear and is_mean and Wire.parse(layout.wire).exact
+        return is_linear and is_mean and plan.task.equal_losses and Wire.parse(layout.wire).exact
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """The messages of an exchange, and the sum of the projections where the ranks agree."""

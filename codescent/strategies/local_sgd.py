@@ -52,6 +52,7 @@ class LocalSGD(Strategy):
             yield from _wrong_fragments(candidate)
             yield from wrong_outer(candidate)
             yield from _wrong_quorum(candidate)
+            yield from unsent_gradients(candidate)
         elif candidate.layout.outer_optimizer != "none" and not candidate.layout.average_every:
             yield Refusal(
                 f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
@@ -131,10 +132,10 @@ class LocalSGD(Strategy):
     def exact(self, plan: Plan) -> bool:
         """True if each step is averaged and the update is linear in the gradient: the mean of x - r g_i is x - r g.
 
-        Adam divides by a root of squared gradients, and clipping by a norm: their means are of other values.
+        Adam divides by a root of squared gradients, and clipping by a norm: their means are of other values. Replicas
+        are weighted by their losses of the present step, but a momentum has those of earlier steps.
         """
-        layout, update = plan.layout, plan.update
-        is_linear = update.get("kind") == "sgd" and not update.get("max_grad_norm")
+        layout, is_linear = plan.layout, averages_linearly(plan)
         if plan.mesh.degree(AXIS) > 1 and not (layout.average_every == 1 and is_linear):
             return False
         outer = (layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum)
@@ -147,6 +148,23 @@ class LocalSGD(Strategy):
         from codescent.strategies.averaging import Averaging  # noqa: PLC0415 - keeps torch out of planning
 
         return Averaging(copies, this_rank)
+
+
+def averages_linearly(plan: Plan) -> bool:
+    """Whether the mean of replicas' updates, weighted by losses, is the update of the mean gradient."""
+    update = plan.update
+    keeps_weights = plan.task.equal_losses or not update.get("momentum")
+    return update.get("kind") == "sgd" and not update.get("max_grad_norm") and keeps_weights
+
+
+def unsent_gradients(candidate: Candidate) -> Iterator[Refusal]:
+    """Refuse a format of gradients where no rank sends any but in opening steps, which sum them in their own."""
+    mesh, given = candidate.mesh, candidate.layout.reduce_dtype
+    if given != "auto" and mesh.degree(AXIS) > 1 and mesh.degree("cp") == mesh.degree("dp_shard") == 1:
+        yield Refusal(
+            f'parallel.reduce_dtype = "{given}": replicas that train apart send no gradients in rounds',
+            [Change({"parallel.reduce_dtype": "auto"})],
+        )
 
 
 def departures(period: int, fragments: int, overlap: int) -> list[int]:

@@ -21,6 +21,7 @@ from codescent.plan import (
 from codescent.plan.wire import Wire
 from codescent.strategies.gossip import alone, twice
 from codescent.strategies.gossip_graphs import AXIS
+from codescent.strategies.local_sgd import unsent_gradients
 from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
 
 GRAPHS = ("ring", "pairs")
@@ -46,6 +47,7 @@ class PairAveraging(Strategy):
             yield from _several_ranks(candidate)
             yield from _wrong_graph(candidate)
             yield from _wrong_wire(candidate)
+            yield from unsent_gradients(candidate)
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Weights and optimizer state differ between replicas."""
@@ -65,7 +67,10 @@ class PairAveraging(Strategy):
         return False
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """The weights of an average. An active replica sends them; a passive one answers with their change."""
+        """The weights of an average. An active replica sends them; a passive one answers with their change.
+
+        Meetings of all ranks are not counted: 8 KiB of projections for the distance, and two scalars.
+        """
         dtype, every = plan.trained[0].optimizer_dtype, plan.layout.gossip_every
         size = sum(tensor.parameter.numel for tensor in plan.trained) * DTYPE_BYTES[dtype]
         what = "weights, to a drawn passive neighbour; a passive replica answers as often, on average"

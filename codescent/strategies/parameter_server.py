@@ -125,10 +125,12 @@ class ParameterServer(Strategy):
         """A worker pushes each server's part once a step, or once a round. A server, here the largest, sends its part
         to each worker.
 
-        The weights with which a command begins are not counted: they are pulled once.
+        Not counted are the weights with which a command begins, which are pulled once, and the squared norm of 8 bytes
+        that several servers sum in an update. With steps by speed, the least is declared: speeds decide the rest.
         """
         wire, wide = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         period, what = plan.schedule.period, "changes" if plan.layout.average_every else "gradients"
+        least = ", at least: slower workers push and pull more often" if plan.layout.local_steps == "by_speed" else ""
         for server, pieces in enumerate(plan.pieces):
             numel = _numel(pieces)
             yield Traffic(
@@ -138,7 +140,7 @@ class ParameterServer(Strategy):
                 wide if wire.method == "none" else wire.message_dtype,
                 Verb.PUSH,
                 None,
-                f"{what}, to server {server}",
+                f"{what}, to server {server}{least}",
                 stage=WORKERS,
                 every=period,
                 at=period - 1,
@@ -150,7 +152,7 @@ class ParameterServer(Strategy):
             plan.work.precision,
             Verb.SERVE if plan.layout.server_ranks else Verb.PULL,
             None,
-            "weights of a server, to each worker",
+            f"weights of a server, to each worker{least}",
             plan.mesh.world_size,
             stage=SERVERS if plan.layout.server_ranks else WORKERS,
             every=period,

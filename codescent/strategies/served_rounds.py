@@ -10,7 +10,7 @@ from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import Plan
 from codescent.plan.served import momentum_every
 from codescent.plan.wire import Wire
-from codescent.strategies.local_sgd import wrong_outer, wrong_rounds
+from codescent.strategies.local_sgd import averages_linearly, wrong_outer, wrong_rounds
 from codescent.strategies.strategy import Candidate
 
 
@@ -88,10 +88,9 @@ def not_in_rounds(candidate: Candidate) -> Iterator[str]:
 def are_exact(plan: Plan) -> bool:
     """True if a run has the losses of one process: see `LocalSGD.exact`. Nobody may be left out."""
     layout, update, workers = plan.layout, plan.update, plan.mesh.world_size
-    is_linear = update.get("kind") == "sgd" and not update.get("max_grad_norm")
     # With staleness 0 a fast worker may compute two parts: its momentum is then that of both.
     together = layout.updates == "synchronous" or (layout.staleness == 0 and not update.get("momentum"))
-    if workers > 1 and not (layout.average_every == 1 and is_linear and together):
+    if workers > 1 and not (layout.average_every == 1 and averages_linearly(plan) and together):
         return False
     outer = (layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum)
     is_mean = layout.outer_optimizer == "none" or outer == ("sgd", 1.0, 0.0)

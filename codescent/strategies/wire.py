@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from codescent.base.ending import is_failing
 from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan.wire import Wire
@@ -99,10 +100,11 @@ class Channel:
             self.last = None
 
     def close(self) -> None:
-        """End the thread, after what is under way."""
+        """End the thread, after what is under way. A rank that ends by an error does not wait: the others may not come
+        (decision 19)."""
         if self.thread is not None:
             self.jobs.put(None)
-            self.thread.join()
+            self.thread.join(0 if is_failing() else None)
             self.thread = None
 
     def _serve(self) -> None:

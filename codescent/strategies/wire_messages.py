@@ -46,7 +46,8 @@ class Messages:
 
     def delivered(self) -> None:
         """The last message was applied: from now on the residual is what it lacked. A message that was refused carried
-        the old residual, which stays then, as it does if the vector was not finite."""
+        the old residual, which stays then, as it does if the vector was not finite. A push that is applied but moves
+        nothing, as another worker's was not finite, is lost with its residual, as its gradient is."""
         if self.wire.lossy:
             unsent = self.row[0, : self.numel] - self.scratch[0, : self.numel]
             if bool(unsent.isfinite().all()):

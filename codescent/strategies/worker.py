@@ -54,7 +54,6 @@ class Worker(Turns):
         self.sent = [torch.zeros(numel, dtype=wide) for numel in numels]
         self.fetched = [torch.empty(numel, dtype=narrow) for numel in numels]
         self.pool = ThreadPoolExecutor(len(clients), thread_name_prefix="codescent worker")
-        self.refused = 0
         self.after = 0  # pushes that the first server had applied when it answered last
         self.server_stops = False  # a server was asked to stop; the first server hears of it by the next push
         self.reserves = plan.layout.in_steps and len(clients) > 1
@@ -95,7 +94,9 @@ class Worker(Turns):
         assert self.portion is not None
         self.number += 1
         encoded = [one.encode(part) for one, part in zip(self.messages, self.sent, strict=True)]
-        facts = {"square": self._square([meant for _, meant in encoded]), **facts, "stop": stop or self.server_stops}
+        if "square" not in facts:
+            facts = {**facts, "square": self._square([meant for _, meant in encoded])}
+        facts = {**facts, "stop": stop or self.server_stops}
         facts["portion"] = [self.portion.step, self.portion.part]
         if self._push(facts, [message for message, _ in encoded]):
             for one in self.messages:
@@ -133,7 +134,6 @@ class Worker(Turns):
             except Refused:
                 first = None
         if first is None:
-            self.refused += 1
             return False
         self.after = first.metadata["applied"]
         return True

@@ -145,6 +145,7 @@ class Task:
         ignores: keys, as "section.key", that have no effect in this task, though other tasks need them.
         head: the model head that the task needs; None: the kind of model has one head only.
         extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
+        equal_losses: True if all samples have equally many losses.
         files: names of files in the run's folder that decide the samples.
         kept: keys that name a file of the user, each with the name of the run's own copy in its folder.
         unit: what one loss is computed for, in words.
@@ -161,6 +162,7 @@ class Task:
     ignores: tuple[str, ...] = ()
     head: str | None = None
     extras = False
+    equal_losses = True
     files: tuple[str, ...] = ()
     kept: Mapping[str, str] = MappingProxyType({"data.tokenizer": TOKENIZER})
     unit = "tokens"
@@ -210,7 +212,8 @@ class Task:
         if request.data.validation is not None:
             values.pop("validation_fraction", None)
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-        return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
+        extras = self.extras or shape.extras
+        return TaskFacts(self.name, extras, shape.head_share, equal_losses=self.equal_losses, identity=identity)
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """Sentences: what a user may not have meant, though the run can be made. Raises UserError: unusable keys."""

@@ -232,6 +232,8 @@ def _traffic(plan: Plan) -> Iterator[str]:
     if any(record.axis for record in plan.traffic):
         yield f"{who} sends {_in_steps(_sent(plan, steady))}"
     for phase in earlier:
+        if phase.until is not None and phase.round_begins + phase.period > phase.until:
+            continue  # it is shorter than a round
         yield f"in {_steps_of(phase)} {who} sends {_in_steps(_sent(plan, phase))}"
     if not all(record.axis for record in plan.traffic):
         yield f"each rank copies {of_bytes(inside_bytes(plan))} between its own memories"

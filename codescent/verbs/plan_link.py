@@ -233,7 +233,7 @@ def _figures(coding: Coding, links: Links) -> tuple[str, str]:
 
 def _waiting(found: Walk) -> str:
     """How long the ranks wait in a step, and what share of the time is left."""
-    waits = [rank.waits_s for rank in found.ranks]
+    waits = [rank.waits_s for rank in found.ranks if rank.step_s] or [0.0]
     several = f"{of_seconds(min(waits))} to " if max(waits) - min(waits) > 0.005 * max(waits) else ""
     return f"{several}{of_seconds(max(waits))} of a step; the busiest rank computes {of_share(found.computes)} of it"
 
@@ -245,4 +245,4 @@ def _period(links: Links, coding: Coding, apart: Callable[[], Plan]) -> str:
         return f"averaging is refused here: {error.problems[0]}"
     least = least_period(plan, links.seconds(plan), links.link, links.ranks_per_host, coding=coding)
     wire = f' with wire = "{plan.layout.wire}"' if plan.layout.wire != "none" else ""
-    return f"average_every = {least:,} or more{wire} keeps {of_share(KEEP)} of the computing"
+    return f"average_every = {least:,} or more{wire} keeps {of_share(KEEP)} of a replica's own speed"

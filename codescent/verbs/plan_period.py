@@ -61,7 +61,7 @@ def least_period(
 
 
 def with_period(plan: Plan, period: int) -> Plan:
-    """The plan with rounds of another length, without opening steps.
+    """The plan with rounds of another length, without what is different in the first steps.
 
     Raises ValueError: the period has no room for the fragments and their overlap.
     """
@@ -90,4 +90,5 @@ def with_period(plan: Plan, period: int) -> Plan:
         elif record.verb is Verb.MERGE:
             again = replace(again, every=period, at=period - 1)
         traffic.append(again)
-    return replace(plan, schedule=schedule, traffic=tuple(traffic), layout=replace(layout, average_every=period))
+    other = replace(layout, average_every=period, wire_from=0)
+    return replace(plan, schedule=schedule, traffic=tuple(traffic), layout=other)

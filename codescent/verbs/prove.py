@@ -70,10 +70,10 @@ class LayoutCase:
 
     @property
     def period(self) -> int:
-        """The steps of a round (`average_every`, `gossip_every`); 1 if there are none."""
+        """The steps of a round (`average_every`, `agree_every`, `gossip_every`); 1 if there are none."""
         given = dict(self.keys)
-        steps = given.get("average_every") or given.get("gossip_every", "")
-        return max(1, int(steps)) if steps.isdecimal() else 1
+        steps = (given.get(key, "") for key in ("average_every", "agree_every", "gossip_every"))
+        return next((int(one) for one in steps if one.isdecimal() and int(one)), 1)
 
     def _microbatches(self, section: str) -> list[str]:
         return [] if self.microbatch_size is None else [f"{section}microbatch_size={self.microbatch_size}"]

@@ -3,7 +3,9 @@ changes in the same order. Does not compute them (train/replay.py and train/repl
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
@@ -13,6 +15,9 @@ from codescent.build.accept import changed
 from codescent.config.load import load
 from codescent.plan import Plan
 from codescent.record import CHECKPOINTS, RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 1e-2}
 """Largest distance of the weights with the verdict "same", relative to their norm."""
@@ -24,8 +29,6 @@ def replay_run(path: Path) -> int:
     Raises:
         UserError: the run has no order to replay, or no checkpoint.
     """
-    import torch  # planning does not wait for it
-
     from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
     from codescent.train.replay import replay
     from codescent.train.replay_gossip import replay_gossip
@@ -64,10 +67,7 @@ def replay_run(path: Path) -> int:
         raise UserError(f"{path}: has no environment.json, which names its kernels and threads; it cannot be replayed")
     found = again(config, alone, plan, folder.path, saved.step, recorded)
     expected = read_tensors(saved.path, list(found))
-    far = {
-        name: float(torch.linalg.vector_norm(value - expected[name]) / torch.linalg.vector_norm(value))
-        for name, value in found.items()
-    }
+    far = {name: distance(value, expected[name]) for name, value in found.items()}
     worst = max(far, key=lambda name: far[name])
     same = far[worst] <= TOLERANCE[plan.work.precision]
     portions = saved.step // plan.schedule.period * plan.mesh.world_size
@@ -81,6 +81,14 @@ def replay_run(path: Path) -> int:
         ]
     )
     return 0 if same else 1
+
+
+def distance(value: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, as a fraction of the norm of `value`; infinity where one is not finite."""
+    far, size = (float(vector.double().norm()) for vector in (value - expected, value))
+    if not math.isfinite(far + size):
+        return math.inf
+    return far / size if far else 0.0
 
 
 def _refuse(path: Path, plan: Plan) -> None:

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
     """Train as one rank. At the end, rank 0 prints a generated text, if there was a step to do, and the run's path."""
     from codescent.train.loop import train
 
+    before = 0 if rank.rank else _num_events(run_folder(config))
     outcome = train(config, rank, resume=resume, notes=found)
     folder = outcome.folder
     if not (rank.rank or outcome.exit_code):
@@ -155,11 +157,18 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         best = ["--best"] if outcome.suggests_best else []
         more = f"; more text: {command('sample', folder, *best)}" if writes else ""
         files = f"checkpoints){more}" if is_saved else "no checkpoint: checkpoint.last = false)"
-        say([_LOST[event["kind"]].format(**event) for event in run.read_events() if event["kind"] in _LOST])
+        say([_LOST[event["kind"]].format(**event) for event in run.read_events()[before:] if event["kind"] in _LOST])
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)
     return outcome.exit_code
+
+
+def _num_events(folder: Path) -> int:
+    """The number of events that a run folder has before this command; 0 if it cannot be read: `train` says so."""
+    with suppress(UserError):
+        return len(RunFolder.open(folder).read_events())
+    return 0
 
 
 _LOST = {

@@ -52,6 +52,7 @@ class Conversations(FolderTask):
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
     ignores = ("data.text_key",)
     extras = True
+    equal_losses = False
     files = (CHAT,)
     kept = MappingProxyType({**Task.kept, "data.chat_template": CHAT})
     unit = "tokens of responses"

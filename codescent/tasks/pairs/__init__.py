@@ -150,6 +150,7 @@ class Pairs(TextTask):
     kinds = ("transformer",)
     keys = (*Task.keys, "pairs")
     extras = True
+    equal_losses = False
     marks = MARKS
 
     def open(self, request: TaskRequest, path: Path) -> LineDataset:
