@@ -53,10 +53,11 @@ BESIDE = "parallel.gossip_mode=asynchronous"
 
 def _gossip(graph: str, period: int, *words: str, name: str = "") -> Method:
     """Weights mixed with those of neighbours after each `period` steps. Asynchronous averages are under way for several
-    steps, and all ranks wait for the last ones: a run of few averages would be mostly its end."""
+    steps, and all ranks wait for the last ones at the end."""
     keys, waits = (f"parallel.gossip={graph}", f"parallel.gossip_every={period}"), BESIDE not in words
-    title, least = f"gossip {graph} every {period}{name}", 0 if waits else 24 * period
-    return Method(title, (REPLICAS, *keys, *words), "gossip", period, repeatable=waits, least_steps=least)
+    title, least, end = f"gossip {graph} every {period}{name}", 0 if waits else 24 * period, 0 if waits else 2 * period
+    words = (REPLICAS, *keys, *words)
+    return Method(title, words, "gossip", period, repeatable=waits, least_steps=least, end_steps=end)
 
 
 METHODS = (

@@ -191,7 +191,8 @@ class Bench:
             coding = Coding(*(share * seconds for seconds in sitting.coding[method.name]))
             whole: dict[str, int] = {"rounds": case.steps // method.period - 1}
             if plan.layout.hands_out:
-                whole = {"steps": case.steps, "warm_up": method.period // plan.schedule.period}
+                warm_up = method.period // plan.schedule.period
+                whole = {"steps": case.steps, "warm_up": warm_up, "end_steps": method.end_steps}
             found[method.name] = walk(
                 plan, arithmetic(plan, compute_s), link, coding=coding, cores=self._cores, **whole
             )

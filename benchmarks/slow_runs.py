@@ -61,6 +61,7 @@ class Method:
         servers: further hosts, with a rank each that only serves.
         learns_as: the method whose weights this one has after each step, up to rounding: `codescent prove` shows it.
         least_steps: of a run for times. Where steps are short, a few of them are noise.
+        end_steps: last ones of a run for times that do not count: all ranks wait for what is under way then.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Method:
     servers: int = 0
     learns_as: str = ""
     least_steps: int = 0
+    end_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Case:
     def key(self) -> str:
         """A hash of all that decides the numbers: not the names of methods and family."""
         fields = asdict(replace(self, method=replace(self.method, name="", family="")))
-        del fields["method"]["learns_as"], fields["method"]["least_steps"]
+        del fields["method"]["learns_as"], fields["method"]["least_steps"], fields["method"]["end_steps"]
         if not self.method.servers:
             del fields["method"]["servers"]  # results of before there were servers stay valid
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:20]

@@ -58,8 +58,9 @@ class Sitting:
 def row_of(method: Method, sitting: Sitting, losses: Sequence[Learnt], of_ddp: Sequence[Learnt]) -> dict[str, Any]:
     """The numbers of one method; medians over rounds, means over seeds. `losses`, `of_ddp`: a run for each seed."""
     runs = sitting.times[method.name]
-    steps_s = [statistics.mean(whole_periods(run.seconds, method.period)) for run in runs]
-    exposed_s = [statistics.mean(whole_periods(run.exposed_s, method.period)) for run in runs]
+    counted = slice(len(runs[0].seconds) - method.end_steps)
+    steps_s = [statistics.mean(whole_periods(run.seconds[counted], method.period)) for run in runs]
+    exposed_s = [statistics.mean(whole_periods(run.exposed_s[counted], method.period)) for run in runs]
     step_s = statistics.median(steps_s)
     ages = [run.staleness for run in runs if run.staleness is not None]
     return {

@@ -31,7 +31,7 @@ def lost(run: RunFolder) -> list[dict[str, Any]]:
 
 def assert_applied_once(run: RunFolder, steps: int, workers: int, servers: int) -> None:
     for server in range(servers):
-        applied = Counter((row.step, row.part) for row in order.read(run.path, server, steps * workers))
+        applied = Counter((row.step, row.part) for row in order.read(run.path, server, steps, workers))
         assert applied == Counter((step, part) for step in range(steps) for part in range(workers))
 
 
@@ -165,7 +165,7 @@ def test_a_link_that_works_again_in_time_costs_no_worker(made: hosts.Hosts, proj
         found = run.finish()
     assert lost(found) == []
     assert_applied_once(found, STEPS, 3, 1)
-    late = [row for row in order.read(found.path, 0, STEPS * 3) if row.step >= SEGMENT]
+    late = [row for row in order.read(found.path, 0, STEPS, 3) if row.step >= SEGMENT]
     assert 1 in {row.worker for row in late}
 
 

@@ -24,6 +24,12 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "dp_shard": 2, "zero_stage": 1, "cp": 2},
     {"pp": 4, "schedule": "zero-bubble", "dp_replicate": 2},
     {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "dp_replicate": 2},
+    {"servers": 1, "dp_replicate": 2},
+    {"servers": 1, "dp_replicate": 2, "average_every": 5},
+    {"servers": 2, "dp_replicate": 2, "average_every": 5, "updates": "asynchronous"},
+    {"servers": "workers", "dp_replicate": 2, "average_every": 5},
+    {"dp_replicate": 4, "average_every": 5},
+    {"dp_replicate": 4, "gossip": "ring"},
 )
 
 
@@ -31,6 +37,8 @@ def case(parallel: dict[str, Any]) -> dict[str, Any]:
     ranks = 1
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         ranks *= parallel.get(axis, 1)
+    servers = parallel.get("servers", 0)
+    ranks += servers if servers != "workers" else 0
     sizes = {"num_layers": 8, "num_heads": 4, "hidden_dim": 16, "seq_len": 16}
     config = {
         "model": sizes,

@@ -384,7 +384,7 @@ def test_the_simulator_predicts_the_mean_staleness(runs: Runs, case: str) -> Non
         done = {rank: len(mine) for rank, mine in enumerate(stepped_rows)}
         seen = [row.number for mine in stepped_rows for row in mine[1:]]
     else:
-        pushes = order.read(run.path, 0, 24 * plan.mesh.world_size)
+        pushes = order.read(run.path, 0, 24, plan.mesh.world_size)
         done = dict(Counter(push.worker for push in pushes))
         seen = [push.version - push.base for push in pushes[len(pushes) // 5 :]]
     busy = busy_s(run, done)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from test_parameter_server import final_weights
 from test_train_resume import wait_for_step
 
 from codescent.record import RunFolder, order
+from codescent.train import report
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=0")
 MODES = {"synchronous": (), "asynchronous": ("parallel.updates=asynchronous",)}
@@ -60,7 +63,7 @@ def test_a_server_that_asks_what_the_first_one_decided_loses_its_connection(runs
     if mode == "synchronous":
         assert_same(found, runs.of_one(), 1e-9)
         return
-    first, other = ([(row.worker, row.number) for row in order.read(found.path, k, 40)] for k in (0, 1))
+    first, other = ([(row.worker, row.number) for row in order.read(found.path, k, 20, 2)] for k in (0, 1))
     assert first == other
     assert called(runs.project, "prove", "--replay", str(found.path)).returncode == 0
 
@@ -189,3 +192,17 @@ def test_servers_listen_on_loopback_alone(runs: Runs) -> None:
     assert set().union(*found.values()) == {"127.0.0.1"}
     assert found[1]
     assert found[2]
+
+
+def test_a_rank_that_asked_to_stop_and_died_ends_the_run_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have saved by then: the run ends as after a signal, not with a traceback."""
+    said, events = list[str](), list[dict[str, Any]]()
+    monkeypatch.setattr(report, "how_to_continue", lambda run: "go on")
+    folder = SimpleNamespace(event=lambda kind, **facts: events.append({"kind": kind, **facts}))
+    world = SimpleNamespace(living=(0, 1))
+    run = SimpleNamespace(world=world, folder=folder, checkpoints=SimpleNamespace(folder="run/checkpoints"))
+    one: Any = report.Report.__new__(report.Report)
+    one.run, one.display = run, SimpleNamespace(say=said.append)
+    assert one.stopped(20, [None, None]) == 143
+    assert said == ["stopped at step 20 by the wish of a rank that has died since; saved in run/checkpoints; go on"]
+    assert events == [{"kind": "stop", "step": 20, "rank": None, "signal": "SIGTERM", "exit_code": 143}]

@@ -10,6 +10,7 @@ import pytest
 from codescent.base.errors import RunFailed
 from codescent.servers import Portion
 from codescent.train import patience
+from codescent.train.coordinate import Coordinator
 from codescent.train.patience import SHARE, Patience
 
 HELD = {1: Portion(6, 1), 2: Portion(6, 2)}
@@ -88,3 +89,30 @@ def test_a_request_that_is_looked_at_again_waits_on(waits: Patience, clock: Cloc
     clock.now_s += 2.0
     with pytest.raises(RunFailed):
         waits.check(HELD, range(3))
+
+
+REPORT = {"loss": 1.0, "losses": 1, "square": 1.0, "stop": False, "skipped": False, "staleness": 0}
+
+
+def test_ranks_of_gossip_hear_of_one_that_stands_still(clock: Clock) -> None:
+    """Each that waits is told the same, before it would blame rank 0."""
+    found = Coordinator(3, 0, 100.0)
+    found.begin(0, 1)
+    given = [found.answer(rank, {"known": 0}) for rank in range(3)]
+    reports = [{"known": 0, "report": {"portion": one["portion"], **REPORT}} for one in given if one]
+    assert [found.answer(rank, reports[rank]) for rank in (0, 1)] == [None, None]
+    clock.now_s += 91.0
+    said = "rank 2 (in step 1) computed nothing for 91.0 s (parallel.timeout_s), and rank 0, rank 1 waited for it"
+    assert [found.answer(rank, reports[rank]) for rank in (0, 1)] == [{"over": said}] * 2
+
+
+def test_ranks_of_gossip_wait_for_validations_and_saves(clock: Clock) -> None:
+    found = Coordinator(1, 0, 100.0)
+    found.begin(0, 1)
+    given = found.answer(0, {"known": 0})
+    assert given is not None
+    told = found.answer(0, {"known": 0, "report": {"portion": given["portion"], **REPORT}})
+    assert told is not None
+    assert told["ends"]
+    clock.now_s += 1000.0
+    assert found.answer(0, {"known": 1}) is None

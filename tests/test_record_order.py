@@ -16,35 +16,47 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("portions", [0, 1, 4, 6])
-def test_a_torn_row_behind_the_checkpoint_is_cut_off(tmp_path: Path, portions: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_what_came_after_the_checkpoint_is_cut_off(tmp_path: Path, steps: int) -> None:
     order.append(tmp_path, 0, ROWS)
     with order.file_of(tmp_path, 0).open("a", encoding="utf-8") as file:
         file.write('{"worker": 1, "num')
-    assert order.rewind(tmp_path, 0, portions) == portions
-    assert order.read(tmp_path, 0, portions) == ROWS[:portions]
-    order.append(tmp_path, 0, ROWS[portions:])
-    assert order.read(tmp_path, 0, 6) == ROWS
+    assert order.rewind(tmp_path, 0, steps) == 2 * steps
+    assert order.read(tmp_path, 0, steps, 2) == ROWS[: 2 * steps]
+    order.append(tmp_path, 0, ROWS[2 * steps :])
+    assert order.read(tmp_path, 0, 3, 2) == ROWS
 
 
 def test_a_portion_in_two_pushes_is_kept_whole(tmp_path: Path) -> None:
-    parts = [order.Applied(0, number, 0, number, 0, 0, first, 2) for number, first in ((1, 0), (2, 2), (3, 0))]
+    parts = [order.Applied(0, at, 0, at, step, 0, first, 2) for at, step, first in ((1, 0, 0), (2, 0, 2), (3, 4, 0))]
     order.append(tmp_path, 0, parts)
-    assert order.rewind(tmp_path, 0, 1, period=4) == 2
-    assert order.read(tmp_path, 0, 1, period=4) == parts[:2]
+    assert order.rewind(tmp_path, 0, 4) == 2
+    assert order.read(tmp_path, 0, 4, 1, period=4) == parts[:2]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 40, b'{"worker": 1, "num', b"[1]\n"])
 def test_rows_that_a_power_cut_took_do_not_stop_the_run_and_are_refused_in_a_replay(
     tmp_path: Path, damage: bytes
 ) -> None:
-    order.append(tmp_path, 0, ROWS[:3])
+    order.append(tmp_path, 0, ROWS[:4])
     path = order.file_of(tmp_path, 0)
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]) + damage)
-    assert order.rewind(tmp_path, 0, 3) == 2
-    order.append(tmp_path, 0, ROWS[3:])
-    with pytest.raises(UserError, match="has 5 pushes, the checkpoint 6"):
-        order.read(tmp_path, 0, 6)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]) + damage)
+    assert order.rewind(tmp_path, 0, 2) == 3
+    order.append(tmp_path, 0, ROWS[4:])
+    with pytest.raises(UserError, match="does not have each of the 2 parts of the first 3 steps once"):
+        order.read(tmp_path, 0, 3, 2)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_resumed_with_other_workers_keeps_its_checkpoint_and_is_not_replayed(
+    tmp_path: Path, workers: int
+) -> None:
+    order.append(tmp_path, 0, ROWS)
+    assert order.rewind(tmp_path, 0, 2) == 4  # those of step 2 are lost updates
+    order.append(tmp_path, 0, [order.Applied(part, 1, 4, 4 + part, 2, part) for part in range(workers)])
+    for parts in (2, workers):
+        with pytest.raises(UserError, match="another number of workers"):
+            order.read(tmp_path, 0, 3, parts)
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])

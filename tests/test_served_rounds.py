@@ -17,6 +17,7 @@ from codescent.checkpoint.checkpoints import read_tensors
 from codescent.plan import Collective, Plan
 from codescent.plan.state import state_of_rank
 from codescent.record import RunFolder, order
+from codescent.train.replay_rounds import was_refused
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "optimizer.learning_rate=0.01", "train.eval_every=10")
 ROUNDS = ("parallel.average_every=5",)
@@ -98,9 +99,9 @@ def test_one_process_replays_asynchronous_rounds(runs: Runs, case: str) -> None:
     distance = re.search(r"distance of a tensor: (\S+)", done.stdout)
     assert distance is not None
     assert float(distance[1]) < 1e-9
-    portions = 40 // 5 * (ranks if case == "workers" else ranks - int(words[0][-1]))
-    rows = order.read(run.path, 0, portions, 5)
-    assert sum(row.count for row in rows) == 5 * portions
+    workers = ranks if case == "workers" else ranks - int(words[0][-1])
+    rows = order.read(run.path, 0, 40, workers, 5)
+    assert sum(row.count for row in rows) == 40 * workers
     assert rows[-1].version > 0
 
 
@@ -116,7 +117,27 @@ def test_a_run_with_a_refused_round_is_not_replayed(runs: Runs) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = called(runs.project, "prove", "--replay", str(run.path))
     assert done.returncode == 2
-    assert f"push 2 of worker {own[0]['worker']} was refused" in done.stderr
+    assert "a push was refused" in done.stderr
+
+
+def test_a_push_that_was_refused_before_a_resume_is_known_by_its_event() -> None:
+    rows = [order.Applied(0, number, 0, 0, step, 0, 0, 5) for number, step in ((1, 0), (2, 5), (1, 10))]
+    late, rewound = {"kind": "late", "step": 10}, {"kind": "rewind", "step": 5}
+    assert not was_refused(rows, [], 15)
+    assert was_refused(rows, [late], 15)
+    assert not was_refused(rows, [late], 5)
+    assert not was_refused(rows, [late, rewound], 15)
+    assert was_refused([rows[0], order.Applied(0, 3, 0, 0, 5, 0, 0, 5)], [], 15)
+
+
+def test_the_norm_of_a_step_is_the_mean_of_the_workers(runs: Runs) -> None:
+    """As that of local SGD, whatever the number of workers and of pushes."""
+    words = [*FP64, *ROUNDS, "train.num_steps=5", "optimizer.kind=sgd", "optimizer.max_grad_norm=0.0"]
+    alone = runs.run(2, *words)
+    of_rounds = [row["grad_norm"] for row in alone.read_metrics()]
+    for more in ((), (ASYNCHRONOUS,)):
+        run = runs.run(3, *words, *served(1, *more))
+        assert run.read_metrics()[-1]["grad_norm"] == pytest.approx(of_rounds[-1], rel=0.3)
 
 
 @pytest.mark.parametrize("wire", ["none", "bf16", "int8", "int4", "sign", "topk:0.1"])

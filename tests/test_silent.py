@@ -4,7 +4,7 @@ Does not cut a link: test_slow_hosts does, on hosts of its own."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,14 +25,15 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     made.close()
 
 
-def end(served: Served, errors: dict[int, BaseException], ranks: int) -> None:
+def end(served: Served, errors: dict[int, BaseException], ranks: int, living: Sequence[int] = ()) -> None:
     """These ranks end at the same time, by these errors; the others say nothing."""
     stores = {rank: served.join() for rank in range(ranks)}
     for rank, store in stores.items():
         store.set(f"rank{rank}", json.dumps({"host": f"host{rank}"}))
     places = {rank: Rank(rank, world_size=ranks, master_addr="10.0.0.1") for rank in errors}
     with ThreadPoolExecutor(ranks) as pool:
-        list(pool.map(lambda rank: silent.tell(stores[rank], places[rank], errors[rank]), errors))
+        told = living or range(ranks)
+        list(pool.map(lambda rank: silent.tell(stores[rank], places[rank], told, errors[rank]), errors))
 
 
 def test_one_of_the_others_names_the_silent_ranks(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +56,12 @@ def test_a_rank_that_cannot_reach_the_store_says_so(
         raise RuntimeError("no answer")
 
     monkeypatch.setattr(TokenStore, "set", nothing)
-    silent.tell(served.join(timeout=SECOND), Rank(2, world_size=3, master_addr="10.0.0.1"), LOST)
+    silent.tell(served.join(timeout=SECOND), Rank(2, world_size=3, master_addr="10.0.0.1"), range(3), LOST)
     assert capsys.readouterr().err == (
         "codescent: rank 2 cannot reach rank 0 at 10.0.0.1: it has ended, or the link of one of the two is cut\n"
     )
+
+
+def test_a_rank_that_was_lost_before_is_not_named_again(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    end(served, {0: LOST}, 4, living=(0, 1, 3))
+    assert capsys.readouterr().err.startswith("codescent: the others waited in vain for rank 1 (on host1), rank 3 (on")

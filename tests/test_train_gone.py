@@ -15,9 +15,9 @@ from codescent.record import RunFolder
 STEPS = 240
 
 
-def begun(project: Path, name: str, ranks: int) -> tuple[subprocess.Popen[str], Path]:
+def begun(project: Path, name: str, ranks: int, *more: str) -> tuple[subprocess.Popen[str], Path]:
     """A run that has a checkpoint, and goes on."""
-    words = ("train.eval_every=0", "checkpoint.every=40", "checkpoint.keep_best=false", "log.every=40")
+    words = (*more, "train.eval_every=0", "checkpoint.every=40", "checkpoint.keep_best=false", "log.every=40")
     ranked = () if ranks == 1 else ("--ranks", str(ranks))
     process = start(project, "train", "run.toml", f"run.name={name}", f"train.num_steps={STEPS}", *words, *ranked)
     run = project / "runs" / name
@@ -27,10 +27,24 @@ def begun(project: Path, name: str, ranks: int) -> tuple[subprocess.Popen[str], 
     return process, run
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int) -> None:
-    process, run = begun(project, f"renamed-{ranks}", ranks)
-    new = run.rename(run.with_name(f"new-{ranks}"))
+GOSSIP = "parallel.gossip=ring", "parallel.gossip_every=4", "parallel.gossip_mode=asynchronous"
+SERVED = "parallel.servers=1", "parallel.updates=asynchronous"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (1, ()),
+        pytest.param(2, (), marks=pytest.mark.slow),
+        (3, SERVED),
+        pytest.param(2, GOSSIP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int, words: tuple[str, ...]) -> None:
+    """Also the order of what was applied, which ranks write that do not hold the folder."""
+    name = f"{ranks}-{len(words)}"
+    process, run = begun(project, f"renamed-{name}", ranks, *words)
+    new = run.rename(run.with_name(f"new-{name}"))
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, out + err
     assert f"was renamed; the run continues in {new}" in out

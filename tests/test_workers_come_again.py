@@ -109,7 +109,7 @@ class Run:
         run = RunFolder.open(self.folder)
         assert [row["step"] for row in run.read_metrics()] == list(range(1, STEPS + 1))
         workers = self.ranks - len(list((self.folder / "order").iterdir()))
-        of_servers = [order.read(self.folder, server, STEPS * workers) for server in range(self.ranks - workers)]
+        of_servers = [order.read(self.folder, server, STEPS, workers) for server in range(self.ranks - workers)]
         for rows in of_servers:
             assert Counter((row.step, row.part) for row in rows) == Counter(
                 (step, part) for step in range(STEPS) for part in range(workers)

@@ -41,6 +41,7 @@ def walk(
     rounds: int | None = None,
     warm_up: int = 1,
     steps: int | None = None,
+    end_steps: int = 0,
 ) -> Walk:
     """Walk all ranks through `warm_up` and `rounds` rounds of a phase; the latter are measured.
 
@@ -58,6 +59,7 @@ def walk(
         phase: None: the last one.
         rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS; where they come in turn, one turn.
         steps: of a run of portions; None: about 100, and where all ranks meet more seldom none of the meetings.
+        end_steps: last ones of them whose time does not count: all ranks wait for what is under way then.
 
     Raises:
         Deadlock: the lists wait for each other.
@@ -71,9 +73,8 @@ def walk(
     if plan.layout.hands_out:
         segments, period = segments_of(plan, steps), plan.schedule.period
         numbers = range(segments[-1].stop)
-        return _HandedWalk(plan, seconds, clock, network, processors, coding, numbers, warm_up, period).run_segments(
-            segments
-        )
+        handed = _HandedWalk(plan, seconds, clock, network, processors, coding, numbers, warm_up, period)
+        return handed.run_segments(segments, end_steps)
     if rounds is None:
         rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else 1
         if plan.layout.gossip == "exponential":  # its neighbours come in turn
@@ -155,7 +156,7 @@ class _Walk(RankVerbs):
 class _HandedWalk(_Walk):
     """A walk of ranks that are given portions of work, from one meeting of all ranks to the next."""
 
-    def run_segments(self, segments: Sequence[range]) -> Walk:
+    def run_segments(self, segments: Sequence[range], end_steps: int) -> Walk:
         """Walk to the end of the last segment."""
         found = self.servers or self.averages
         assert found is not None
@@ -166,20 +167,22 @@ class _HandedWalk(_Walk):
         self._run([self._portions(rank, segments) for rank in self.ranks])
         ranks = tuple(_times(rank, self._warm_up(rank)) for rank in self.ranks)
         begin_s = max(rank.ends_s[self._warm_up(rank) - 1] if self._warm_up(rank) else 0.0 for rank in self.ranks)
-        found_walk = self._walk(self._step_s(), ranks, begin_s)
+        found_walk = self._walk(self._step_s(end_steps), ranks, begin_s)
         return replace(found_walk, servers=self._loads(), staleness=tuple(self.handed.staleness))
 
-    def _step_s(self) -> float:
+    def _step_s(self, end_steps: int) -> float:
         """Seconds of a step: where ranks meet, as rank 0 knows them. Portions that were given up trained nothing."""
         if not self.ends:
             return self.handed.step_s()
         first = next(at for at in self.known if at[0] >= self.warm_up)
         if first[0] == self.numbers.stop:  # rank 0 learns of the first steps when all are done
             first = 0, 0.0
-        steps, share = self.numbers.stop - first[0], 1.0
+        counted = [at for at in self.known if first[0] < at[0] <= self.numbers.stop - end_steps]
+        last = counted[-1] if counted else self.known[-1]
+        steps, share = last[0] - first[0], 1.0
         if self.handed.dropped:
             share = len(self.handed.done_s) / (len(self.handed.done_s) + self.handed.dropped)
-        return (self.known[-1][1] - first[1]) / max(1, steps) / share
+        return (last[1] - first[1]) / max(1, steps) / share
 
     def _warm_up(self, rank: SimulatedRank) -> int:
         """Steps of a rank that are not measured: a slow rank has fewer steps than others."""

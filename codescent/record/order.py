@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -72,33 +73,46 @@ def _facts(row: Applied) -> dict[str, int]:
     return found if row.count else {key: value for key, value in found.items() if key not in ("first", "count")}
 
 
-def rewind(run: Path, server: int, portions: int, period: int = 1) -> int:
-    """Keep the rows of the first `portions` portions of a server: the later ones are applied anew after a resume.
+def rewind(run: Path, server: int, steps: int) -> int:
+    """Keep the rows of the first `steps` steps: the later ones are applied anew after a resume.
 
-    `period`: steps of a portion. Returns the number of rows that are kept. They are too few if the machine went down
-    before it wrote them: the run goes on, and `read` refuses them.
+    All ranks have met after these steps, so their rows come first. Returns the number of rows that are kept. They are
+    too few if the machine went down before it wrote them: the run goes on, and `read` refuses them.
     """
     path = file_of(run, server)
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    number, _ = _rows_of(_whole(lines), portions, period)
+    number = sum(1 for _ in takewhile(lambda row: row.step < steps, _whole(lines)))
     with user_errors(path):
         os.truncate(path, sum(map(len, lines[:number])))
     return number
 
 
-def read(run: Path, server: int, portions: int, period: int = 1) -> list[Applied]:
-    """The rows of the first `portions` portions of a server. Raises UserError: they are not there."""
+def read(run: Path, server: int, steps: int, workers: int, period: int = 1) -> list[Applied]:
+    """The rows of the first `steps` steps of a server.
+
+    Args:
+        workers: parts of a step.
+        period: steps of a portion.
+
+    Raises:
+        UserError: a part of a step was not applied once. Updates before it are not known, or had other workers.
+    """
     path = file_of(run, server)
     try:
         rows = [_parsed(line) for line in path.read_bytes().splitlines()]
     except (OSError, *DAMAGED) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
-    number, done = _rows_of(iter(rows), portions, period)
-    if done < portions:
-        raise UserError(f"{path}: has {done} pushes, the checkpoint {portions}: other updates came before them")
-    return rows[:number]
+    kept = list(takewhile(lambda row: row.step < steps, rows))
+    done = sorted((row.step, row.part) for row in kept if not row.count or row.first + row.count == period)
+    wanted = [(step, part) for step in range(0, steps, period) for part in range(workers)]
+    if done != wanted:
+        raise UserError(
+            f"{path}: does not have each of the {workers} parts of the first {steps} steps once: updates of before are "
+            "lost, or the run was resumed with another number of workers"
+        )
+    return kept
 
 
 def _parsed(line: bytes) -> Applied:
@@ -110,12 +124,3 @@ def _whole(lines: Iterable[bytes]) -> Iterator[Applied]:
     with suppress(*DAMAGED):
         for line in lines:
             yield _parsed(line)
-
-
-def _rows_of(rows: Iterator[Applied], portions: int, period: int) -> tuple[int, int]:
-    """How many rows the first `portions` portions have, and how many portions there are of them."""
-    number = done = 0
-    while done < portions and (row := next(rows, None)) is not None:
-        number += 1
-        done += not row.count or row.first + row.count == period
-    return number, done

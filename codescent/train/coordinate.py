@@ -7,7 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from codescent.base.errors import RunFailed
 from codescent.servers import Portion, Portions
+from codescent.train.patience import Patience
 from codescent.train.pushes import Step
 from codescent.train.serve_requests import MOST_TOLD
 
@@ -18,9 +20,11 @@ class Coordinator:
     Args:
         workers: number of ranks, and of the portions of a step.
         first_step: number of complete steps when the command begins.
+        timeout_s: how long a rank waits for an answer. Before that, all ranks hear of one that stands still.
     """
 
-    def __init__(self, workers: int, first_step: int) -> None:
+    def __init__(self, workers: int, first_step: int, timeout_s: float) -> None:
+        self.patience, self.over = Patience(timeout_s, "computed nothing"), ""
         self.workers, self.count = workers, first_step * workers
         self.lock = threading.Lock()
         self.portions: Portions | None = None
@@ -37,6 +41,7 @@ class Coordinator:
         """A segment: the steps `first` to `end` - 1."""
         with self.lock:
             self.portions = Portions(self.workers, first, end)
+            self.patience.begin()
 
     def answer(self, sender: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to a rank that asks for work, and says what it has computed; None: later.
@@ -55,8 +60,9 @@ class Coordinator:
             if not ends:
                 portions.weights_given(sender)
                 portion = portions.take(sender)
+                self.patience.note(sender, told["known"], waits=portion is None)
                 if portion is None:
-                    return None  # until the others have finished
+                    return self._over(portions)  # until the others have finished
             facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
             unknown = self.done - told["known"]
             if sender == 0:  # it writes the metrics, so it is told of each step
@@ -65,6 +71,14 @@ class Coordinator:
             if portion is not None:
                 facts["portion"] = [portion.step, portion.part]
             return facts
+
+    def _over(self, portions: Portions) -> dict[str, str] | None:
+        """Why the run is over, if a rank that computes has stood still too long."""
+        try:
+            self.patience.check(portions.held, range(self.workers))
+        except RunFailed as error:
+            self.over = str(error)
+        return {"over": self.over} if self.over else None
 
     def _count(self, portions: Portions, sender: int, report: Mapping[str, Any]) -> None:
         """Count a portion that is computed: see `Hand.finished`."""

@@ -162,9 +162,8 @@ class _Steps:
                 stops, before = self._finish(launched, newest=True), None
             self.profiler.stepped(step)
             if stops and step < self.last:
-                received = together(UserError, self.stop.received)
-                self.report.stopped(step, received)
-                return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
+                exit_code = self.report.stopped(step, together(UserError, self.stop.received))
+                return Outcome(self.run.path, step, exit_code)
         self._rotate()
         self.report.ended(step, self.validations)
         has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
@@ -263,11 +262,13 @@ class _Steps:
 
     def _shared(self, result: StepResult) -> StepResult:
         """What rank 0 knows of the last step of a segment; on each rank the same. Servers may count pushes in another
-        order, and only rank 0 is told of every step."""
+        order, and only rank 0 is told of every step. It alone knows if the run folder was renamed, too."""
         assert result.staleness is not None
         mean, most = result.staleness
         mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped]
-        loss, norm, mean, skips, most, self.skipped = self.run.world.from_first(lambda: mine)
+        *mine, path = self.run.world.from_first(lambda: [*mine, str(self.run.follow())])
+        loss, norm, mean, skips, most, self.skipped = mine
+        self.run.path = Path(path)
         stop = not self.run.world.all_agree(not result.stop)
         return replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
 

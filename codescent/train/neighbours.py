@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from codescent.base.errors import RunFailed
 from codescent.base.stopwatch import waiting
 from codescent.plan import Plan
 from codescent.servers import Portion
@@ -124,6 +125,8 @@ class Hand(Turns):
             facts["report"] = self.report
         with waiting():
             told = self.first.request(Kind.ASK, metadata=facts).metadata
+        if "over" in told:
+            raise RunFailed(told["over"])
         self.report = None
         self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"])
         self.sums += told["sums"]
@@ -150,7 +153,7 @@ def introduced(
     """Listen on the interface of the route to the other ranks, tell them where, and wait until all listen."""
     rank, timeout_s = world.place.rank, world.timeout.total_seconds()
     listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
-    service = Neighbour(exchange, Coordinator(plan.mesh.world_size, first_step) if rank == 0 else None)
+    service = Neighbour(exchange, Coordinator(plan.mesh.world_size, first_step, timeout_s) if rank == 0 else None)
     server = Server(listener, world.meeting.key, service, rank, ranks)
     world.store.set(f"replica{rank}", json.dumps(listener.getsockname()[:2]))
     needed = [0, *(exchange.pairs.partners(rank) if exchange.is_active else ())]

@@ -13,7 +13,7 @@ from codescent.train.execute import Executor
 def rewind_order(executor: Executor, path: Path, first_step: int) -> None:
     """Remove from the order of what was applied what came after the checkpoint."""
     if (serving := executor.serving) is not None:
-        serving.begin(order.rewind(path, serving.index, serving.pushes, serving.period))
+        serving.begin(order.rewind(path, serving.index, first_step))
     if isinstance(executor.exchange, PairExchange):
         gossip_order.rewind(path, executor.exchange.index, first_step)
 

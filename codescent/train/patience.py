@@ -17,12 +17,13 @@ SHARE = 0.9
 class Patience:
     """Whose requests wait at the first server, and since when. The caller locks.
 
-    Attributes:
+    Args:
         timeout_s: how long a worker waits for an answer.
+        nothing: what the late ones have not done, in words.
     """
 
-    def __init__(self) -> None:
-        self.timeout_s = math.inf
+    def __init__(self, timeout_s: float = math.inf, nothing: str = "pushed nothing") -> None:
+        self.timeout_s, self._nothing = timeout_s, nothing
         self._waiting: dict[int, tuple[object, float]] = {}  # by worker: which request, and since when
         self._begun_s = 0.0
 
@@ -57,4 +58,6 @@ class Patience:
         where = {worker: f" (in step {held[worker].step + 1})" if worker in held else "" for worker in late}
         ranks = ", ".join(f"rank {worker}{where[worker]}" for worker in late)
         others = ", ".join(f"rank {worker}" for worker in sorted(self._waiting))
-        raise RunFailed(f"{ranks} pushed nothing for {waited_s:.1f} s (parallel.timeout_s), and {others} waited for it")
+        raise RunFailed(
+            f"{ranks} {self._nothing} for {waited_s:.1f} s (parallel.timeout_s), and {others} waited for it"
+        )

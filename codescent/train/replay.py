@@ -15,13 +15,13 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.config.sections import Config
 from codescent.data.loader import Portion
 from codescent.plan import Plan
-from codescent.record import order
+from codescent.record import RunFolder, order
 from codescent.record.order import Applied
 from codescent.strategies.worker import gather, scatter, square_of
 from codescent.train.alone import trainer_alone
 from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, learning_rate
-from codescent.train.replay_rounds import Inner, refused_push
+from codescent.train.replay_rounds import Inner, was_refused
 from codescent.train.serve_rounds import OuterOptimizer
 from codescent.train.servers import served_weights
 
@@ -201,14 +201,12 @@ def replay(
     Raises:
         UserError: a file of the order is missing or too short, or a push of a round was refused.
     """
-    period = plan.schedule.period
-    portions = steps // period * plan.mesh.world_size
-    rows = [order.read(run, index, portions, period) for index in range(len(plan.servers))]
-    if plan.layout.served_rounds and (refused := refused_push(rows[0])) is not None:
-        worker, number = refused
+    workers, period = plan.mesh.world_size, plan.schedule.period
+    rows = [order.read(run, index, steps, workers, period) for index in range(len(plan.servers))]
+    if plan.layout.served_rounds and was_refused(rows[0], RunFolder.open(run).read_events(), steps):
         raise UserError(
-            f"{order.file_of(run, 0)}: push {number} of worker {worker} was refused; its steps changed the state "
-            "of the worker's optimizer, and are not in the order, so the run cannot be replayed"
+            f"{order.file_of(run, 0)}: a push was refused; its steps changed the state of the worker's optimizer, and "
+            "are not in the order, so the run cannot be replayed"
         )
     with trainer_alone(alone, recorded) as trainer:
         one = _Replay(plan, config, trainer, rows, run)

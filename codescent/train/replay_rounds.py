@@ -3,7 +3,8 @@ Does not apply the change and does not choose the weights (replay.py does)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,18 +16,23 @@ from codescent.train.assemble import Trainer
 from codescent.train.optimize import learning_rate
 
 
-def refused_push(rows: Sequence[Applied]) -> tuple[int, int] | None:
-    """The worker and the number of the first push that no server has applied. None: there is none before the last row.
+def was_refused(rows: Sequence[Applied], events: Iterable[Mapping[str, Any]], steps: int) -> bool:
+    """Whether no server has applied a push before the end of step `steps`: a number is missing, or an event says so.
 
     Its steps are in the state of that worker's optimizer, but not in the order.
     """
     last: dict[int, int] = {}
     for row in rows:
-        following = last.get(row.worker, 0) + 1
-        if row.number not in (following, 1):  # 1: the command was resumed
-            return row.worker, following
+        if row.number not in (last.get(row.worker, 0) + 1, 1):  # 1: the command was resumed
+            return True
         last[row.worker] = row.number
-    return None
+    late: list[int] = []
+    for event in events:
+        if event["kind"] == "late":
+            late.append(event["step"])
+        elif event["kind"] == "rewind":  # what came after this step was done again
+            late = [step for step in late if step <= event["step"]]
+    return any(step <= steps for step in late)
 
 
 class Inner:

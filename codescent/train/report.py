@@ -37,6 +37,8 @@ from codescent.train.validations import Validations
 
 ROWS = 100_000
 """The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
+LAST_WISH: dict[str, Any] = {"signal": "SIGTERM", "exit_code": 143}
+"""What a rank has said that wished to stop and has died since: it can no longer be asked for its signal."""
 
 
 class Report:
@@ -362,20 +364,28 @@ class Report:
         self._lost(together(UserError, output.new_failures))
         self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best)
 
-    def stopped(self, step: int, received: list[dict[str, Any] | None]) -> None:
+    def stopped(self, step: int, received: list[dict[str, Any] | None]) -> int:
         """Report that the run has stopped on request.
 
         Args:
             step: the last step.
-            received: `StopRequest.received` of each rank; None for a rank without a signal. At least one has a signal.
+            received: `StopRequest.received` of each rank; None for a rank without a signal. If none has one, the rank
+                that had it has died since.
+
+        Returns:
+            The exit code of the run.
         """
-        rank, first = next((rank, one) for rank, one in zip(self.run.world.living, received, strict=True) if one)
+        living = zip(self.run.world.living, received, strict=True)
+        rank, first = next(((rank, one) for rank, one in living if one), (None, LAST_WISH))
         self._event("stop", step=step, rank=rank, **first)
-        whom = "" if all(received) else f" to rank {rank} (process {first['process']} on {first['host']})"
+        by = first["signal"] if rank is not None else "the wish of a rank that has died since"
+        if rank is not None and not all(received):
+            by += f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.say(
-            f"stopped at step {step} by {first['signal']}{whom}; saved in {self.run.checkpoints.folder}; "
-            f"{how_to_continue(self.run)}"
+            f"stopped at step {step} by {by}; saved in {self.run.checkpoints.folder}; {how_to_continue(self.run)}"
         )
+        exit_code: int = first["exit_code"]
+        return exit_code
 
     def ended(self, step: int, validations: Validations) -> None:
         """Report that all steps are done, or that `train.stop_after` has ended the run."""

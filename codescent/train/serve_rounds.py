@@ -101,7 +101,6 @@ class RoundServing(Serving):
     def _add(self, push: Push, staleness: int) -> None:
         super()._add(push, staleness)
         facts = push.facts
-        self.step.square += push.square
         self.step.skips += int(facts["skips"])
         if self.speeds is not None:
             self.speeds.record(push.worker, facts["count"], facts["seconds"])
@@ -140,6 +139,9 @@ class RoundServing(Serving):
     def _update(self, rate: float) -> None:
         """One step of the outer optimizer, with the mean of the pushes."""
         pushes, self.summed = sorted(self.summed, key=lambda push: (push.portion, push.worker)), []
+        counts = [push.facts["count"] for push in pushes]
+        whole = sum(counts) if self.quorum is not None else self.period * self.workers
+        self.step.square += sum(push.square * count for push, count in zip(pushes, counts, strict=True)) / whole
         total = mean_change(pushes)
         if total is not None:
             views, begin = [], 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
@@ -32,10 +33,10 @@ def is_lost_peer(error: BaseException | None) -> bool:
     return is_lost_peer(error.__cause__)
 
 
-def tell(store: Store, place: Rank, error: BaseException) -> None:
+def tell(store: Store, place: Rank, living: Sequence[int], error: BaseException) -> None:
     """Say at the store that this rank ends. After an error of a lost peer, one of the ranks names the silent ones.
 
-    Takes at most ANSWER_S and GRACE_S, whatever link is cut.
+    Takes at most ANSWER_S and GRACE_S, whatever link is cut. `living`: those with which this rank trains.
     """
     answered: list[bool] = []
 
@@ -49,7 +50,7 @@ def tell(store: Store, place: Rank, error: BaseException) -> None:
         return
     if answered:
         with suppress(RuntimeError):  # rank 0 has ended, and has named them
-            _name(store, place)
+            _name(store, living)
     else:
         warn(
             f"codescent: rank {place.rank} cannot reach rank 0 at {place.master_addr}: it has ended, or the link of "
@@ -57,12 +58,12 @@ def tell(store: Store, place: Rank, error: BaseException) -> None:
         )
 
 
-def _name(store: Store, place: Rank) -> None:
+def _name(store: Store, living: Sequence[int]) -> None:
     """Wait until all ranks have said that they end. Name those that have not: the first rank that comes so far does."""
-    keys, end_s = [f"{ENDS}{rank}" for rank in range(place.world_size)], time.monotonic() + GRACE_S
+    keys, end_s = [f"{ENDS}{rank}" for rank in living], time.monotonic() + GRACE_S
     while not store.check(keys) and time.monotonic() < end_s:
         time.sleep(0.1)
-    silent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    silent = [rank for rank, key in zip(living, keys, strict=True) if not store.check([key])]
     if silent and store.add("silent ranks named", 1) == 1:
         hosts = [json.loads(store.get(f"rank{rank}"))["host"] for rank in silent]
         named = ", ".join(f"rank {rank} (on {host})" for rank, host in zip(silent, hosts, strict=True))

@@ -151,7 +151,7 @@ class World:
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
-            if axis == "dp_replicate" and plan.apart:  # a thread sends beside the other groups' messages
+            if axis == "dp_replicate" and plan.apart and not plan.layout.served:  # a thread sends beside other groups
                 self.groups[axis] = self._new_group(ranks)
             elif "[" not in axis:  # axes with the same ranks share a group
                 if ranks not in created:
@@ -302,7 +302,7 @@ class World:
 
         def free() -> None:
             if not is_local(self.place):
-                tell(self.store, self.place, error)
+                tell(self.store, self.place, self.living, error)
             if self.device.type == "cuda":
                 abort_groups()
 
