@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hosts import CONGESTION, Hosts, HostsFailed, missing
+from hosts import CONGESTION, QUEUE_MS, Hosts, HostsFailed, missing
 from measure import (
     ROOT,
     SystemFailed,
@@ -48,6 +48,8 @@ from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 
 MOST_HOSTS = 64
+FULL = 0.75
+"""How full the shaper's queue is behind a long message, on average: reno halves what is under way when it is full."""
 ALONE_STEPS = 20
 """Steps of the ranks that run without network."""
 
@@ -181,7 +183,7 @@ class Bench:
 
         More ranks than cores share them, as they do here: those that wait leave theirs to the others.
         """
-        link = Link(sitting.link["payload_mbit"] * 1e6 / 8)
+        link = Link(sitting.link["payload_mbit"] * 1e6 / 8, queue_s=FULL * QUEUE_MS / 1e3)
         share = min(1.0, self._cores / sitting.hosts)  # of a core, for each rank where all compute
         compute_s = share * sitting.tokens / sitting.bound()
         found = {}

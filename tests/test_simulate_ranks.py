@@ -15,7 +15,7 @@ from codescent.config.load import load
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import arithmetic, arithmetic_s
 from codescent.cost.coding import Coding, around
-from codescent.cost.events import Clock
+from codescent.cost.events import Clock, Process
 from codescent.cost.lengths import lengths
 from codescent.cost.memory import kept_kinds, wire_bytes
 from codescent.cost.network import Link, Network
@@ -395,3 +395,19 @@ def test_rank_0_may_finish_its_first_portion_last() -> None:
     of = plan(3, "parallel.servers=1", "parallel.updates=asynchronous", "train.global_batch_size=2")
     seconds = arithmetic(of, 0.1, {0: 500.0})
     assert walk(of, seconds, Link(125e6), steps=20).step_s > 0
+
+
+def test_a_small_message_waits_behind_others_where_links_have_queues() -> None:
+    """Rank 1 asks rank 0, whose card sends for 10 s. The second answer finds it free."""
+    clock, ends = Clock(), list[float]()
+    network = Network(clock, Link(100.0, 1.0, 0.5), hosts=range(3))
+    network.send(0, 2, 1000.0)
+
+    def asks() -> Process:
+        for _ in range(6):
+            yield from network.request(1, 0)
+            ends.append(clock.now_s)
+
+    clock.start(asks())
+    clock.run()
+    assert ends == [2.5, 5.0, 7.5, 10.0, 12.0, 14.0]

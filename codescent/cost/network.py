@@ -34,10 +34,12 @@ class Link:
     Attributes:
         bytes_per_s: payload that a card sends, and at the same time receives: headers are not counted.
         latency_s: from a card to another one like it, beside the time of the bytes. Each has half of it.
+        queue_s: a small message waits so long behind others, where the card is busy. The default: it overtakes them.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
+    queue_s: float = 0.0
 
     @classmethod
     def parse(cls, text: str, latency_s: float = 0.0) -> Link:
@@ -137,6 +139,15 @@ class Network:
         arrived = Event()
         self.clock.start(self._carry_pieces(sender, receiver, payload_bytes, arrived))
         return arrived
+
+    def request(self, one: int, other: int) -> Process:
+        """A small message to a rank, and its answer. Each waits in the queue of the card that sends it, if that is busy:
+        what comes from a card is as slow as it is, and fills no second queue."""
+        for sender, receiver in ((one, other), (other, one)):
+            if self.hosts[sender] != self.hosts[receiver]:
+                card = self.cards[self.hosts[sender]]
+                is_busy = card.sends_free_s > self.clock.now_s
+                yield self.latency_s(sender, receiver) + is_busy * card.link.queue_s
 
     def latency_s(self, one: int, other: int) -> float:
         """Seconds of a small message from a rank to another."""

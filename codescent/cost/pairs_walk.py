@@ -3,7 +3,7 @@ Does not compute (ranks_walk.py does). Pairs are drawn as in a run (gossip_graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from codescent.cost.coding import ADD, COPY, Coding
 from codescent.cost.events import Clock, Event, Process
@@ -50,8 +50,9 @@ class Averages(Handed):
         self.left, self.first = (end - first) * self.workers, first
         self.updates, self.begun = [0] * self.workers, [0] * self.workers
 
-    def take(self, rank: int) -> bool:
-        """Give a rank its next portion. False: there is none left."""
+    def take(self, rank: int) -> Generator[Event | float, None, bool]:
+        """Give a rank its next portion. False: there is none left. It asks rank 0."""
+        yield from self.network.request(rank, 0)
         self.left -= 1
         return self.left >= 0
 

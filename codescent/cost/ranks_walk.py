@@ -214,7 +214,7 @@ class _HandedWalk(_Walk):
 
     def _shares(self, rank: SimulatedRank, averages: Averages) -> Process:
         """Portions of a rank that averages beside its computation."""
-        while averages.take(rank.number):
+        while (yield from averages.take(rank.number)):
             yield from self._step_of(rank, 0)
             self._learns(rank)
         yield from averages.land(rank.number)
