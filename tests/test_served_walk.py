@@ -8,10 +8,10 @@ import pytest
 from codescent.build import build
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
-from codescent.cost.network import Link
+from codescent.cost.network import PIECES, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
-from codescent.plan import Collective, Plan
+from codescent.plan import Collective, Plan, Verb
 
 RATE = 1e6
 COMPUTE_S = 0.5
@@ -101,3 +101,11 @@ def test_steps_by_speed_make_the_changes_of_a_slow_worker_younger() -> None:
     by_speed = walked(plan_of(5, *words, "parallel.local_steps=by_speed"), {3: 4.0}, FAST)
     assert max(equal.staleness) >= 12 > max(by_speed.staleness[len(by_speed.staleness) // 2 :])
     assert by_speed.tokens_per_s == pytest.approx(equal.tokens_per_s, rel=0.05)
+
+
+def test_weights_that_a_worker_has_are_not_sent_again() -> None:
+    """A fast worker pushes both parts of a step, and between them asks for the version that it has."""
+    plan = plan_of(3, "parallel.servers=1", "parallel.updates=asynchronous", "parallel.staleness=2")
+    found = walk(plan, arithmetic(plan, 0.1, {1: 8.0}), Link(1e9), steps=40, warm_up=0)
+    pulls = sum(span.instruction.verb is Verb.PULL for span in found.timeline)
+    assert 0 < sum(flight.stage == 2 for flight in found.flights) < PIECES * pulls

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import product
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from codescent.plan.wire import BLOCK, Wire
 from codescent.strategies import wire as wire_module
 from codescent.strategies.wire import Channel
 from codescent.strategies.wire_codecs import codec, largest
+from codescent.strategies.wire_sums import PowerSGD
 
 NARROW = ("bf16", "int8", "int4", "sign")
 WIRES = ("none", *NARROW, "powersgd:2", "powersgd:99", "topk:0.05", "topk:1")
@@ -456,3 +458,18 @@ def test_a_rank_that_ends_by_an_error_does_not_wait_for_a_sum_under_way(monkeypa
     assert thread.is_alive()
     ended.set()
     thread.join()
+
+
+def test_powersgd_finds_small_gradients_again() -> None:
+    """Its right factors keep the norm 1 from sum to sum: products with gradients of 1e-21 keep their digits."""
+    exchanges: Any = SimpleNamespace(all_reduce=lambda values, group: None)  # the others have zeros
+    wire, shapes = Wire.parse("powersgd:1"), [(6, 5)]
+    state = {one.name: torch.zeros(one.shape) for one in wire.state(shapes, "fp32", 2)}
+    group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
+    one = PowerSGD(wire, shapes, group, state, torch.empty(0))
+    rows, columns = (torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (6, 5))
+    gradient = torch.outer(rows, columns) * 1e-21
+    for _ in range(3):
+        summed = gradient.clone()
+        one.sum_([summed], exchanges)
+        assert float((summed - gradient).double().norm()) < 1e-5 * float(gradient.double().norm())

@@ -141,8 +141,10 @@ class Network:
         return arrived
 
     def request(self, one: int, other: int) -> Process:
-        """A small message to a rank, and its answer. Each waits in the queue of the card that sends it, if that is busy:
-        what comes from a card is as slow as it is, and fills no second queue."""
+        """A small message to a rank, and its answer. Each waits in the queue of the card that sends it, if it is busy.
+
+        What comes from a card is as slow as it is: it fills no second queue.
+        """
         for sender, receiver in ((one, other), (other, one)):
             if self.hosts[sender] != self.hosts[receiver]:
                 card = self.cards[self.hosts[sender]]
