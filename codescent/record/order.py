@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.record.lines import user_errors
 
 FOLDER = "order"
-DAMAGED = ValueError, TypeError
+DAMAGED = ValueError, TypeError, RecursionError
 """What is raised for a line that was torn, or is no row."""
 
 
@@ -116,7 +116,10 @@ def read(run: Path, server: int, steps: int, workers: int, period: int = 1) -> l
 
 
 def _parsed(line: bytes) -> Applied:
-    return Applied(**json.loads(line))
+    row = Applied(**json.loads(line))
+    if any(type(value) is not int or value < 0 for value in asdict(row).values()):
+        raise ValueError("a field of a row is no whole number of at least 0")
+    return row
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[Applied]:
