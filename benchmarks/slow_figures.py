@@ -38,6 +38,8 @@ def draw(
     rates = sorted({row["mbit"] for row in rows})
     figure = Figure(figsize=(4 * (1 + len(rates)) + 2, 4), layout="constrained")
     panels = figure.subplots(1, 1 + len(rates), sharey=True, squeeze=False)[0]
+    for panel in panels:  # more curves than colours
+        panel.set_prop_cycle(mpl.cycler(linestyle=["-", "--", ":"]) * mpl.rcParamsDefault["axes.prop_cycle"])
     for name, (every, losses) in curves.items():
         points, means = smoothed(losses)
         steps = [every * point for point in points]
