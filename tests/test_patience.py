@@ -4,6 +4,7 @@ Does not run servers: test_parameter_server_faults does."""
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -116,3 +117,27 @@ def test_ranks_of_gossip_wait_for_validations_and_saves(clock: Clock) -> None:
     assert told["ends"]
     clock.now_s += 1000.0
     assert found.answer(0, {"known": 1}) is None
+
+
+def test_who_waited_in_an_earlier_segment_does_not_wait_in_the_next(clock: Clock) -> None:
+    """Rank 1 waits for the end of the first segment, hears of it, and asks for nothing in the second one."""
+    found = Coordinator(3, 0, 100.0)
+
+    def answered(rank: int, known: int, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        report = {} if given is None else {"report": {"portion": given["portion"], **REPORT}}
+        return found.answer(rank, {"known": known, **report})
+
+    found.begin(0, 1)
+    given = [answered(rank, 0, None) for rank in range(3)]
+    assert answered(1, 0, given[1]) is None
+    assert answered(0, 0, given[0]) is None
+    assert all(answered(rank, 0, given[rank]) is not None for rank in (2, 0, 1))
+    found.begin(1, 2)
+    first, second = answered(0, 1, None), answered(2, 1, None)
+    assert second is not None
+    assert answered(0, 1, answered(0, 1, first)) is None
+    clock.now_s += 91.0
+    told = answered(0, 1, None)
+    assert told is not None
+    assert told["over"].startswith("rank 2 (in step 2) computed nothing for 91.0 s")
+    assert told["over"].endswith("and rank 0 waited for it")

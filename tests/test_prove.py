@@ -270,4 +270,11 @@ def test_a_replay_with_what_is_not_finite_differs() -> None:
     ones = torch.ones(3)
     assert distance(ones, ones) == distance(0 * ones, 0 * ones) == 0
     assert distance(ones, 2 * ones) == pytest.approx(1)
-    assert distance(ones, ones * torch.nan) == distance(ones * torch.nan, ones) == math.inf
+    assert distance(ones, ones * torch.nan) == distance(ones * torch.nan, ones) == distance(0 * ones, ones) == math.inf
+
+
+def test_replay_takes_no_other_words(project: Path) -> None:
+    """It reads all it needs from the run: a second run would be believed to be replayed, too."""
+    done = called(project, "prove", "--replay", "runs/one", "runs/two", "parallel.tp=2", "--steps", "8")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "prove --replay runs/one: CONFIG, overrides, steps would have no effect" in done.stderr

@@ -3,6 +3,7 @@ Does not run servers: test_parameter_server_faults.py does."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,24 @@ def test_meetings_that_a_power_cut_took_do_not_stop_the_run_and_are_refused_in_a
         gossip_order.read(tmp_path, 0, 3)
     gossip_order.rewind(tmp_path, 0, 0)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("field", [{"step": -1}, {"step": "1"}, {"part": 1.0}, {"part": -1}, {"partner": None}])
+def test_a_change_with_a_wrong_field_is_refused(tmp_path: Path, field: dict[str, object]) -> None:
+    row = {**asdict(Changed(STEPPED, -1, 0, 0, 0)), **field}
+    order.add_rows(gossip_order.file_of(tmp_path, 0), [row, asdict(Changed(AGREED, -1, -1, 1))])
+    with pytest.raises(UserError, match="no whole number of at least"):
+        gossip_order.read(tmp_path, 0, 1)
+
+
+@pytest.mark.parametrize("field", [{"base": -1}, {"base": float("nan")}, {"step": "1"}, {"part": None}])
+def test_a_push_with_a_wrong_field_is_refused_and_does_not_stop_a_resume(
+    tmp_path: Path, field: dict[str, object]
+) -> None:
+    order.add_rows(order.file_of(tmp_path, 0), [asdict(ROWS[0]), {**asdict(ROWS[1]), **field}])
+    with pytest.raises(UserError, match="no whole number of at least 0"):
+        order.read(tmp_path, 0, 1, 2)
+    assert order.rewind(tmp_path, 0, 1) == 1
 
 
 def test_a_row_that_cannot_be_written_is_said(tmp_path: Path) -> None:

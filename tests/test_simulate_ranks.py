@@ -411,3 +411,13 @@ def test_a_small_message_waits_behind_others_where_links_have_queues() -> None:
     clock.start(asks())
     clock.run()
     assert ends == [2.5, 5.0, 7.5, 10.0, 12.0, 14.0]
+
+
+@pytest.mark.parametrize("overlap", [1, 7])
+def test_rounds_of_many_thousand_steps_are_not_walked(overlap: int) -> None:
+    """On a slow link all but `overlap` steps of an exchange are exposed, in rounds of any length."""
+    of = plan(4, "parallel.average_every=12", f"parallel.overlap_steps={overlap}")
+    seconds = arithmetic(of, 0.05)
+    exchange_s = 1.5 * GRADIENTS / 1.25e5
+    expected = KEEP * (exchange_s - overlap * 0.05) / ((1 - KEEP) * 0.05)
+    assert least_period(of, seconds, Link(1.25e5)) == pytest.approx(expected, rel=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from codescent.cost.amounts import Phase, phases
 from codescent.cost.arithmetic import Seconds
@@ -21,7 +21,7 @@ from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
 from codescent.cost.walked import RankTimes, Walk
 from codescent.plan import Plan
-from codescent.strategies.gossip_graphs import DRAWN
+from codescent.strategies.gossip_graphs import DRAWN, graph_of
 
 NO_CODING = Coding()
 DRAWN_ROUNDS = 16
@@ -73,35 +73,24 @@ def walk(
     if plan.layout.hands_out:
         segments, period = segments_of(plan, steps), plan.schedule.period
         numbers = range(segments[-1].stop)
-        handed = _HandedWalk(plan, seconds, clock, network, processors, coding, numbers, warm_up, period)
-        return handed.run_segments(segments, end_steps)
+        handed = _HandedWalk(plan, seconds, clock, network, processors, coding, numbers)
+        return handed.of_rounds(period, warm_up).run_segments(segments, end_steps)
     if rounds is None:
-        rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else 1
-        if plan.layout.gossip == "exponential":  # its neighbours come in turn
-            rounds = max(1, (plan.mesh.dp_replicate - 1).bit_length())
+        rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else graph_of(plan).turn
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
-    return _Walk(plan, seconds, clock, network, processors, coding, numbers, warm_up, phase.period).run()
+    found = _Walk(plan, seconds, clock, network, processors, coding, numbers)
+    return found.of_rounds(phase.period, warm_up).run()
 
 
 class _Walk(RankVerbs):
     """One walk: a process for each rank, and the network between them."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        seconds: Seconds,
-        clock: Clock,
-        network: Network,
-        processors: Sequence[Processor],
-        coding: Coding,
-        numbers: range,
-        warm_up: int,
-        period: int,
-    ) -> None:
-        super().__init__(plan, seconds, clock, network, processors, coding, numbers)
-        self.period, self.warm_up = period, warm_up * period  # steps that are not measured
+    def of_rounds(self, period: int, warm_up: int) -> Self:
+        """Rounds have `period` steps; the first `warm_up` of them are not measured."""
+        self.period, self.warm_up = period, warm_up * period
         self.programs: dict[tuple[int, int], Program] = {}
         self.spans: list[Span] = []
+        return self
 
     def run(self) -> Walk:
         """Walk to the ends of all lists."""

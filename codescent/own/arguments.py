@@ -85,6 +85,7 @@ TEXT = Kind("a string", lambda value: isinstance(value, str))
 WHOLE = Kind("a whole number", _whole)
 COUNT = Kind("a whole number above 0", lambda value: _whole(value) and value > 0)
 POSITIVE = Kind("a number above 0", lambda value: (number(value) or 0.0) > 0)
+FINITE = Kind("a finite number above 0", lambda value: 0 < _finite(value) < math.inf)
 MOMENTUM = Kind("a number of at least 0 and below 1", lambda value: 0 <= _finite(value) < 1)
 SECONDS = Kind("a number of seconds above 0", lambda value: 0 < (number(value) or 0.0) < math.inf)
 

@@ -20,7 +20,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.operators.products import sum_wide
 from codescent.own import registry
-from codescent.own.arguments import COUNT, MODULE, MODULES, MOMENTUM, OPTIMIZER, POSITIVE, TEXT, number, public
+from codescent.own.arguments import COUNT, FINITE, MODULE, MODULES, MOMENTUM, OPTIMIZER, POSITIVE, TEXT, number, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
@@ -46,7 +46,7 @@ _KINDS = {
     "bucket_bytes": COUNT,
     "average_every": COUNT.or_none(),
     "outer_optimizer": TEXT,
-    "outer_learning_rate": POSITIVE.or_none(),
+    "outer_learning_rate": FINITE.or_none(),
     "outer_momentum": MOMENTUM.or_none(),
     "wire": TEXT,
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.record.lines import user_errors
-from codescent.record.order import DAMAGED, FOLDER, add_rows
-from codescent.servers.changes import AGREED, Changed
+from codescent.record.order import DAMAGED, FOLDER, add_rows, refuse_other_than_numbers
+from codescent.servers.changes import AGREED, STEPPED, Changed
 
 
 def file_of(run: Path, replica: int) -> Path:
@@ -42,6 +42,14 @@ def rewind(run: Path, replica: int, steps: int) -> None:
         os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[: len(rows)])))
 
 
+def _parsed(line: bytes) -> Changed:
+    row = Changed(**json.loads(line))
+    refuse_other_than_numbers((row.partner, row.number, row.step, row.part), -1)
+    if row.kind == STEPPED:
+        refuse_other_than_numbers((row.step, row.part), 0)
+    return row
+
+
 def read(run: Path, replica: int, steps: int) -> list[Changed]:
     """The rows of a replica, up to the meeting of all ranks after `steps` steps.
 
@@ -51,7 +59,7 @@ def read(run: Path, replica: int, steps: int) -> list[Changed]:
     path, rows = file_of(run, replica), list[Changed]()
     try:
         for line in path.read_bytes().splitlines():
-            rows.append(Changed(**json.loads(line)))
+            rows.append(_parsed(line))
             if rows[-1].kind == AGREED and rows[-1].step == steps:
                 return rows
     except (OSError, *DAMAGED) as error:

@@ -117,9 +117,14 @@ def read(run: Path, server: int, steps: int, workers: int, period: int = 1) -> l
 
 def _parsed(line: bytes) -> Applied:
     row = Applied(**json.loads(line))
-    if any(type(value) is not int or value < 0 for value in asdict(row).values()):
-        raise ValueError("a field of a row is no whole number of at least 0")
+    refuse_other_than_numbers(asdict(row).values(), 0)
     return row
+
+
+def refuse_other_than_numbers(values: Iterable[object], least: int) -> None:
+    """Raise ValueError unless all are whole numbers of at least `least`."""
+    if any(type(value) is not int or value < least for value in values):
+        raise ValueError(f"a field of a row is no whole number of at least {least}")
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[Applied]:

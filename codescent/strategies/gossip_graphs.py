@@ -59,6 +59,11 @@ class Graph:
         return {"ring": min(2, self.replicas - 1), "complete": self.replicas - 1}.get(self.kind, 1)
 
     @property
+    def turn(self) -> int:
+        """Rounds after which the same neighbours come again. Those that are drawn have no turn: 1."""
+        return max(1, (self.replicas - 1).bit_length()) if self.kind == "exponential" else 1
+
+    @property
     def resting(self) -> int:
         """Replicas that have no partner in a round."""
         return self.replicas % 2 if self.kind == "pairs" else 0
@@ -76,7 +81,7 @@ class Graph:
         if self.kind == "ring":
             return [sorted({(index - 1) % n, (index + 1) % n}) for index in everyone]
         if self.kind == "exponential":
-            hop = 1 << round_number % (n - 1).bit_length()
+            hop = 1 << round_number % self.turn
             return [[(index - hop) % n] for index in everyone]
         sources: list[list[int]] = [[] for _ in everyone]
         for sender, receiver in self._drawn(round_number):

@@ -55,14 +55,14 @@ class Coordinator:
             if report := told.get("report"):
                 self._count(portions, sender, report)
             portion, ends = None, portions.finished
-            if ends and told["known"] == self.done:
-                return None  # this rank knows it already: it waits for the next segment
             if not ends:
                 portions.weights_given(sender)
                 portion = portions.take(sender)
-                self.patience.note(sender, told["known"], waits=portion is None)
-                if portion is None:
-                    return self._over(portions)  # until the others have finished
+            self.patience.note(sender, told["known"], waits=not ends and portion is None)
+            if ends and told["known"] == self.done:
+                return None  # this rank knows it already: it waits for the next segment
+            if not ends and portion is None:
+                return self._over(portions)  # until the others have finished
             facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
             unknown = self.done - told["known"]
             if sender == 0:  # it writes the metrics, so it is told of each step

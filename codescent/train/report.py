@@ -37,8 +37,8 @@ from codescent.train.validations import Validations
 
 ROWS = 100_000
 """The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
-LAST_WISH: dict[str, Any] = {"signal": "SIGTERM", "exit_code": 143}
-"""What a rank has said that wished to stop and has died since: it can no longer be asked for its signal."""
+LAST_WISH: dict[str, Any] = {"signal": None, "exit_code": 143}
+"""Of a rank that wished to stop and has died since: its signal is not known. The code is that of SIGTERM."""
 
 
 class Report:

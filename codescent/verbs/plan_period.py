@@ -27,8 +27,8 @@ def least_period(
 ) -> int:
     """The least `average_every` with which a step of the slowest replica alone is `keep` of the mean step.
 
-    Where an exchange overlaps with no step, n steps of A seconds and an exchange of E seconds, with its coding, give
-    n = E keep / ((1 - keep) A). Else periods below this n are walked: more of the exchange is hidden in longer rounds.
+    n steps of A seconds and E exposed seconds of an exchange, with its coding, give n = E keep / ((1 - keep) A). Where
+    steps overlap with the exchange, E is less in longer rounds. Rounds of doubled length are walked until E stays.
 
     Args:
         plan: with `average_every`, of any period; its fragments and overlap are kept.
@@ -46,11 +46,12 @@ def least_period(
         found = walk(other, seconds, link, coding=coding, ranks_per_host=ranks_per_host, warm_up=0)
         return max(rank.step_s for rank in found.ranks)
 
-    exposed_s = (step_s(least) - alone_s) * least
-    high = max(least, math.ceil(exposed_s * keep / ((1 - keep) * alone_s) - 1e-6))
-    if not layout.overlap_steps:
-        return high
-    low = least - 1
+    low, high, before_s = least - 1, least, math.inf
+    while alone_s < keep * (mean_s := step_s(high)):
+        exposed_s = (mean_s - alone_s) * high
+        if not layout.overlap_steps or math.isclose(exposed_s, before_s, rel_tol=1e-6):
+            return max(high, math.ceil(exposed_s * keep / ((1 - keep) * alone_s) - 1e-6))
+        low, high, before_s = high, 2 * high, exposed_s
     while high - low > 1:
         middle = (low + high) // 2
         if alone_s >= keep * step_s(middle):

@@ -29,6 +29,7 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
 from codescent.strategies import ORDER, serving
+from codescent.verbs.arguments import parse
 from codescent.verbs.finding import COLUMNS, Finding, finding_of
 from codescent.verbs.replay import replay_run
 
@@ -275,13 +276,23 @@ def _of_all(plans: Sequence[Plan], row: Mapping[str, float]) -> bool:
     return all(plan.schedule.agrees_after(int(row["step"])) for plan in alone)
 
 
+def _refuse_beside_replay(arguments: Namespace) -> None:
+    """Raise UserError for words that do nothing beside --replay, which reads all it needs from the run."""
+    defaults = parse(["prove", "--replay", arguments.replay])
+    given = [name for name, value in vars(arguments).items() if name != "replay" and value != getattr(defaults, name)]
+    if given:
+        words = ", ".join("CONFIG" if name == "config" else name for name in given)
+        raise UserError(f"prove --replay {arguments.replay}: {words} would have no effect: leave it out")
+
+
 def main(arguments: Namespace) -> int:
     """Run the layouts and print the table. Returns 0 if a layout ran, and each that ran is the same or drifts, else 1.
 
     Raises UserError: invalid arguments, or a config that does not run on one process.
     """
     if arguments.replay is not None:
-        return replay_run(Path(arguments.replay))
+        _refuse_beside_replay(arguments)
+        return replay_run(Path(arguments.replay).expanduser())
     if arguments.config is None:
         raise UserError("prove: give a config, or --replay RUN")
     ranks, layouts = list(dict.fromkeys(arguments.ranks)), arguments.layouts

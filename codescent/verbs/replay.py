@@ -84,11 +84,11 @@ def replay_run(path: Path) -> int:
 
 
 def distance(value: Tensor, expected: Tensor) -> float:
-    """The norm of the difference, as a fraction of the norm of `value`; infinity where one is not finite."""
+    """The norm of the difference, as a fraction of the norm of `value`; infinity where it is no number."""
     far, size = (float(vector.double().norm()) for vector in (value - expected, value))
-    if not math.isfinite(far + size):
-        return math.inf
-    return far / size if far else 0.0
+    if far == 0.0:
+        return 0.0
+    return far / size if size and math.isfinite(far + size) else math.inf
 
 
 def _refuse(path: Path, plan: Plan) -> None:
