@@ -322,6 +322,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "unknown outer": {"average_every": 4, "outer_optimizer": "adam"},
     "rate alone": {"average_every": 4, "outer_learning_rate": 0.5},
     "rate": {"average_every": 4, "outer_optimizer": "sgd", "outer_learning_rate": 0.0},
+    "no rate": {"average_every": 4, "outer_optimizer": "sgd", "outer_learning_rate": float("inf")},
     "momentum": {"average_every": 4, "outer_optimizer": "sgd", "outer_momentum": 1.0},
     "no momentum": {"average_every": 4, "outer_optimizer": "nesterov", "outer_momentum": 0},
 }
