@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from codescent.config.load import load, to_toml
 from codescent.preflight import plan_of
 from codescent.record import METRICS, RunFolder
 from codescent.results import open_run
-from codescent.results.differences import Alike, facts, losses
+from codescent.results.compare import Change, Times, Way
+from codescent.results.differences import Alike, Facts, facts, losses
+from codescent.results.statistics import Interval
 from codescent.results.typical import rows_of
+from codescent.verbs.compare import verdict
 
 PARTS_S = {"data_s": 0.001, "forward_s": 0.03, "backward_s": 0.06, "exposed_comm_s": 0.004, "optimizer_s": 0.005}
 
@@ -133,6 +137,22 @@ def test_a_slower_part_is_the_first_thing_said(project: Path, write: Writer) -> 
     assert "5 pairs of runs, taken in turns" in "\n".join(lines)
     code, lines, _ = compare(project, *b, "--with", *a)
     assert lines[0].startswith("B is faster than A: -")
+
+
+def test_the_first_lines_are_no_wider_than_a_terminal() -> None:
+    step = Change("step_s", 0.01, 0.02, Interval(1.131, 1.001, 1.262))
+    waits = Change("communication_s", 0.005, 0.015, Interval(1.1309, 1.0035, 1.2583))
+    found = Times(Way.BLOCKS, False, (6, 6), 5, 1.0, step, step, [waits], (1, 1))
+    lines = list(verdict(found, Facts({"model.dim": (8, 16)}, {}, {}, {}, {}, {}, {}), 2))
+    assert " ".join(lines) == (
+        "The models differ. B is slower than A: +113 % a step (+100 to +126 %). "
+        "Communication, on rank 1, explains 100 %: +113 % of A's step (+100 to +126 %)."
+    )
+    assert max(map(len, lines)) <= 80
+    exact = Change("communication_s", 0.005, 0.015, Interval(-0.9876, -0.9123, -0.9999))
+    lines = list(verdict(replace(found, parts=[exact], step=exact), Facts({}, {}, {}, {}, {}, {}, {}), 2))
+    assert "on rank 1, explains 100 %: -98.8 % of A's step" in " ".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_continuous_integration_fails_only_where_the_whole_interval_is_above(project: Path, write: Writer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ from codescent.verbs.columns import columns
 SHOWN_KEYS = 12
 """Largest number of keys that are listed in a group."""
 SHOWN_CHARS = 60
+SHOWN_COLUMNS = 80
+"""Width of the first lines, that every terminal has."""
 FAILED = 1
 """Exit code if B is slower than --fail-above allows."""
 
@@ -95,6 +98,11 @@ def _twice(paths: Sequence[Path]) -> list[Path]:
 
 def verdict(found: Times, differences: Facts, num_ranks: int) -> Iterator[str]:
     """The first lines: whether B is slower, and by which part. `num_ranks`: the most that a run has."""
+    for sentence in _sentences(found, differences, num_ranks):
+        yield from textwrap.wrap(sentence, SHOWN_COLUMNS)
+
+
+def _sentences(found: Times, differences: Facts, num_ranks: int) -> Iterator[str]:
     model = "The models differ. " if differences.model else ""
     step, cause = found.step, found.cause
     if not found.has_interval:
