@@ -106,6 +106,28 @@ def test_a_key_without_effect_is_named(config: Path, word: str, useless: str, us
         assert key not in said(config, word, useful)
 
 
+ROUNDS = ("parallel.average_every=5", "parallel.synchronous_steps=20")
+WIRE = ("parallel.wire=int4", "parallel.wire_from=20")
+SPEEDS = ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.local_steps=by_speed")
+
+
+@pytest.mark.parametrize(
+    ("words", "useless", "useful", "key", "why"),
+    [
+        (ROUNDS, "train.num_steps=20", "train.num_steps=25", "parallel.average_every", "it begins after parallel.sync"),
+        (ROUNDS, "train.num_steps=20", "train.num_epochs=2", "parallel.average_every", "it begins after parallel.sync"),
+        (WIRE, "train.num_steps=10", "train.num_steps=21", "parallel.wire", "it begins after parallel.wire_from = 20"),
+        (SPEEDS, "parallel.average_every=1", "parallel.average_every=2", "parallel.local_steps", "it needs parallel."),
+        (SPEEDS, "parallel.average_every=0", "parallel.average_every=2", "parallel.local_steps", "it needs parallel."),
+    ],
+)
+def test_what_begins_after_the_run_or_has_one_step_is_named(
+    config: Path, words: tuple[str, ...], useless: str, useful: str, key: str, why: str
+) -> None:
+    assert why in said(config, *words, useless)[key]
+    assert key not in said(config, *words, useful)
+
+
 def test_a_default_asks_for_nothing(config: Path) -> None:
     assert not said(config, "parallel.zero_stage=3", "optimizer.momentum=0.9", "data.pairs=reverse")
 

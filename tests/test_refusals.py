@@ -381,11 +381,6 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str]]] = {
             'that would do: parallel.reduce_dtype = "auto", or parallel.wire = "none"'
         ],
     ),
-    "a wire that nobody knows": (
-        {"parallel.wire": "int3"},
-        2,
-        ["parallel.wire: 'int3' is no form of wire: it is none, bf16, int8, int4, sign, powersgd:r with a whole"],
-    ),
     "an average of what is in the host's memory": (
         {"parallel.average_every": 10, "parallel.offload": "optimizer", "train.precision": "bf16"},
         2,
@@ -454,6 +449,28 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     ):
         assert [words in problem for problem in problems].count(True) == 1, problems
     assert len(problems) == 7
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"parallel.average_every": 10, "parallel.fragments": 8, "parallel.overlap_steps": 7},
+            ["parallel.fragments = 8: the model has 6 blocks", "10 steps (parallel.average_every), and 6 of them send"],
+        ),
+        (
+            {"parallel.gossip": "ring", "parallel.gossip_every": 7, "parallel.agree_every": 9, "train.num_steps": 100},
+            [
+                "parallel.agree_every = 9: not a multiple of",
+                "train.num_steps = 100: not a multiple of parallel.gossip_",
+            ],
+        ),
+    ],
+)
+def test_a_wrong_key_of_a_round_hides_no_other(keys: Keys, said: list[str]) -> None:
+    problems = refusals(keys, 2)
+    for words in said:
+        assert [words in problem for problem in problems].count(True) == 1, problems
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from codescent.base.refusal import Change, Refusal, each
 from codescent.build.resolve import Resolved, resolve_into
 from codescent.config.decided import undivided, with_samples
 from codescent.plan import AXES, Layout, Mesh, Scalar, Work
-from codescent.plan.wire import Wire
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
 from codescent.strategies.refusals import near_copies, near_degrees, near_meshes, near_ranks, too_long
@@ -149,7 +148,7 @@ def _look_at_workers(
     sizes = usual if isinstance(batch, Refusal) else batch
     candidate = dataclasses.replace(_candidate(config, resolved, mesh, world_size, sizes), advises=advises)
     others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
-    others += [*_unsettled(config), *_unknown_wire(config)]
+    others += _unsettled(config)
 
     def builds(other: Candidate) -> bool:
         return not (problems or others) and _builds(other)
@@ -211,14 +210,6 @@ def _unsettled(config: Config) -> Iterator[str]:
             f'parallel.average_every = "{period}": the steps of an epoch are unknown until the data is prepared; run '
             f"`codescent data {config.data.corpus}`, or give a number of steps"
         )
-
-
-def _unknown_wire(config: Config) -> Iterator[str]:
-    """A problem if parallel.wire is no format."""
-    try:
-        Wire.parse(config.parallel.wire)
-    except ValueError as error:
-        yield f"parallel.wire: {error}"
 
 
 def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:

@@ -37,3 +37,19 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         other = value_of(config, only.key)
         if not (is_default(config, key) or only.test(other)):
             yield key, f"needs {only.words}, and {only.key} is {toml_value(other)}"
+    yield from _begin_too_late(config)
+    parallel = config.parallel
+    if parallel.local_steps != "equal" and parallel.updates == "asynchronous" and parallel.average_every in (0, 1):
+        yield "parallel.local_steps", f"needs parallel.average_every >= 2, which is {parallel.average_every}"
+
+
+def _begin_too_late(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys whose effect begins after the last step. With train.num_epochs the last step is not known here."""
+    parallel, steps = config.parallel, config.train.num_steps
+    begins = (
+        ("parallel.average_every", "parallel.synchronous_steps", parallel.synchronous_steps),
+        ("parallel.wire", "parallel.wire_from", parallel.wire_from),
+    )
+    for key, since, first in begins:
+        if config.train.num_epochs is None and first >= steps and not is_default(config, key):
+            yield key, f"begins after {since} = {first}, and the run has {steps} steps (train.num_steps)"

@@ -3,13 +3,13 @@ Does not send anything (strategies/wire.py does) and does not choose the sums th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.base.errors import UserError
+from codescent.base.wire_form import read_form
 from codescent.plan.schedule import Verb
 from codescent.plan.traffic import Collective, Traffic
 
@@ -32,10 +32,6 @@ CODE_BITS = {"int8": 8, "int4": 4, "sign": 1}
 MOST_INDEXED = 2**31 - 1
 """Most elements of a message of topk."""
 
-FORMS = (
-    "none, bf16, int8, int4, sign, powersgd:r with a whole number r of at least 1, or topk:share with a share above 0 "
-    "and at most 1"
-)
 Shape = Sequence[int]
 
 
@@ -107,15 +103,8 @@ class Wire:
     @classmethod
     def parse(cls, text: str) -> Wire:
         """Read the key's value. Raises ValueError, which names all forms, for any other text."""
-        method, colon, value = text.partition(":")
-        if not colon and method in ("none", "bf16", *CODE_BITS):
-            return cls(method)
-        if method == "powersgd" and value.isascii() and value.isdigit() and int(value) >= 1:
-            return cls(method, rank=int(value))
-        share = _number(value) if method == "topk" else 0.0
-        if 0 < share <= 1:
-            return cls(method, share=share)
-        raise ValueError(f"'{text}' is no form of wire: it is {FORMS}")
+        method, rank, share = read_form(text)
+        return cls(method, rank, share)
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
@@ -278,10 +267,3 @@ class Wire:
 def kept_name(number: int, name: str) -> str:
     """The name in a plan and in a checkpoint of what the sum of a bucket or fragment keeps (`WireState.name`)."""
     return f"wire.{number}.{name}"
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

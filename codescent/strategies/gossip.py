@@ -188,10 +188,7 @@ def twice(candidate: Candidate) -> Iterator[str]:
 def _wrong_wire(candidate: Candidate) -> Iterator[str]:
     """Problems: formats that need a sum, and lossy ones on a graph that changes from round to round."""
     layout = candidate.layout
-    try:
-        wire = Wire.parse(layout.wire)
-    except ValueError:  # build says it
-        return
+    wire = Wire.parse(layout.wire)
     if not wire.lossy:
         return
     if wire.method == "powersgd":
@@ -211,14 +208,13 @@ def _wrong_periods(candidate: Candidate) -> Iterator[str]:
     """Problems: keys whose steps are not where all ranks agree."""
     layout = candidate.layout
     key, period, unit = "parallel.gossip_every", layout.gossip_every, 1
-    if layout.agree_every is not None:
-        if layout.agree_every % period:
-            yield Refusal(
-                f"parallel.agree_every = {layout.agree_every}: not a multiple of {key} = {period}; ranks agree after "
-                "an exchange",
-                [Change({"parallel.agree_every": number}) for number in nearest_multiples(layout.agree_every, period)],
-            )
-            return
+    if layout.agree_every is not None and layout.agree_every % period:
+        yield Refusal(
+            f"parallel.agree_every = {layout.agree_every}: not a multiple of {key} = {period}; ranks agree after an "
+            "exchange",
+            each("parallel.agree_every", nearest_multiples(layout.agree_every, period)),
+        )
+    elif layout.agree_every is not None:
         key, period, unit = "parallel.agree_every", layout.agree_every, layout.gossip_every
     for name, steps in candidate.due.items():
         if steps % period:

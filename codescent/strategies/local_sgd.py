@@ -306,11 +306,11 @@ def _wrong_fragments(candidate: Candidate) -> Iterator[str]:
             f"{layout.average_every} steps (parallel.average_every)",
             each("parallel.fragments", [most]),
         )
-        return
-    room = layout.average_every - layout.fragments
+    fragments = min(layout.fragments, most)
+    room = layout.average_every - fragments
     if layout.overlap_steps > room:
         yield Refusal(
             f"parallel.overlap_steps = {layout.overlap_steps}: a round has {layout.average_every} steps "
-            f"(parallel.average_every), and {layout.fragments} of them send a fragment",
+            f"(parallel.average_every), and {fragments} of them send a fragment",
             each("parallel.overlap_steps", [room]),
         )
