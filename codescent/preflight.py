@@ -30,7 +30,8 @@ def run_folder(config: Config) -> Path:
 
 
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:
-    """Build the plan of a config. The corpus is prepared only if the size of the vocabulary depends on it ("char").
+    """Build the plan of a config. The corpus is prepared only if the plan depends on it: on the size of its vocabulary
+    ("char"), or on the steps of its epochs (parallel.average_every).
 
     Without a prepared corpus the number of steps in `train.num_epochs` is unknown, and so is `decay_steps`.
 
@@ -46,12 +47,17 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
+    dataset = None
     if not without_data and decided.averages_in_epochs(config):
-        config = settled(config, tasks.prepare_and_open(request, progress=True))
-    plan = build(config, vocab_size, world_size)
-    if not without_data and config.train.num_epochs is not None and (dataset := prepared(config)) is not None:
-        return build(settled(config, dataset), vocab_size, world_size)
-    return plan
+        dataset = tasks.prepare_and_open(request, progress=True)
+    elif not without_data and decided.needs_samples(config):
+        dataset = prepared(config)
+    if dataset is None:
+        return build(config, vocab_size, world_size)
+    try:
+        return build(settled(config, dataset), dataset.vocab_size, world_size)
+    except UserError as error:
+        raise decided.as_given(error, config) from error
 
 
 def absent(config: Config) -> list[str]:
@@ -108,13 +114,13 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
     Raises:
         UserError: all problems of the config, or splits that are too short for it.
     """
-    config = settled(config, dataset)
+    given, config = config, settled(config, dataset)
     try:
         plan = build(config, dataset.vocab_size, world_size)
     except UserError as error:
-        if began is None:
-            raise
-        raise on_resume(error, config, dataset.vocab_size, world_size, began) from error
+        if began is not None:
+            error = on_resume(error, config, dataset.vocab_size, world_size, began)
+        raise decided.as_given(error, given) from error
     if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size

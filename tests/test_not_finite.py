@@ -14,6 +14,7 @@ from runs import assert_same, called, codescent, losses
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.config.optimizer import Optimizer
+from codescent.config.parallel import Parallel
 from codescent.record import RunFolder
 from codescent.train.report import Report
 
@@ -189,15 +190,20 @@ def test_by_the_same_update_a_failed_run_goes_on_from_its_newest_checkpoint(proj
     assert steps(project, "again") == before
 
 
-def test_the_advice_lowers_the_rate_of_muon_too() -> None:
+def test_the_advice_lowers_the_rates_of_muon_and_of_the_outer_optimizer_too() -> None:
     report, optimizer = Report.__new__(Report), Optimizer(kind="muon", learning_rate=0.003, muon_learning_rate=0.02)
     report.run = SimpleNamespace(  # type: ignore[assignment]
         path=Path("runs/a"),
         checkpoints=SimpleNamespace(newest_step=lambda before: 3),
-        config=SimpleNamespace(optimizer=optimizer),
+        config=SimpleNamespace(optimizer=optimizer, parallel=Parallel()),
         folder=None,
     )
     advice = report.failed(9, "why", 8).problems[1]
     assert "runs/a optimizer.learning_rate=0.0003 optimizer.muon_learning_rate=0.002 (or" in advice
     report.run.config.optimizer = Optimizer(kind="muon", learning_rate=0.003)  # Muon has the rate of the others
     assert "muon" not in report.failed(9, "why", 8).problems[1]
+    assert len(report.failed(9, "why", 8).problems) == 2
+    report.run.config.parallel = Parallel(average_every=5, outer_optimizer="nesterov", outer_learning_rate=0.6)
+    assert report.failed(9, "why", 8).problems[2] == (
+        "or begin a new run.name with parallel.outer_learning_rate=0.06: a resumed run keeps its outer optimizer"
+    )

@@ -154,6 +154,26 @@ def test_it_does_not_resume(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("parallel.average_every=5",), "parallel.average_every; add parallel.average_every=0\n"),
+        (
+            ("parallel.gossip=ring", "parallel.servers=1", "parallel.ranks=3"),
+            "parallel.gossip and parallel.servers; add parallel.gossip=none parallel.servers=0\n",
+        ),
+    ],
+)
+def test_replicas_that_train_apart_are_refused_before_any_rank_starts(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    make_project(tmp_path)
+    done = called(tmp_path, "train", "run.toml", "--find-learning-rate", *words)
+    why = "needs the loss of all ranks after each step, which they do not know with"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"error: --find-learning-rate: {why} {said}")
+
+
 @pytest.mark.slow
 def test_our_launcher_starts_it(tmp_path: Path) -> None:
     make_project(tmp_path)

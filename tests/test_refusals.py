@@ -381,6 +381,11 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str]]] = {
             'that would do: parallel.reduce_dtype = "auto", or parallel.wire = "none"'
         ],
     ),
+    "more servers than rows": (
+        {"parallel.servers": 500, "parallel.updates": "asynchronous"},
+        506,
+        ["500 servers are more than the rows to share, by bytes; nearest that would do: parallel.servers = 471 on 477"],
+    ),
     "an average of what is in the host's memory": (
         {"parallel.average_every": 10, "parallel.offload": "optimizer", "train.precision": "bf16"},
         2,
@@ -417,7 +422,7 @@ def test_a_refusal_says_why_and_what_would_do(keys: Keys, ranks: int, said: list
     assert [all(words in problem for words in said) for problem in problems].count(True) == 1, problems
     for change in itertools.chain(*map(advised, problems)):
         as_many = change.ranks or ranks
-        assert planned({**keys, **change.values}, as_many).mesh.world_size == as_many
+        assert planned({**keys, **change.values}, as_many).world_size == as_many
 
 
 @pytest.mark.parametrize(

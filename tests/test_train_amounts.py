@@ -3,6 +3,8 @@ Does not test the order of samples: test_data_sampler does."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,39 @@ def test_a_plan_says_the_number_of_steps_if_it_can(config: Path) -> None:
     assert f"steps {steps:,} in 2 epochs" in " ".join(called(folder, *words).stdout.split())
     assert f'"decay_steps": {steps}' in called(folder, *words, "--json").stdout
     assert "steps 20 " in " ".join(called(folder, "plan", "run.toml").stdout.split())
+
+
+def test_advice_on_the_steps_of_epochs_can_be_followed(config: Path) -> None:
+    folder = config.parent
+    assert called(folder, "data", "corpus.txt", "--tokenizer", "byte").returncode == 0
+    steps = per_epoch(folder)
+    words = ("parallel.ranks=2", f"parallel.average_every={steps - 1}", "train.eval_every=0", "checkpoint.every=0")
+    for command in ("plan", "train"):
+        done = called(folder, command, "run.toml", "train.num_epochs=1", *words)
+        assert done.returncode == 2
+        assert f"error: train.num_steps (of 1 epoch) = {steps}: not a multiple of" in done.stderr
+        assert f'train.num_steps = {steps - 1} or {2 * steps - 2} and train.num_epochs = "auto"' in done.stderr
+    config.write_text(config.read_text().replace("[train]", "[train]\nnum_epochs = 1"))
+    followed = (f"train.num_steps={steps - 1}", "train.num_epochs=auto")
+    assert called(folder, "plan", "run.toml", *words, *followed).returncode == 0
+
+
+def test_a_period_in_epochs_is_in_steps_where_the_data_is(config: Path) -> None:
+    folder, words = (
+        config.parent,
+        ("parallel.ranks=2", "train.num_epochs=2", "train.eval_every=0", "checkpoint.every=0"),
+    )
+    period = (*words, "parallel.average_every=1 epoch")
+    plan = json.loads(called(folder, "plan", "run.toml", *period, "--json").stdout)  # prepares the data
+    assert plan["layout"]["average_every"] == per_epoch(folder)
+    (folder / "corpus.txt").unlink()
+    shutil.rmtree(folder / "datasets")
+    done = called(folder, "plan", "run.toml", *period, "model.vocab_size=257")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'parallel.average_every = "1 epoch": the steps of an epoch are unknown until the data is prep' in done.stderr
+    done = called(folder, "plan", "run.toml", *words, "parallel.average_every=1e9 epochs")
+    assert 'given "1e9 epochs"; must be a number of steps, or a number of epochs' in done.stderr
+    assert "of at most 1,000,000" in done.stderr
 
 
 def test_a_plan_of_tensors_knows_the_steps_if_they_need_no_file(tmp_path: Path) -> None:

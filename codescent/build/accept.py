@@ -30,6 +30,9 @@ MAX_MICROBATCHES = 100_000
 MOST_RANKS = 1_000_000
 """More ranks than this are refused: the largest clusters have some hundred thousand devices."""
 
+MOST_TRIED = 64
+"""Changes, or combinations of them, that are tried. Each takes some milliseconds, also of a large model."""
+
 Accepted = tuple["Config", Resolved, Candidate]
 """The config with the samples of a step, its model and task, and the candidate from which its plan is built."""
 
@@ -207,8 +210,8 @@ def _unsettled(config: Config) -> Iterator[str]:
     """A problem if a period in epochs is not known in steps yet."""
     if isinstance(period := config.parallel.average_every, str):
         yield (
-            f'parallel.average_every = "{period}": the steps of an epoch are unknown until the data is prepared; run '
-            f"`codescent data {config.data.corpus}`, or give a number of steps"
+            f'parallel.average_every = "{period}": the steps of an epoch are unknown until the data is prepared, '
+            "which `codescent train` does first; give a number of steps to plan before"
         )
 
 

@@ -1,16 +1,18 @@
 """In: a config, the tokenizer's vocabulary size, the number of ranks. Out: the Plan, or all errors of the config.
-Does not start a process, allocate a tensor or import torch, and does not refuse anything itself (accept.py does)."""
+Does not start a process, allocate a tensor or import torch. Of what is wrong it finds servers without rows only
+(accept.py finds the rest)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
-from codescent.build.accept import accepted
+from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
@@ -45,21 +47,31 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
         schedule = strategy.schedule(schedule, candidate)
     plan = _plan(config, candidate, tensors, schedule)
-    if candidate.layout.served:
-        _refuse_idle_servers(plan)
+    if candidate.layout.served and not all(plan.pieces):
+        raise UserError(_idle_servers(config, vocab_size, plan))
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in serving(plan) for tensor in kept_of(strategy, plan))
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept)
 
 
-def _refuse_idle_servers(plan: Plan) -> None:
-    """Raise UserError if a server would hold nothing: rows of tensors are not divided."""
-    servers = len(plan.servers)
-    if all(plan.pieces):
-        return
-    most = next(number for number in range(servers - 1, 0, -1) if all(pieces_of(plan.trained, number)))
+def _idle_servers(config: Config, vocab_size: int | None, plan: Plan) -> Refusal:
+    """The problem that a server would hold nothing: rows of tensors are not divided."""
+
+    def does(change: Change) -> bool:
+        try:
+            accepted(changed(config, change), vocab_size, change.ranks or plan.world_size)
+        except (UserError, ValueError):
+            return False
+        return True
+
+    servers, workers = len(plan.servers), plan.mesh.world_size
+    enough = (number for number in range(servers - 1, 0, -1) if all(pieces_of(plan.trained, number)))
+    fewer = list(islice(enough, MOST_TRIED))
+    on_as_many = (Change({"parallel.servers": number}) for number in fewer)
+    with_the_workers = (Change({"parallel.servers": number}, workers + number) for number in fewer)
     said = f"parallel.servers = {json.dumps(plan.layout.servers)}: {servers} servers are more than the rows to share"
-    raise UserError(Refusal(f"{said}, by bytes", [Change({"parallel.servers": most})]))
+    nearest = (next(filter(does, changes), None) for changes in (on_as_many, with_the_workers))
+    return Refusal(f"{said}, by bytes", filter(None, nearest))
 
 
 def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[str, Scalar]:

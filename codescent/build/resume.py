@@ -11,15 +11,12 @@ from typing import Any
 from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
-from codescent.build.accept import changed
+from codescent.build.accept import MOST_TRIED, changed
 from codescent.build.plan import trajectory
 from codescent.config import effects
 from codescent.config.sections import Config
 from codescent.config.words import KEYS
 from codescent.plan import AXES, Plan, Scalar
-
-MOST_TRIED = 64
-"""Combinations of changes that are tried. Each takes some milliseconds, also of a large model."""
 
 
 @dataclass(frozen=True)

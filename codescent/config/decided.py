@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.counted import counted
+from codescent.base.errors import UserError
 from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Refusal, each
 
@@ -80,6 +81,31 @@ def with_steps(config: Config, num_samples: int) -> Config:
     if epochs is None:
         return config
     return _with_train(config, num_steps=max(1, round(epochs * per_epoch)), num_epochs=None)
+
+
+def as_given(error: UserError, config: Config) -> UserError:
+    """Problems found `with_steps`, for a config that gives epochs: advice on `train.num_steps` leaves the epochs out.
+
+    Args:
+        error: the problems.
+        config: before `with_steps`.
+    """
+    epochs = config.train.num_epochs
+    if epochs is None:
+        return error
+
+    def told(problem: str) -> str:
+        if not isinstance(problem, Refusal):
+            return problem
+        changes = (
+            change.and_also({"train.num_epochs": None}) if "train.num_steps" in change.values else change
+            for change in problem.changes
+        )
+        key, _, rest = problem.said.partition(" = ")
+        said = f"{key} (of {counted(epochs, 'epoch')}) = {rest}" if key == "train.num_steps" else problem.said
+        return Refusal(said, changes, where=problem.where)
+
+    return UserError(*map(told, error.problems))
 
 
 def averages_in_epochs(config: Config) -> bool:

@@ -89,7 +89,9 @@ def _check_period(value: int | str) -> int | str:
     except ValueError:
         epochs = 0.0
     if unit not in ("epoch", "epochs") or not 0 < epochs <= MAX_EPOCHS:
-        raise ValueError('must be a number of steps, or a number of epochs such as "2 epochs"')
+        raise ValueError(
+            f'must be a number of steps, or a number of epochs such as "2 epochs", of at most {MAX_EPOCHS:,}'
+        )
     return value
 
 

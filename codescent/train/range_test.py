@@ -62,18 +62,14 @@ class RangeTest:
 def range_test(config: Config, place: Rank) -> RangeTest:
     """Train from the initial weights with rising learning rates, as one of the ranks. The weights are not kept.
 
-    The layout, the batches and the optimizer are those of the config. Warm-up and decay are left out.
+    The layout, the batches and the optimizer are those of the config. Warm-up and decay are left out. All ranks know
+    the loss after each step: the command refuses replicas that train apart.
 
     Raises:
         UserError: on every rank: a run cannot begin with this config, data or machine.
     """
     with connect(config, place) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
-        if plan.apart or plan.layout.served:
-            raise UserError(
-                "--find-learning-rate: needs the loss of all ranks after each step, which they do not know with "
-                "parallel.average_every, parallel.gossip and parallel.servers; try it without them"
-            )
         compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
             StopRequest(alone=place.world_size == 1, saves=False) as stop,

@@ -346,10 +346,14 @@ class Report:
         if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
             rates.append("muon_learning_rate")
         lower = [f"optimizer.{rate}={getattr(optimizer, rate) / 10:.3g}" for rate in rates]
+        outer = self.run.config.parallel
+        slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
+        anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
         return RunFailed(
             f"{path}: ended at step {step}, which is not saved: {why}",
             f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "
             "another optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
+            *(anew if outer.outer_optimizer != "none" else []),
         )
 
     def diverged(self, step: int, error: Diverged) -> None:

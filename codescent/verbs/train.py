@@ -21,6 +21,7 @@ from codescent.base.parent import end_with_command
 from codescent.base.rank import Rank
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
+from codescent.config.effects import is_default
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
@@ -34,6 +35,9 @@ from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
 from codescent.verbs.resume import config_of
 
+APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
+"""Keys with which ranks do not know each step's loss, and the values with which they do."""
+
 
 def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
@@ -42,6 +46,8 @@ def main(arguments: Namespace) -> int:
     end_with_command()
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
+    if arguments.find_learning_rate:
+        _refuse_apart(config)
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
     starts, tunes = alone and config.parallel.ranks > 1, config.train.allocator == "auto"
@@ -76,6 +82,16 @@ def main(arguments: Namespace) -> int:
     if rank is None or not (rank.rank or rank.child):
         introduce(config, resume=arguments.resume)
     return _train(config, rank or Rank(), found, resume=arguments.resume)
+
+
+def _refuse_apart(config: Config) -> None:
+    """Raise UserError if a range test would not know the loss after a step."""
+    given = [key for key in APART_OFF if not is_default(config, key)]
+    if given:
+        raise UserError(
+            "--find-learning-rate: needs the loss of all ranks after each step, which they do not know with "
+            f"{' and '.join(given)}; add {' '.join(f'{key}={APART_OFF[key]}' for key in given)}"
+        )
 
 
 def introduce(config: Config, *, resume: bool) -> None:
