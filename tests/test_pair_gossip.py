@@ -263,6 +263,12 @@ def test_another_order_gives_other_weights_or_does_not_fit(runs: Runs) -> None:
     done = called(runs.project, "prove", "--replay", str(run.path))
     assert done.returncode == 2
     assert "do not fit together" in done.stderr
+    partner = next(line for line in lines if AVERAGED in line)
+    other = partner.replace('"partner": 0', '"partner": 1')
+    path.write_text("\n".join(other if line == partner else line for line in lines) + "\n")
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert done.returncode == 2
+    assert "do not fit together" in done.stderr
     path.write_text("\n".join(lines[:-1]) + "\n")
     done = called(runs.project, "prove", "--replay", str(run.path))
     assert done.returncode == 2

@@ -299,6 +299,33 @@ def test_one_process_replays_asynchronous_pushes(runs: Runs, case: str) -> None:
     other = json.loads(rows[-1])
     path.write_text("\n".join([*rows[:-1], json.dumps({**other, "base": other["base"] - 8})]) + "\n")
     assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 1
+    wrong = {"version": other["version"] + 1, "base": other["version"] + 1, "worker": 9}
+    wrong |= {"number": other["number"] + 1} if case in ("two", "bound") else {}
+    for field, value in wrong.items():
+        path.write_text("\n".join([*rows[:-1], json.dumps({**other, field: value})]) + "\n")
+        done = called(runs.project, "prove", "--replay", str(run.path))
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), field
+        assert f".jsonl line {len(rows)}: " in done.stderr
+
+
+def test_a_run_folder_that_contradicts_itself_is_not_replayed(runs: Runs) -> None:
+    run = runs.run(3, *of_kind("adamw"), *served(1, ASYNCHRONOUS), "train.num_steps=4", "train.eval_every=0")
+    path, environment = run.path / "config.toml", run.path / "environment.json"
+    given, recorded = path.read_text(), environment.read_text()
+    path.write_text(given.replace("hidden_dim = ", "hidden_dim = 2"))
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        "error: config.toml: model.hidden_dim = 216, but plan.json has 16",
+    )
+    path.write_text(given)
+    for wrong in ('"exact"', '"num_threads"', '"compile"'):
+        environment.write_text(recorded.replace(wrong, '"wrong"'))
+        done = called(runs.project, "prove", "--replay", str(run.path))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "environment.json: does not say which kernels and threads the run had" in done.stderr
+    environment.write_text(recorded)
+    assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 0
 
 
 def test_a_run_without_an_order_is_not_replayed(runs: Runs) -> None:

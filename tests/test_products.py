@@ -279,7 +279,7 @@ def test_a_replay_computes_with_what_the_run_has_chosen() -> None:
     try:
         for threads, kernels, of_bf16 in ((2, "fast", "fp32"), (1, "exact", "bf16")):
             recorded = {"matmul": {"choice": kernels}, "bf16_products": {"choice": of_bf16}, "num_threads": threads}
-            choices.restore(config, recorded)
+            assert choices.restore(config, {**recorded, "compile": {"choice": "none"}}) == "none"
             assert torch.get_num_threads() == threads
             assert torch.get_float32_matmul_precision() == machine.TORCH_SETTING[kernels]
             assert products._widens_bf16 is (of_bf16 == "fp32")

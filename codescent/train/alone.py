@@ -7,28 +7,51 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
+from codescent.plan import Plan
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.choices import other_machine, restore
 from codescent.train.open import connect, open_data
 from codescent.train.stop import StopRequest
 
+SECTIONS = ("run", "model", "lora", "data", "train", "optimizer")
+"""Sections of the config that a run of one process has as the run of many ranks has them."""
+
 
 @contextmanager
-def trainer_alone(config: Config, recorded: dict[str, Any]) -> Iterator[Trainer]:
+def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any]) -> Iterator[Trainer]:
     """Connect, open the data and assemble the parts, with the initial weights of step 0. All is closed at the end.
 
     Kernels, the way of bf16 products and the number of threads are those of the run: another sum rounds otherwise.
+
+    Args:
+        config: of the run, for one process.
+        of_run: the run's plan.
+        recorded: environment.json of the run.
+
+    Raises:
+        UserError: the files in the run folder contradict each other.
     """
     with connect(config, Rank()) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
-        restore(config, recorded)
+        _refuse_another_run(of_run, plan)
+        compiles = restore(config, recorded)
         say([f"this machine rounds otherwise: {fact}" for fact in other_machine(recorded, world.device)])
-        compiles = recorded["compile"]["choice"]
         with (
             StopRequest(alone=True) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop, compiles)) as trainer,
         ):
             yield trainer
+
+
+def _refuse_another_run(of_run: Plan, alone: Plan) -> None:
+    """Raise UserError if config.toml is not that of plan.json. How ranks divide the work differs, and may."""
+    own = {key for key in alone.trajectory() if key.partition(".")[0] in SECTIONS}
+    differs = {key: values for key, values in of_run.differing(alone).items() if key in own}
+    if differs:
+        raise UserError(
+            *(f"config.toml: {key} = {now!r}, but plan.json has {then!r}" for key, (then, now) in differs.items())
+        )

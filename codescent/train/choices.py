@@ -29,6 +29,9 @@ CHOICES = {
 }
 """Settings that a run chooses by a trial, and that change the rounding of its sums."""
 
+COMPILED = ("none", "blocks", "model")
+"""What torch.compile may compile."""
+
 KIND = ("torch", "processor", "instructions", "cores", "device")
 """Facts of a rank's machine, in environment.json, that decide the choices."""
 
@@ -81,18 +84,39 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     )
 
 
-def restore(config: Config, recorded: dict[str, Any]) -> None:
+def restore(config: Config, recorded: dict[str, Any]) -> str:
     """Put in use what a run has chosen, for a process that computes again what it has computed. Without trials.
 
     Args:
         config: of the run; `train` has the keys that choose.
         recorded: environment.json of the run.
+
+    Returns:
+        What torch.compile compiles.
+
+    Raises:
+        UserError: environment.json does not say what the run has chosen.
     """
+    try:
+        kernels, compiles, threads_per_rank = (
+            recorded["matmul"]["choice"],
+            recorded["compile"]["choice"],
+            recorded["num_threads"],
+        )
+        wide = (recorded["bf16_products"] or {}).get("choice") == "fp32"
+        known = kernels in machine.TORCH_SETTING and compiles in COMPILED and threads_per_rank >= 1
+    except (LookupError, TypeError, AttributeError):
+        known = False
+    if not known:
+        raise UserError(
+            "environment.json: does not say which kernels and threads the run had; it cannot be computed again"
+        )
     machine.set_deterministic(config.train.deterministic)
     products.sum_wide()
-    machine.use_matmul(recorded["matmul"]["choice"])
-    products.widen_bf16((recorded["bf16_products"] or {}).get("choice") == "fp32")
-    torch.set_num_threads(recorded["num_threads"])
+    machine.use_matmul(kernels)
+    products.widen_bf16(wide)
+    torch.set_num_threads(threads_per_rank)
+    return str(compiles)
 
 
 def other_machine(recorded: dict[str, Any], device: torch.device) -> list[str]:

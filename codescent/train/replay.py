@@ -182,6 +182,31 @@ class _Replay:
             server.update(mine, self._rate(server), lambda _, found=scalars: found)  # type: ignore[misc]
 
 
+def _refuse_other_orders(rows: Sequence[Sequence[Applied]], run: Path, workers: int, together: int) -> None:
+    """Raise UserError if a row contradicts the rows before it, or those of another server.
+
+    Args:
+        rows: of each server.
+        run: the run folder.
+        workers: ranks that push.
+        together: pushes of an update.
+    """
+    pushed: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for server, mine in enumerate(rows):
+        for at, row in enumerate(mine):
+            updates, push = at // together, (row.worker, row.number)
+            place = f"{order.file_of(run, server)} line {at + 1}"
+            if row.version != updates or row.base > row.version:
+                raise UserError(f"{place}: version {row.version}, base {row.base}: {updates} updates were made before")
+            if row.worker >= workers:
+                raise UserError(f"{place}: worker {row.worker}: there are {workers} workers, counted from 0")
+            if (other := pushed.setdefault(_portion(row), push)) != push:
+                raise UserError(
+                    f"{place}: worker {row.worker}, push {row.number}, but another server has worker {other[0]}, push "
+                    f"{other[1]} for this part"
+                )
+
+
 def replay(
     config: Config, alone: Config, plan: Plan, run: Path, steps: int, recorded: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
@@ -203,12 +228,13 @@ def replay(
     """
     workers, period = plan.mesh.world_size, plan.schedule.period
     rows = [order.read(run, index, steps, workers, period) for index in range(len(plan.servers))]
+    _refuse_other_orders(rows, run, workers, workers if plan.layout.in_steps else 1)
     if plan.layout.served_rounds and was_refused(rows[0], RunFolder.open(run).read_events(), steps):
         raise UserError(
             f"{order.file_of(run, 0)}: a push was refused; its steps changed the state of the worker's optimizer, and "
             "are not in the order, so the run cannot be replayed"
         )
-    with trainer_alone(alone, recorded) as trainer:
+    with trainer_alone(alone, plan, recorded) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()
         wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]

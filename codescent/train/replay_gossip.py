@@ -20,8 +20,8 @@ from codescent.train.alone import trainer_alone
 from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
 
-Average = tuple[int, int, int]
-"""Names an average: the active replica, the step at which the ranks had last met, the number since then."""
+Average = tuple[int, int, int, int]
+"""Names an average: the active replica, the passive one, the step at which the ranks had last met, the number since."""
 Values = list[torch.Tensor]
 
 
@@ -78,9 +78,9 @@ class _Replay:
     def _follow(self, index: int, one: _Replica, row: Changed) -> bool:
         """Do what a row says. False: it needs what another replica has not done yet."""
         if row.kind == SENT:
-            self.sent[index, row.step, row.number] = [value.clone() for value in one.x]
+            self.sent[index, row.partner, row.step, row.number] = [value.clone() for value in one.x]
         elif row.kind == AVERAGED:
-            average = row.partner, row.step, row.number
+            average = row.partner, index, row.step, row.number
             if average not in self.sent:
                 return False
             rate = self.plan.layout.gossip_rate / 2
@@ -90,9 +90,10 @@ class _Replay:
             for value, change in zip(one.x, changes, strict=True):
                 value.add_(change)
         elif row.kind == MERGED:
-            if (index, row.step, row.number) not in self.back:
+            average = index, row.partner, row.step, row.number
+            if average not in self.back:
                 return False
-            for value, change in zip(one.x, self.back.pop((index, row.step, row.number)), strict=True):
+            for value, change in zip(one.x, self.back.pop(average), strict=True):
                 value.sub_(change)
         elif row.kind == STEPPED:
             self._step(one, row)
@@ -137,7 +138,7 @@ def replay_gossip(
         UserError: a file of the order is missing or too short, or they do not fit together.
     """
     rows = [gossip_order.read(run, replica, steps) for replica in range(plan.mesh.dp_replicate)]
-    with trainer_alone(alone, recorded) as trainer:
+    with trainer_alone(alone, plan, recorded) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()
         return {
