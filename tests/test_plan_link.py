@@ -215,6 +215,7 @@ def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path
         (("--ranks", "4", "--link", "9mbit; 2: 1mbit", "--compute-s=1", "--per-host=2"), "hosts 0 to 1 of 2 ranks"),
         ((*LINK, "--slow", "4x"), "--slow: '4x' is not a rank and how many times longer it takes"),
         ((*LINK, "--slow", "3: 0x"), "--slow: '3: 0x' is not a rank"),
+        ((*LINK, "--slow", ","), "--slow: ',' is not a rank"),
         ((*LINK, "--slow", "1: 2x, 1: 3x"), "it takes, each rank once, such as 3: 4x"),
         ((*LINK, "--slow", "4: 2x"), "--slow: rank 4: the plan has ranks 0 to 3"),
         ((*LINK, "--flops-per-byte", "20"), "--flops-per-byte: --link says the speed of links; give one of them"),
@@ -235,7 +236,11 @@ def test_seconds_are_above_zero(word: str) -> None:
     assert f"argument --compute-s: '{word}' is not a number above 0" in err
 
 
-@given(st.dictionaries(st.integers(0, 10**6), st.floats(0.25, 1000).map(lambda number: round(number, 3)), max_size=5))
+@given(
+    st.dictionaries(
+        st.integers(0, 10**6), st.floats(0.25, 1000).map(lambda number: round(number, 3)), min_size=1, max_size=5
+    )
+)
 def test_slow_ranks_are_read(slow: dict[int, float]) -> None:
     assert slow_of(", ".join(f"{rank}: {factor}x" for rank, factor in slow.items())) == slow
 

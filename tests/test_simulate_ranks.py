@@ -127,6 +127,42 @@ def test_every_layout_sends_what_its_traffic_declares(words: tuple[str, ...]) ->
     assert max(rank.busy_s for rank in found.ranks) == pytest.approx(0.3)
 
 
+ROUNDS = "parallel.average_every=12"
+SHORT = {
+    "rounds": (ROUNDS,),
+    "int4, fragments under way": (ROUNDS, "parallel.fragments=3", "parallel.overlap_steps=4", "parallel.wire=int4"),
+    "nesterov after an opening": (ROUNDS, "parallel.outer_optimizer=nesterov", "parallel.synchronous_steps=24"),
+    "replicas of two ranks": (ROUNDS, "parallel.dp_replicate=2", "parallel.tp=2"),
+    "replicas of two stages": (ROUNDS, "parallel.dp_replicate=2", "parallel.pp=2", "train.global_batch_size=4"),
+    "gossip": ("parallel.gossip=pairs", "parallel.gossip_every=12", "parallel.agree_every=24"),
+    "sums in each step": (),
+}
+
+
+@pytest.mark.parametrize("case", SHORT)
+@pytest.mark.parametrize("cores", [None, 2.5])
+def test_without_a_timeline_steps_without_exchanges_are_one_and_take_as_long(case: str, cores: float | None) -> None:
+    of = plan(4, *SHORT[case])
+    seconds, coding = arithmetic(of, 0.3, {1: 1.5}), Coding.of_memory(of, 1e9)
+    long, short = (
+        walk(of, seconds, Link(6.12e7, 1e-3), coding=coding, cores=cores, timeline=timeline)
+        for timeline in (True, False)
+    )
+    assert (short.timeline, short.flights) == ((), ())
+    assert short.step_s == pytest.approx(long.step_s, rel=1e-9)
+    assert short.tokens_per_s == pytest.approx(long.tokens_per_s, rel=1e-9)
+    for one, other in zip(long.ranks, short.ranks, strict=True):
+        for name in ("step_s", "busy_s", "sent_bytes", "worst_bytes", "coding_s"):
+            assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-9), name
+
+
+def test_a_long_round_takes_as_few_events_as_a_short_one() -> None:
+    """105,000 steps: to walk each of them would take a minute."""
+    of = plan(2, "parallel.average_every=105000", "parallel.overlap_steps=40")
+    found = walk(of, arithmetic(of, 1.0), Link(6.12e6), timeline=False)
+    assert found.ranks[0].waits_s * 105_000 == pytest.approx(GRADIENTS / 6.12e6 - 40 + 40 / 6.12e6)
+
+
 def test_synchronous_ranks_fall_to_the_slowest() -> None:
     for words in ((), ("parallel.average_every=5",)):
         found = walked(plan(4, *words), 0.3, FAST, {3: 4.0})

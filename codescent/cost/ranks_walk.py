@@ -20,10 +20,12 @@ from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
 from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
 from codescent.cost.walked import RankTimes, Walk
-from codescent.plan import Plan
+from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.gossip_graphs import DRAWN, graph_of
 
 NO_CODING = Coding()
+COMPUTES = (Verb.LOAD, Verb.FORWARD, Verb.BACKWARD, Verb.REDUCE, Verb.STEP)
+"""Verbs of a step without exchanges. REDUCE then has nothing to await."""
 DRAWN_ROUNDS = 16
 """Rounds that are walked where each has other neighbours."""
 _Timed = TypeVar("_Timed", Span, Flight)
@@ -42,6 +44,7 @@ def walk(
     warm_up: int = 1,
     steps: int | None = None,
     end_steps: int = 0,
+    timeline: bool = True,
 ) -> Walk:
     """Walk all ranks through `warm_up` and `rounds` rounds of a phase; the latter are measured.
 
@@ -60,6 +63,8 @@ def walk(
         rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS; where they come in turn, one turn.
         steps: of a run of portions; None: about 100, and where all ranks meet more seldom none of the meetings.
         end_steps: last ones of them whose time does not count: all ranks wait for what is under way then.
+        timeline: keep what each rank did and when. Without it, steps of a round in which a rank exchanges nothing are
+            one: long rounds take no longer than short ones.
 
     Raises:
         Deadlock: the lists wait for each other.
@@ -74,21 +79,22 @@ def walk(
         segments, period = segments_of(plan, steps), plan.schedule.period
         numbers = range(segments[-1].stop)
         handed = _HandedWalk(plan, seconds, clock, network, processors, coding, numbers)
-        return handed.of_rounds(period, warm_up).run_segments(segments, end_steps)
+        return handed.of_rounds(period, warm_up, timeline=timeline).run_segments(segments, end_steps)
     if rounds is None:
         rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else graph_of(plan).turn
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
     found = _Walk(plan, seconds, clock, network, processors, coding, numbers)
-    return found.of_rounds(phase.period, warm_up).run()
+    return found.of_rounds(phase.period, warm_up, timeline=timeline).run()
 
 
 class _Walk(RankVerbs):
     """One walk: a process for each rank, and the network between them."""
 
-    def of_rounds(self, period: int, warm_up: int) -> Self:
-        """Rounds have `period` steps; the first `warm_up` of them are not measured."""
-        self.period, self.warm_up = period, warm_up * period
-        self.programs: dict[tuple[int, int], Program] = {}
+    def of_rounds(self, period: int, warm_up: int, *, timeline: bool) -> Self:
+        """Rounds have `period` steps; the first `warm_up` of them are not measured. `timeline`: see `walk`."""
+        self.period, self.warm_up, self.timeline = period, warm_up * period, timeline
+        self.programs: dict[tuple[int, int], Program] = {}  # by stage and step of a round
+        self.alike: dict[tuple[int, tuple[Instruction, ...], tuple[bool, ...]], Program] = {}  # most steps are
         self.spans: list[Span] = []
         return self
 
@@ -113,14 +119,38 @@ class _Walk(RankVerbs):
             self.plan.work.tokens / step_s if step_s else 0.0,
             ranks,
             timeline=_since(sorted(self.spans, key=lambda span: (span.start_s, span.stage)), begin_s),
-            flights=_since(self.network.flights, begin_s),
+            flights=_since(self.network.flights if self.timeline else [], begin_s),
         )
 
     def _steps(self, rank: SimulatedRank) -> Process:
         """The process of a rank: its lists, step after step."""
-        for number in self.numbers:
-            yield from self._step_of(rank, number)
+        number, stop = self.numbers.start, self.numbers.stop
+        while number < stop:
+            quiet = 0
+            while not self.timeline and number + quiet < stop and self._is_quiet(rank, number + quiet):
+                quiet += 1
+            if quiet:
+                yield from self._quiet_steps(rank, number, quiet)
+            else:
+                yield from self._step_of(rank, number)
+            number += max(1, quiet)
         rank.has_ended = True
+
+    def _is_quiet(self, rank: SimulatedRank, number: int) -> bool:
+        """Whether a rank only computes in a step."""
+        program = self._program(rank.coordinates["pp"], number)
+        return all(at.verb in COMPUTES and not (sums.begins or sums.follows) for at, sums in program)
+
+    def _quiet_steps(self, rank: SimulatedRank, first: int, steps: int) -> Process:
+        """So many steps in which a rank only computes, from step `first` on. They are alike."""
+        step_s = sum(self.seconds(rank.number, at) for at, _ in self._program(rank.coordinates["pp"], first))
+        start_s = self.clock.now_s
+        yield from rank.processor.work(steps * step_s)
+        each_s = (self.clock.now_s - start_s) / steps
+        rank.ends_s += [start_s + (number + 1) * each_s for number in range(steps)]
+        rank.busy_s += [step_s] * steps
+        rank.coding_s += [0.0] * steps
+        rank.sent += [0.0] * steps
 
     def _step_of(self, rank: SimulatedRank, number: int) -> Process:
         for amounts in (rank.busy_s, rank.coding_s, rank.sent):
@@ -129,7 +159,7 @@ class _Walk(RankVerbs):
             rank.at = instruction
             start_s, busy_s = self.clock.now_s, rank.busy_s[-1]
             yield from self.arms[instruction.verb](rank, instruction, sums)
-            if len(rank.ends_s) >= self.warm_up:
+            if self.timeline and len(rank.ends_s) >= self.warm_up:
                 waits_s = self.clock.now_s - start_s - (rank.busy_s[-1] - busy_s)
                 self.spans.append(Span(rank.number, instruction, start_s, self.clock.now_s, max(0.0, waits_s)))
         rank.ends_s.append(self.clock.now_s)
@@ -138,7 +168,11 @@ class _Walk(RankVerbs):
         """The list of a stage in a step, with the collectives of each instruction."""
         key = stage, number % self.period
         if key not in self.programs:
-            self.programs[key] = program_of(self.plan, stage, number, self.coding)
+            running = tuple(record.runs_in(number) for record in self.plan.traffic)
+            same = stage, self.plan.schedule.program(stage, number), running
+            if same not in self.alike:
+                self.alike[same] = program_of(self.plan, stage, number, self.coding)
+            self.programs[key] = self.alike[same]
         return self.programs[key]
 
 

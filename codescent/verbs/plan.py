@@ -57,7 +57,7 @@ def main(arguments: Namespace) -> int:
     if links is not None:
         refuse_absent(links, plan)
         coding = links.coding(plan)
-        found = links.walk(plan, coding)
+        found = links.walk(plan, coding, timeline=file is not None)
         apart = partial(_apart, plan, loaded.config, without_data=bool(missing))
         rows = list(link_rows(plan, links, found, coding, apart))
         drawn = None if file is None else draw_ranks(plan, file, found)

@@ -66,10 +66,10 @@ class Links:
 
         return measure(plan)
 
-    def walk(self, plan: Plan, coding: Coding) -> Walk:
-        """The steady rounds of a plan."""
-        seconds = self.seconds(plan)
-        return walk(plan, seconds, self.link, coding=coding, ranks_per_host=self.ranks_per_host)
+    def walk(self, plan: Plan, coding: Coding, *, timeline: bool) -> Walk:
+        """The steady rounds of a plan. `timeline`: what each rank did and when, too."""
+        ranks, seconds = self.ranks_per_host, self.seconds(plan)
+        return walk(plan, seconds, self.link, coding=coding, ranks_per_host=ranks, timeline=timeline)
 
     def hosts(self, plan: Plan) -> int:
         """How many hosts the plan has."""
@@ -99,7 +99,7 @@ def links_of(arguments: Namespace) -> Links | None:
     except UserError as error:
         problems += [f"--link: {problem}" for problem in error.problems]
     try:
-        slow = slow_of(arguments.slow or "")
+        slow = {} if arguments.slow is None else slow_of(arguments.slow)
     except ValueError as error:
         problems.append(f"--slow: {error}")
     try:
@@ -164,7 +164,7 @@ def coding_of(text: str | None) -> float | None:
 def slow_of(text: str) -> dict[int, float]:
     """Read a text such as "3: 4x" or "0: 2x, 3: 1.5x". Raises ValueError, which names the form."""
     found: dict[int, float] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in [part for part in map(str.strip, text.split(",")) if part] or [text]:
         match = _SLOW.fullmatch(part)
         if match is None or not float(match[2]) or int(match[1]) in found:
             raise ValueError(

@@ -38,12 +38,13 @@ def least_period(
     layout = plan.layout
     least = layout.fragments + layout.overlap_steps
     inside = tuple(t for t in plan.traffic if t.verb not in (Verb.AVERAGE, Verb.MERGE))
-    alone = walk(replace(plan, traffic=inside), seconds, link, ranks_per_host=ranks_per_host, warm_up=0)
+    quiet = replace(plan, traffic=inside)
+    alone = walk(quiet, seconds, link, ranks_per_host=ranks_per_host, warm_up=0, timeline=False)
     alone_s = max(rank.step_s for rank in alone.ranks)
 
     def step_s(period: int) -> float:
         other = with_period(plan, period)
-        found = walk(other, seconds, link, coding=coding, ranks_per_host=ranks_per_host, warm_up=0)
+        found = walk(other, seconds, link, coding=coding, ranks_per_host=ranks_per_host, warm_up=0, timeline=False)
         return max(rank.step_s for rank in found.ranks)
 
     low, high, before_s = least - 1, least, math.inf
