@@ -141,6 +141,30 @@ def test_a_message_in_pieces_goes_on_when_a_whole_message_has_left() -> None:
     assert pieces.at_s == pytest.approx(11.0)
 
 
+@pytest.mark.parametrize("hosts", [2, 3, 9, 30])
+def test_a_card_is_shared_fairly_and_never_idle_while_messages_wait(hosts: int) -> None:
+    clock = Clock()
+    network = Network(clock, Link(100.0), range(hosts))
+    arrivals = [network.share(one, 0, 100.0) for one in range(1, hosts)]
+    arrivals += [network.share(0, one, 100.0) for one in range(1, hosts)]
+    clock.run()
+    assert clock.now_s == pytest.approx(hosts - 1)
+    ends_s = [arrived.at_s for arrived in arrivals if arrived.at_s is not None]
+    assert len(ends_s) == 2 * (hosts - 1)
+    assert min(ends_s) > 0.75 * (hosts - 1)  # all share the card to the end; the last piece alone is in turns
+
+
+@pytest.mark.parametrize("hosts", [3, 8, 24])
+def test_where_all_send_to_all_each_card_is_nearly_always_busy(hosts: int) -> None:
+    clock = Clock()
+    network = Network(clock, Link(100.0), range(hosts))
+    for one in range(hosts):
+        for further in range(1, hosts):
+            network.share(one, (one + further) % hosts, 100.0)
+    clock.run()
+    assert hosts - 1 <= clock.now_s < 1.15 * (hosts - 1)
+
+
 @pytest.mark.parametrize("slower", [2, 3, 10])
 def test_neighbours_of_gossip_wait_for_a_slow_link(slower: int) -> None:
     """Each host sends to two neighbours, and receives from both; the messages share the cards."""

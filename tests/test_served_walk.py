@@ -8,6 +8,7 @@ import pytest
 from codescent.build import build
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
+from codescent.cost.handed import segments_of
 from codescent.cost.network import PIECES, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
@@ -109,3 +110,10 @@ def test_weights_that_a_worker_has_are_not_sent_again() -> None:
     found = walk(plan, arithmetic(plan, 0.1, {1: 8.0}), Link(1e9), steps=40, warm_up=0)
     pulls = sum(span.instruction.verb is Verb.PULL for span in found.timeline)
     assert 0 < sum(flight.stage == 2 for flight in found.flights) < PIECES * pulls
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(1, 100), (4, 100), (8, 50), (16, 25), (32, 20)])
+def test_many_workers_walk_fewer_steps(workers: int, steps: int) -> None:
+    words = ("parallel.updates=asynchronous", "train.eval_every=0", "checkpoint.every=0", "train.num_steps=1000")
+    plan = plan_of(workers + 1, "parallel.servers=1", *words, f"train.global_batch_size={workers}")
+    assert sum(map(len, segments_of(plan))) == steps

@@ -10,6 +10,8 @@ STEPS = 100
 """Steps that are walked where ranks meet seldom."""
 ROUNDS = 40
 """The same, where workers push the changes of rounds of steps."""
+PORTIONS, FEWEST = 400, 20
+"""Where workers are many, so few steps or rounds are walked that they have about PORTIONS; FEWEST at least."""
 MEASURED = 0.2, 0.9
 """The part of them that is measured: before, ranks get into their order; behind, some find no work."""
 
@@ -60,11 +62,12 @@ class Handed:
 def segments_of(plan: Plan, steps: int | None = None) -> list[range]:
     """The steps from one meeting of all ranks to the next.
 
-    `steps`: of all of them; None: as many segments as STEPS or ROUNDS have. One that is longer has no meeting, see
-    `meets`.
+    `steps`: of all of them; None: as many segments as STEPS or ROUNDS have, or PORTIONS. One that is longer has no
+    meeting, see `meets`.
     """
     period, begin, found = plan.schedule.period, 0, list[range]()
-    most = steps or (STEPS if period == 1 else ROUNDS * period)
+    enough = max(FEWEST, PORTIONS // plan.mesh.world_size)
+    most = steps or period * min(STEPS if period == 1 else ROUNDS, enough)
     while begin < most:
         end = plan.schedule.agrees_next(begin)
         if end > most:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -16,7 +16,9 @@ from codescent.plan import Collective, Traffic
 from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
 PIECES = 16
-"""Into so many pieces a message is cut that shares its cards with others."""
+"""Into so many pieces a message is cut that shares its cards with others; fewer, where these are many."""
+PIECES_OF_A_CARD = 128
+"""Pieces of messages to all other hosts: enough for cards that are shared fairly."""
 TURN_S = 1e-9
 """After a piece the messages that wait look at the cards first: they share them fairly, as connections of TCP do."""
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -83,11 +85,18 @@ def _number(text: str | None) -> float | None:
     return found if found <= MOST else None
 
 
+Queue = dict[int, "_Piece"]
+"""Pieces by number: those that wait longest have the smallest."""
+
+
 @dataclass
 class Card:
     """The network card of a host. It sends one message at a time, and receives one at a time.
 
-    `sends_free_s`, `receives_free_s`: when it is free again. `sending_s`, `receiving_s`: how long it was busy.
+    Attributes:
+        sends_free_s, receives_free_s: when it is free again.
+        sending_s, receiving_s: how long it was busy.
+        sends, receives: pieces that wait for it.
     """
 
     link: Link
@@ -95,6 +104,21 @@ class Card:
     receives_free_s: float = 0.0
     sending_s: float = 0.0
     receiving_s: float = 0.0
+    sends: Queue = field(default_factory=dict)
+    receives: Queue = field(default_factory=dict)
+
+
+@dataclass
+class _Piece:
+    """A piece of a message that waits until both cards are free. `leaves`: they are. `end_s`: when it has crossed."""
+
+    sender: int
+    receiver: int
+    payload_bytes: float
+    out: Card
+    into: Card
+    leaves: Event = field(default_factory=Event)
+    end_s: float = math.nan
 
 
 @dataclass
@@ -124,8 +148,8 @@ class Network:
         self.cards = {host: Card(links.of(host)) for host in hosts}
         self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
-        self.waiting: list[Event] = []  # messages in pieces that wait for a card
-        self.looks: set[float] = set()  # when they look at the cards again
+        self.pieces = 0  # that have waited so far
+        self.looks: dict[float, dict[int, Queue]] = {}  # whose pieces look at the cards again, by time and id
         self.flights: list[Flight] = []  # from rank to rank, while they keep the sender's card busy
 
     def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
@@ -184,32 +208,52 @@ class Network:
         self.clock.happens(arrived)
 
     def _carry_pieces(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
-        """A piece leaves when both cards are free. The others that wait come first then."""
+        """Piece after piece. The others that wait come first then."""
         if self.hosts[sender] != self.hosts[receiver]:
-            out, into = self._cards(sender, receiver)
-            for _ in range(PIECES):
-                while (free_s := max(out.sends_free_s, into.receives_free_s)) > self.clock.now_s:
-                    yield self._next_look(free_s)
-                yield self._transfer(sender, receiver, payload_bytes / PIECES) - self.clock.now_s
+            pieces = max(1, min(PIECES, PIECES_OF_A_CARD // len(self.cards)))
+            for _ in range(pieces):
+                end_s = yield from self._piece(sender, receiver, payload_bytes / pieces)
+                yield end_s - self.clock.now_s
                 yield TURN_S
             yield self.latency_s(sender, receiver)
         self.clock.happens(arrived)
 
-    def _next_look(self, free_s: float) -> Event:
-        """Wait for cards that are free then. All that wait look at that time, those that wait longest first."""
-        freed = Event()
-        self.waiting.append(freed)
-        if free_s not in self.looks:
-            self.looks.add(free_s)
-            self.clock.start(self._look(free_s))
-        return freed
+    def _piece(self, sender: int, receiver: int, payload_bytes: float) -> Generator[Event | float, None, float]:
+        """Send a piece when both cards are free. Returns when it has crossed them."""
+        out, into = self._cards(sender, receiver)
+        if max(out.sends_free_s, into.receives_free_s) <= self.clock.now_s:
+            return self._transfer(sender, receiver, payload_bytes)
+        piece = _Piece(sender, receiver, payload_bytes, out, into)
+        self.pieces += 1
+        out.sends[self.pieces] = into.receives[self.pieces] = piece
+        self._look_later(out, into)
+        yield piece.leaves
+        return piece.end_s
+
+    def _look_later(self, out: Card, into: Card) -> None:
+        """The pieces that wait for a card look at it when it is free again."""
+        for free_s, queue in ((out.sends_free_s, out.sends), (into.receives_free_s, into.receives)):
+            if queue and free_s > self.clock.now_s:
+                if free_s not in self.looks:
+                    self.looks[free_s] = {}
+                    self.clock.start(self._look(free_s))
+                self.looks[free_s][id(queue)] = queue
 
     def _look(self, free_s: float) -> Process:
+        """Cards are free: of the pieces that wait for them those leave first that wait longest."""
         yield free_s - self.clock.now_s
-        self.looks.remove(free_s)
-        waiting, self.waiting = self.waiting, []
-        for freed in waiting:
-            self.clock.happens(freed)
+        queues = self.looks.pop(free_s)
+        waiting = {number: piece for queue in queues.values() for number, piece in queue.items()}
+        for number, piece in sorted(waiting.items()):
+            out, into = piece.out, piece.into
+            if out.sends_free_s <= free_s >= into.receives_free_s:  # the clock may be a rounding error before it
+                del out.sends[number], into.receives[number]
+                piece.end_s = self._transfer(piece.sender, piece.receiver, piece.payload_bytes)
+                self.clock.happens(piece.leaves)
+                queues.pop(id(out.sends), None)
+                queues.pop(id(into.receives), None)
+                if not queues:  # all are busy again
+                    break
 
     def _meet(
         self,
@@ -264,6 +308,7 @@ class Network:
         out.sending_s += sending_s
         into.receiving_s += receiving_s
         self.flights.append(Flight(sender, receiver, start_s, out.sends_free_s))
+        self._look_later(out, into)
         return max(out.sends_free_s, into.receives_free_s)
 
     def _cards(self, sender: int, receiver: int) -> tuple[Card, Card]:
