@@ -118,7 +118,6 @@ SPEEDS = ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.local
         (ROUNDS, "train.num_steps=20", "train.num_epochs=2", "parallel.average_every", "it begins after parallel.sync"),
         (WIRE, "train.num_steps=10", "train.num_steps=21", "parallel.wire", "it begins after parallel.wire_from = 20"),
         (SPEEDS, "parallel.average_every=1", "parallel.average_every=2", "parallel.local_steps", "it needs parallel."),
-        (SPEEDS, "parallel.average_every=0", "parallel.average_every=2", "parallel.local_steps", "it needs parallel."),
     ],
 )
 def test_what_begins_after_the_run_or_has_one_step_is_named(

@@ -39,8 +39,8 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"needs {only.words}, and {only.key} is {toml_value(other)}"
     yield from _begin_too_late(config)
     parallel = config.parallel
-    if parallel.local_steps != "equal" and parallel.updates == "asynchronous" and parallel.average_every in (0, 1):
-        yield "parallel.local_steps", f"needs parallel.average_every >= 2, which is {parallel.average_every}"
+    if parallel.local_steps != "equal" and parallel.updates == "asynchronous" and parallel.average_every == 1:
+        yield "parallel.local_steps", "needs parallel.average_every >= 2, which is 1"
 
 
 def _begin_too_late(config: Config) -> Iterator[tuple[str, str]]:
