@@ -118,9 +118,10 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
     try:
         plan = build(config, dataset.vocab_size, world_size)
     except UserError as error:
+        told = decided.as_given(error, given)
         if began is not None:
-            error = on_resume(error, config, dataset.vocab_size, world_size, began)
-        raise decided.as_given(error, given) from error
+            told = on_resume(told, config, dataset.vocab_size, world_size, began)
+        raise told from error
     if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size

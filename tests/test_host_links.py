@@ -154,6 +154,16 @@ def test_a_card_is_shared_fairly_and_never_idle_while_messages_wait(hosts: int) 
     assert min(ends_s) > 0.75 * (hosts - 1)  # all share the card to the end; the last piece alone is in turns
 
 
+@pytest.mark.parametrize(("rate", "payload_bytes"), [(100.0, 0.0), (1e18, 1e5)])
+def test_pieces_that_take_no_time_all_arrive(rate: float, payload_bytes: float) -> None:
+    clock = Clock()
+    network = Network(clock, HostLinks(Link(rate), {1: Link(100.0)}), range(5))
+    clock.now_s = 100.0
+    arrivals = [network.share(1, 0, 100.0), *(network.share(one, 0, payload_bytes) for one in (2, 3, 4))]
+    clock.run()
+    assert all(arrived.at_s is not None for arrived in arrivals)
+
+
 @pytest.mark.parametrize("hosts", [3, 8, 24])
 def test_where_all_send_to_all_each_card_is_nearly_always_busy(hosts: int) -> None:
     clock = Clock()

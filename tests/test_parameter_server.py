@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,15 @@ from forker import Forker, Runs
 from refused import planned
 from runs import assert_same, called, losses
 
+from codescent.base.errors import UserError
 from codescent.checkpoint.checkpoints import read_tensors
+from codescent.config.load import load
 from codescent.plan import Collective, Plan
 from codescent.plan.state import state_bytes, state_of_rank
+from codescent.preflight import plan_of
 from codescent.record import RunFolder, order
+from codescent.train.alone import _refuse_another_run
+from codescent.train.replay import _refuse_other_orders
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "optimizer.max_grad_norm=0.5")
 ASYNCHRONOUS = "parallel.updates=asynchronous"
@@ -326,6 +332,30 @@ def test_a_run_folder_that_contradicts_itself_is_not_replayed(runs: Runs) -> Non
         assert "environment.json: does not say which kernels and threads the run had" in done.stderr
     environment.write_text(recorded)
     assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 0
+
+
+def test_files_of_the_run_may_have_moved_before_a_replay() -> None:
+    plan = plan_of(load("default", []).config, 1)
+    moved = replace(plan, task=replace(plan.task, identity={**plan.task.identity, "tokenizer": "moved/tokenizer.json"}))
+    _refuse_another_run(plan, moved)
+    with pytest.raises(UserError, match=r"config.toml: run.seed = 8, but plan.json has"):
+        _refuse_another_run(plan, replace(plan, seed=8))
+
+
+WHOLE = [order.Applied(0, 1, 0, 0, 0, 0, 0, 3), order.Applied(1, 1, 0, 1, 0, 1, 0, 3)]
+OTHERS = {
+    "a push of fewer steps": [WHOLE[0], replace(WHOLE[1], count=2)],
+    "another portion": [WHOLE[0], replace(WHOLE[1], first=1, count=2)],
+    "one push more": [*WHOLE, replace(WHOLE[1], version=2, number=2, step=3)],
+    "one push less": WHOLE[:1],
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_servers_have_the_same_pushes_or_are_not_replayed(tmp_path: Path, case: str) -> None:
+    _refuse_other_orders([WHOLE, [replace(WHOLE[1], version=0), replace(WHOLE[0], version=1)]], tmp_path, 2, 1)
+    with pytest.raises(UserError, match=r"server_1.jsonl.*server 0"):
+        _refuse_other_orders([WHOLE, OTHERS[case]], tmp_path, 2, 1)
 
 
 def test_a_run_without_an_order_is_not_replayed(runs: Runs) -> None:

@@ -18,6 +18,7 @@ from runs import called, codescent, make_project, start
 
 from codescent.config.load import load
 from codescent.config.sections import Config
+from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.train import range_test
 from codescent.train.range_test import HIGHEST, LOWEST, STEPS, RangeTest, rates
@@ -162,6 +163,14 @@ def test_it_does_not_resume(tmp_path: Path) -> None:
             ("parallel.gossip=ring", "parallel.servers=1", "parallel.ranks=3"),
             "parallel.gossip and parallel.servers; add parallel.gossip=none parallel.servers=0\n",
         ),
+        (
+            ("parallel.average_every=5", "parallel.outer_optimizer=sgd"),
+            "parallel.average_every; add parallel.average_every=0 parallel.outer_optimizer=none\n",
+        ),
+        (
+            ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.restarts=2", "parallel.ranks=2"),
+            "parallel.servers; add parallel.servers=0 parallel.restarts=0\n",
+        ),
     ],
 )
 def test_replicas_that_train_apart_are_refused_before_any_rank_starts(
@@ -172,6 +181,8 @@ def test_replicas_that_train_apart_are_refused_before_any_rank_starts(
     why = "needs the loss of all ranks after each step, which they do not know with"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"error: --find-learning-rate: {why} {said}")
+    added = said.partition("add ")[2].split()
+    plan_of(load(tmp_path / "run.toml", [*words, *added]).config, 2)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from codescent.config.sections import Config, Data, Model, Train
 from codescent.config.words import KEYS
 from codescent.data.text.dataset import open_dataset
 from codescent.plan import Plan
+from codescent.preflight import check, plan_of
 from codescent.record import RunFolder
 
 TINY = {"num_layers": 1, "num_heads": 1, "hidden_dim": 8, "seq_len": 16}
@@ -189,6 +191,17 @@ def test_advice_on_the_steps_of_epochs_can_be_followed(config: Path) -> None:
     config.write_text(config.read_text().replace("[train]", "[train]\nnum_epochs = 1"))
     followed = (f"train.num_steps={steps - 1}", "train.num_epochs=auto")
     assert called(folder, "plan", "run.toml", *words, *followed).returncode == 0
+
+
+@pytest.mark.parametrize("epochs", ["train.num_epochs=1", "train.num_steps=9"])
+def test_an_error_is_not_its_own_cause(config: Path, monkeypatch: pytest.MonkeyPatch, epochs: str) -> None:
+    """Who looks for the first cause would never end."""
+    monkeypatch.chdir(config.parent)
+    given = load(config, [epochs, "parallel.ranks=2", "parallel.average_every=4", "train.eval_every=0"]).config
+    for find in (partial(check, given, 2, resume=False), partial(plan_of, given, 2)):
+        with pytest.raises(UserError, match=r"train.num_steps .*= \d+: not a multiple of") as caught:
+            find()
+        assert caught.value.__cause__ is not caught.value
 
 
 def test_a_period_in_epochs_is_in_steps_where_the_data_is(config: Path) -> None:

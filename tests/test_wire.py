@@ -24,8 +24,10 @@ from wire_ranks import flat
 from wire_ranks import given as given_by
 
 from codescent.base.range_names import collective_name
+from codescent.base.wire_form import PLAIN
+from codescent.config.parallel import Parallel
 from codescent.plan import Collective, Verb
-from codescent.plan.wire import BLOCK, Wire
+from codescent.plan.wire import BLOCK, CODE_BITS, Wire
 from codescent.strategies import wire as wire_module
 from codescent.strategies.wire import Channel
 from codescent.strategies.wire_codecs import codec, largest
@@ -87,10 +89,23 @@ def test_a_wire_is_its_text(text: str) -> None:
     assert wire.lossy != wire.exact
 
 
+def test_methods_with_scales_are_written_without_a_number() -> None:
+    assert ("none", "bf16", *CODE_BITS) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("topk:.5", "topk:0.5"), ("topk:1E-2", "topk:0.01"), ("topk:1", "topk:1.0"), ("powersgd:04", "powersgd:4")],
+)
+def test_two_texts_of_one_form_are_one_value(text: str, meant: str) -> None:
+    assert str(Wire.parse(text)) == Parallel(wire=text).wire == meant
+
+
 @pytest.mark.parametrize(
     "text",
     [
         *("", "fp16", "int8:2", "none:", "INT8", "sign:", "powersgd", "powersgd:0", "powersgd:-1", "powersgd:1.5"),
+        *("powersgd:1000000000", "topk: 0.1", "topk:0.1\n", "topk:1_0e-2", "topk:٠.٥", "topk:-", "topk:1e", "topk:."),
         *("powersgd:²", "topk", "topk:", "topk:0", "topk:1.01", "topk:nan", "topk:inf", "topk:-0.1", "topk:x"),
     ],
 )

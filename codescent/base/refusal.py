@@ -40,22 +40,20 @@ class Refusal(str):
     Attributes:
         said: the problem alone.
         changes: each is enough to solve it.
-        where: words after "nearest that would do", such as " on a resume".
     """
 
     said: str
     changes: tuple[Change, ...]
-    where: str
 
     def __new__(cls, said: str, changes: Iterable[Change] = (), *, where: str = "") -> Refusal:
-        """See the attributes."""
+        """`where`: words after "nearest that would do", such as " on a resume"."""
         found: list[Change] = []
         for change in changes:
             if change not in found:
                 found.append(change)
         text = f"{said}; nearest that would do{where}: {in_words(found)}" if found else said
         refusal = super().__new__(cls, text)
-        refusal.said, refusal.changes, refusal.where = said, tuple(found), where
+        refusal.said, refusal.changes = said, tuple(found)
         return refusal
 
 

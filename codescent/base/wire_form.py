@@ -1,20 +1,19 @@
-"""In: the text of the key `wire`. Out: its method, its rank and its share.
+"""In: the text of the key `wire`. Out: its method, its rank and its share; the text again.
 Does not know what the method does (plan/wire.py does)."""
 
 from __future__ import annotations
 
-import math
+import re
 
 PLAIN = ("none", "bf16", "int8", "int4", "sign")
 """Methods that are written without a number."""
 
-MOST_DIGITS = 9
-"""Of a rank. No matrix has more rows."""
-
 FORMS = (
-    "none, bf16, int8, int4, sign, powersgd:r with a whole number r of at least 1, or topk:share with a share above 0 "
-    "and at most 1"
+    f"{', '.join(PLAIN)}, powersgd:r with a whole number r of at least 1, or topk:share with a share above 0 and at "
+    "most 1"
 )
+_RANK = re.compile(r"0*([1-9]\d{0,8})", re.ASCII)  # no matrix has a thousand million rows
+_SHARE = re.compile(r"(\d{0,30}\.)?\d{1,30}(e-?\d{1,3})?", re.ASCII | re.IGNORECASE)
 
 
 def read_form(text: str) -> tuple[str, int, float]:
@@ -22,16 +21,13 @@ def read_form(text: str) -> tuple[str, int, float]:
     method, colon, value = text.partition(":")
     if not colon and method in PLAIN:
         return method, 0, 0.0
-    if method == "powersgd" and value.isascii() and value.isdigit() and 1 <= len(value) <= MOST_DIGITS and int(value):
-        return method, int(value), 0.0
-    share = _number(value) if method == "topk" else 0.0
-    if 0 < share <= 1:
-        return method, 0, share
+    if method == "powersgd" and (rank := _RANK.fullmatch(value)):
+        return method, int(rank[1]), 0.0
+    if method == "topk" and _SHARE.fullmatch(value) and 0 < float(value) <= 1:
+        return method, 0, float(value)
     raise ValueError(f"'{text}' is no form of wire: it is {FORMS}")
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def text_of(method: str, rank: int, share: float) -> str:
+    """The text that `read_form` reads."""
+    return method + (f":{rank}" if rank else f":{share!r}" if share else "")

@@ -1,6 +1,6 @@
 """In: a config, the tokenizer's vocabulary size, the number of ranks. Out: the Plan, or all errors of the config.
-Does not start a process, allocate a tensor or import torch. Of what is wrong it finds servers without rows only
-(accept.py finds the rest)."""
+Does not start a process, allocate a tensor or import torch. It refuses servers without rows itself; accept.py finds all
+other problems."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _idle_servers(config: Config, vocab_size: int | None, plan: Plan) -> Refusal
         return True
 
     servers, workers = len(plan.servers), plan.mesh.world_size
-    enough = (number for number in range(servers - 1, 0, -1) if all(pieces_of(plan.trained, number)))
+    most = min(servers - 1, sum(tensor.parameter.shape[0] for tensor in plan.trained))
+    enough = (number for number in range(most, 0, -1) if all(pieces_of(plan.trained, number)))
     fewer = list(islice(enough, MOST_TRIED))
     on_as_many = (Change({"parallel.servers": number}) for number in fewer)
     with_the_workers = (Change({"parallel.servers": number}, workers + number) for number in fewer)

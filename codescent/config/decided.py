@@ -84,26 +84,26 @@ def with_steps(config: Config, num_samples: int) -> Config:
 
 
 def as_given(error: UserError, config: Config) -> UserError:
-    """Problems found `with_steps`, for a config that gives epochs: advice on `train.num_steps` leaves the epochs out.
+    """Problems found `with_steps`, for a config that gives epochs: `train.num_steps` is said to be theirs, and advice
+    on it leaves the epochs out. The error is a new one.
 
     Args:
         error: the problems.
         config: before `with_steps`.
     """
-    epochs = config.train.num_epochs
-    if epochs is None:
-        return error
+    epochs, begins = config.train.num_epochs, "train.num_steps = "
 
     def told(problem: str) -> str:
-        if not isinstance(problem, Refusal):
+        if epochs is None or not isinstance(problem, Refusal):
             return problem
+        said = problem.said
+        if said.startswith(begins):
+            said = f"train.num_steps (of {counted(epochs, 'epoch')}) = {said.removeprefix(begins)}"
         changes = (
             change.and_also({"train.num_epochs": None}) if "train.num_steps" in change.values else change
             for change in problem.changes
         )
-        key, _, rest = problem.said.partition(" = ")
-        said = f"{key} (of {counted(epochs, 'epoch')}) = {rest}" if key == "train.num_steps" else problem.said
-        return Refusal(said, changes, where=problem.where)
+        return Refusal(said, changes)
 
     return UserError(*map(told, error.problems))
 

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from codescent.base.home import expanded, unknown_home
 from codescent.base.visible import visible
-from codescent.base.wire_form import FORMS, read_form
+from codescent.base.wire_form import FORMS, read_form, text_of
 
 AUTO = "auto"  # None in a config file: codescent chooses the value. It also overrides a value of the base file
 
@@ -97,15 +97,14 @@ def _check_period(value: int | str) -> int | str:
 
 def _check_wire(value: str) -> str:
     try:
-        read_form(value)
+        return text_of(*read_form(value))
     except ValueError:
         raise ValueError(f"must be {FORMS}") from None
-    return value
 
 
 Period = Annotated[int | str, AfterValidator(_check_period)]
 Servers = Annotated[int, Field(ge=0, le=1024)]
-Wire = Annotated[str, AfterValidator(_check_wire)]
+WireText = Annotated[str, AfterValidator(_check_wire)]
 Text = Annotated[str, AfterValidator(_check_text)]
 TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from codescent.config.keys import Period, Section, Servers, Wire, at_least, auto, key, one_of, other_than
+from codescent.config.keys import Period, Section, Servers, WireText, at_least, auto, key, one_of, other_than
 
 AVERAGES = other_than("parallel.average_every", 0)
 """Only a run whose replicas train apart reads the key."""
@@ -139,7 +139,7 @@ class Parallel(Section):
         ge=1,
         only=AVERAGES,
     )
-    wire: Wire = key(
+    wire: WireText = key(
         "none",
         "format in which replicas send gradients or, with average_every, changes of weights: none, bf16, int8, int4, "
         "sign, powersgd:RANK or topk:SHARE; what rounding loses is sent later (error feedback)",

@@ -11,7 +11,7 @@ STEPS = 100
 ROUNDS = 40
 """The same, where workers push the changes of rounds of steps."""
 PORTIONS, FEWEST = 400, 20
-"""Where workers are many, so few steps or rounds are walked that they have about PORTIONS; FEWEST at least."""
+"""With many workers about PORTIONS portions are walked, but at least FEWEST steps or rounds."""
 MEASURED = 0.2, 0.9
 """The part of them that is measured: before, ranks get into their order; behind, some find no work."""
 

@@ -110,7 +110,8 @@ class Card:
 
 @dataclass
 class _Piece:
-    """A piece of a message that waits until both cards are free. `leaves`: they are. `end_s`: when it has crossed."""
+    """A piece of a message that waits until both cards are free. `leaves`: happens when it begins to cross them.
+    `end_s`: when it has crossed them."""
 
     sender: int
     receiver: int
@@ -149,7 +150,7 @@ class Network:
         self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
         self.pieces = 0  # that have waited so far
-        self.looks: dict[float, dict[int, Queue]] = {}  # whose pieces look at the cards again, by time and id
+        self.looks: dict[float, dict[int, Queue]] = {}  # by time: the queues, by id, to look at then
         self.flights: list[Flight] = []  # from rank to rank, while they keep the sender's card busy
 
     def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
@@ -240,18 +241,20 @@ class Network:
                 self.looks[free_s][id(queue)] = queue
 
     def _look(self, free_s: float) -> Process:
-        """Cards are free: of the pieces that wait for them those leave first that wait longest."""
+        """Cards are free. The pieces that have waited longest leave first."""
         yield free_s - self.clock.now_s
+        now_s = max(free_s, self.clock.now_s)  # the clock may be a rounding error before it
         queues = self.looks.pop(free_s)
         waiting = {number: piece for queue in queues.values() for number, piece in queue.items()}
         for number, piece in sorted(waiting.items()):
             out, into = piece.out, piece.into
-            if out.sends_free_s <= free_s >= into.receives_free_s:  # the clock may be a rounding error before it
+            if out.sends_free_s <= now_s >= into.receives_free_s:
                 del out.sends[number], into.receives[number]
                 piece.end_s = self._transfer(piece.sender, piece.receiver, piece.payload_bytes)
                 self.clock.happens(piece.leaves)
-                queues.pop(id(out.sends), None)
-                queues.pop(id(into.receives), None)
+                for until_s, queue in ((out.sends_free_s, out.sends), (into.receives_free_s, into.receives)):
+                    if until_s > now_s:
+                        queues.pop(id(queue), None)
                 if not queues:  # all are busy again
                     break
 

@@ -61,7 +61,8 @@ def walk(
             None: each rank has a processor of its own.
         phase: None: the last one.
         rounds: None: one, or where neighbours are drawn in each round, DRAWN_ROUNDS; where they come in turn, one turn.
-        steps: of a run of portions; None: about 100, and where all ranks meet more seldom none of the meetings.
+        steps: of a run of portions; None: as many as `segments_of` says, and where all ranks meet more seldom none of
+            the meetings.
         end_steps: last ones of them whose time does not count: all ranks wait for what is under way then.
         timeline: keep what each rank did and when. Without it, steps of a round in which a rank exchanges nothing are
             one: long rounds take no longer than short ones.

@@ -9,7 +9,7 @@ from math import ceil, prod
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.base.errors import UserError
-from codescent.base.wire_form import read_form
+from codescent.base.wire_form import read_form, text_of
 from codescent.plan.schedule import Verb
 from codescent.plan.traffic import Collective, Traffic
 
@@ -108,7 +108,7 @@ class Wire:
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
-        return self.method + (f":{self.rank}" if self.rank else f":{self.share!r}" if self.share else "")
+        return text_of(self.method, self.rank, self.share)
 
     @property
     def exact(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
@@ -48,8 +49,10 @@ def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any]) -> Ite
 
 
 def _refuse_another_run(of_run: Plan, alone: Plan) -> None:
-    """Raise UserError if config.toml is not that of plan.json. How ranks divide the work differs, and may."""
-    own = {key for key in alone.trajectory() if key.partition(".")[0] in SECTIONS}
+    """Raise UserError if config.toml is not that of plan.json. How ranks divide the work differs, and may, and so do
+    the places of files."""
+    moved = {"model.weights", *tasks.task_named(of_run.task.name).kept}  # a resume has compared their contents
+    own = {key for key in alone.trajectory() if key.partition(".")[0] in SECTIONS} - moved
     differs = {key: values for key, values in of_run.differing(alone).items() if key in own}
     if differs:
         raise UserError(

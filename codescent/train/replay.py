@@ -191,20 +191,21 @@ def _refuse_other_orders(rows: Sequence[Sequence[Applied]], run: Path, workers: 
         workers: ranks that push.
         together: pushes of an update.
     """
-    pushed: dict[tuple[int, int, int], tuple[int, int]] = {}
+    pushed = {_portion(row): (row.worker, row.number, row.count) for row in rows[0]}
     for server, mine in enumerate(rows):
+        path = order.file_of(run, server)
         for at, row in enumerate(mine):
-            updates, push = at // together, (row.worker, row.number)
-            place = f"{order.file_of(run, server)} line {at + 1}"
-            if row.version != updates or row.base > row.version:
-                raise UserError(f"{place}: version {row.version}, base {row.base}: {updates} updates were made before")
+            updates, push, place = at // together, (row.worker, row.number, row.count), f"{path} line {at + 1}"
+            if row.version != updates:
+                raise UserError(f"{place}: version {row.version}, but {updates} updates come before this line")
+            if row.base > row.version:
+                raise UserError(f"{place}: base {row.base} is newer than version {row.version}")
             if row.worker >= workers:
                 raise UserError(f"{place}: worker {row.worker}: there are {workers} workers, counted from 0")
-            if (other := pushed.setdefault(_portion(row), push)) != push:
-                raise UserError(
-                    f"{place}: worker {row.worker}, push {row.number}, but another server has worker {other[0]}, push "
-                    f"{other[1]} for this part"
-                )
+            if pushed.get(_portion(row)) != push:
+                raise UserError(f"{place}: worker {row.worker}, push {row.number}: server 0 has another push instead")
+        if len(mine) != len(pushed):
+            raise UserError(f"{path}: has {len(mine)} pushes, but server 0 has {len(pushed)}")
 
 
 def replay(

@@ -36,7 +36,7 @@ SHOWN_KEYS = 12
 """Largest number of keys that are listed in a group."""
 SHOWN_CHARS = 60
 SHOWN_COLUMNS = 80
-"""Width of the first lines, that every terminal has."""
+"""Width of the first lines. Every terminal has it."""
 FAILED = 1
 """Exit code if B is slower than --fail-above allows."""
 
@@ -99,7 +99,7 @@ def _twice(paths: Sequence[Path]) -> list[Path]:
 def verdict(found: Times, differences: Facts, num_ranks: int) -> Iterator[str]:
     """The first lines: whether B is slower, and by which part. `num_ranks`: the most that a run has."""
     for sentence in _sentences(found, differences, num_ranks):
-        yield from textwrap.wrap(sentence, SHOWN_COLUMNS)
+        yield from textwrap.wrap(sentence, SHOWN_COLUMNS, break_on_hyphens=False)
 
 
 def _sentences(found: Times, differences: Facts, num_ranks: int) -> Iterator[str]:

@@ -37,6 +37,8 @@ from codescent.verbs.resume import config_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
 """Keys with which ranks do not know each step's loss, and the values with which they do."""
+NEED_APART = {"parallel.outer_optimizer": "none", "parallel.restarts": "0"}
+"""Keys that are refused without them, and the values that are not."""
 
 
 def main(arguments: Namespace) -> int:
@@ -88,9 +90,10 @@ def _refuse_apart(config: Config) -> None:
     """Raise UserError if a range test would not know the loss after a step."""
     given = [key for key in APART_OFF if not is_default(config, key)]
     if given:
+        off = {key: value for key, value in (APART_OFF | NEED_APART).items() if not is_default(config, key)}
         raise UserError(
             "--find-learning-rate: needs the loss of all ranks after each step, which they do not know with "
-            f"{' and '.join(given)}; add {' '.join(f'{key}={APART_OFF[key]}' for key in given)}"
+            f"{' and '.join(given)}; add {' '.join(f'{key}={value}' for key, value in off.items())}"
         )
 
 
