@@ -211,7 +211,7 @@ def _unsettled(config: Config) -> Iterator[str]:
     if isinstance(period := config.parallel.average_every, str):
         yield (
             f'parallel.average_every = "{period}": the steps of an epoch are unknown until the data is prepared, '
-            "which `codescent train` does first; give a number of steps to plan before"
+            "which `codescent train` does first; to plan without it, give a number of steps"
         )
 
 

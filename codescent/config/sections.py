@@ -32,6 +32,9 @@ from codescent.config.parallel import Parallel as Parallel
 RECORDS = at_least("profile.active", 1)
 """Only a run that records a profile reads the key."""
 
+Compiled = Literal["none", "blocks", "model"]
+"""What torch.compile may compile."""
+
 
 class Run(Section):
     """Name, folder and seed of the run."""
@@ -201,7 +204,7 @@ class Train(Section):
         ge=0,
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
-    compile: Literal["none", "blocks", "model"] | None = auto(
+    compile: Compiled | None = auto(
         "what torch.compile compiles: nothing, each block by itself, or the whole model; auto: blocks on CUDA if its "
         "compiler works there, else none; none also with train.deterministic and where blocks are refused"
     )

@@ -62,8 +62,8 @@ class Handed:
 def segments_of(plan: Plan, steps: int | None = None) -> list[range]:
     """The steps from one meeting of all ranks to the next.
 
-    `steps`: of all of them; None: as many segments as STEPS or ROUNDS have, or PORTIONS. One that is longer has no
-    meeting, see `meets`.
+    `steps`: of all of them; None: STEPS steps or ROUNDS rounds, with many workers fewer (PORTIONS). A segment that is
+    longer has no meeting, see `meets`.
     """
     period, begin, found = plan.schedule.period, 0, list[range]()
     enough = max(FEWEST, PORTIONS // plan.mesh.world_size)

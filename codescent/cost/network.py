@@ -16,9 +16,9 @@ from codescent.plan import Collective, Traffic
 from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
 PIECES = 16
-"""Into so many pieces a message is cut that shares its cards with others; fewer, where these are many."""
+"""A message that shares its cards with others is cut into so many pieces; with many hosts into fewer."""
 PIECES_OF_A_CARD = 128
-"""Pieces of messages to all other hosts: enough for cards that are shared fairly."""
+"""A message is cut into this number, divided by the hosts: enough pieces for cards that are shared fairly."""
 TURN_S = 1e-9
 """After a piece the messages that wait look at the cards first: they share them fairly, as connections of TCP do."""
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}

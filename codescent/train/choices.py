@@ -5,13 +5,13 @@ Does not measure: machine.py and threads.py do. A resumed run keeps its choices 
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
-from codescent.config.sections import Config
+from codescent.config.sections import Compiled, Config
 from codescent.operators import products
 from codescent.plan import Plan
 from codescent.train import compiling, machine, threads
@@ -28,9 +28,6 @@ CHOICES = {
     "compile": "what torch.compile compiles",
 }
 """Settings that a run chooses by a trial, and that change the rounding of its sums."""
-
-COMPILED = ("none", "blocks", "model")
-"""What torch.compile may compile."""
 
 KIND = ("torch", "processor", "instructions", "cores", "device")
 """Facts of a rank's machine, in environment.json, that decide the choices."""
@@ -104,7 +101,7 @@ def restore(config: Config, recorded: dict[str, Any]) -> str:
             recorded["num_threads"],
         )
         wide = (recorded["bf16_products"] or {}).get("choice") == "fp32"
-        known = kernels in machine.TORCH_SETTING and compiles in COMPILED and threads_per_rank >= 1
+        known = kernels in machine.TORCH_SETTING and compiles in get_args(Compiled) and threads_per_rank >= 1
     except (LookupError, TypeError, AttributeError):
         known = False
     if not known:
