@@ -167,12 +167,20 @@ def test_a_ring_of_four_shrinks_by_a_third_in_each_round(tmp_path: Path, forker:
     np.testing.assert_allclose(apart[1:] / apart[:-1], 1 / 3, rtol=1e-9)
 
 
-def test_push_sum_keeps_what_training_adds(tmp_path: Path, forker: Forker) -> None:
-    cases = {"": gossip("push-sum", 4)}
-    found = forker.call("gossip_ranks:mixed", tmp_path, 4, cases=cases, rounds=5, drift=0.25)
-    expected = started(4).mean(0) + 5 * 0.25 * np.mean(range(4))
+def test_push_sum_counts_what_training_adds_by_the_weight_of_a_replica(tmp_path: Path, forker: Forker) -> None:
+    cases, rounds, drift = {"": gossip("push-sum", 4)}, 5, 0.25
+    found = forker.call("gossip_ranks:mixed", tmp_path, 4, cases=cases, rounds=rounds, drift=drift)
+    graph = Graph("push-sum", 4, plan_of(cases[""]).seed)
+    trained, weights = started(4), np.ones((4, 1))
+    for number in range(rounds):
+        products = matrix(graph, number) @ (weights * (trained + drift * np.arange(4)[:, None]))
+        weights = matrix(graph, number) @ weights
+        trained = products / weights
+        seen = np.stack([one[""]["weights"][number + 1] for one in found])
+        np.testing.assert_allclose(seen, trained, rtol=0, atol=1e-12)
     for one in found:
-        np.testing.assert_allclose(one[""]["means"], expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(one[""]["means"], (weights * trained).mean(0), rtol=0, atol=1e-12)
+    assert np.ptp(weights) > 0.1
     (one, *_) = forker.call("gossip_ranks:mixed", tmp_path, 4, cases=cases, rounds=80)
     np.testing.assert_allclose(one[""]["weights"][-1], one[""]["means"], rtol=0, atol=1e-6)
 

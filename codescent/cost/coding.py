@@ -120,11 +120,11 @@ def of_average(plan: Plan) -> tuple[Work, Work]:
 def of_mixing(plan: Plan, neighbours: int) -> tuple[Work, Work]:
     """What EXCHANGE computes before it sends the weights, and after it has those of so many neighbours: see
     strategies/mixing.py and differences.py."""
-    push_sum = Work(7.0) if plan.layout.gossip == "push-sum" else NOTHING
+    scaled = COPY if plan.layout.gossip == "push-sum" else NOTHING  # by the replica's weight
     if Wire.parse(plan.layout.wire).lossy:
         known = DECODE + ADD
         return COPY + ADD + COPY + ENCODE, known + (known * (neighbours + 1)) + ADD + ADD + COPY
-    return COPY + push_sum, COPY + ADD * neighbours + push_sum + COPY
+    return COPY + scaled, COPY + ADD * neighbours + scaled + COPY
 
 
 def of_push(plan: Plan) -> tuple[Work, Work]:

@@ -251,7 +251,7 @@ class Plan:
             "parallel.wire": layout.wire if lossy else None,
             "parallel.wire_from": layout.wire_from if lossy else None,
             "parallel.bucket_bytes": layout.bucket_bytes if lossy and not (apart or layout.served) else None,
-            # Residuals, counts and numerators are those of a rank. Averaging divides a batch by replicas only.
+            # Residuals, counts and push-sum's weights are those of a rank. Averaging divides a batch by replicas only.
             **{key: degree if by_rank or (apart and key == REPLICAS) else None for key, degree in degrees.items()},
         }
 

@@ -83,13 +83,11 @@ class Gossip(Strategy):
         yield replace(sum_of, every=every, at=every - 1)
 
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
-        """Push-sum: the weight and the numerators. With a lossy wire: the public copies, and the neighbours' mixed."""
+        """Push-sum: the weight. With a lossy wire: the public copies, and the neighbours' mixed."""
         numels, dtype = numels_of(plan, stage), plan.trained[0].optimizer_dtype
         if numels and plan.layout.gossip == "push-sum":
             yield KeptTensor("gossip.weight", (1,), "fp64")
         for number, numel in enumerate(numels):
-            if plan.layout.gossip == "push-sum":
-                yield KeptTensor(f"gossip.{number}.numerator", (numel,), dtype)
             if Wire.parse(plan.layout.wire).lossy:
                 yield KeptTensor(f"gossip.{number}.public", (numel,), dtype)
                 yield KeptTensor(f"gossip.{number}.mixed", (numel,), dtype)

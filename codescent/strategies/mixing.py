@@ -29,8 +29,9 @@ SKETCHED = 1 << 22
 class Mixing(Replicas):
     """EXCHANGE on one rank, for its part of the weights of a replica. AVERAGE begins it, MERGE ends it.
 
-    Push-sum: replica i has numerators x_i and a weight w_i, and trains z_i = x_i / w_i. What training changes in z_i is
-    added to x_i (Assran et al. 2019, algorithm 1). Sums over replicas of x_i and of w_i stay.
+    Push-sum: replica i has a weight w_i, trains z_i, and mixes x_i = w_i z_i and w_i. Sums over replicas of x_i and of
+    w_i stay. In Assran et al. (2019, algorithm 1) x_i is kept, and what training changes in z_i is added to it as it
+    is. Then z_i moves 1 / w_i as far: that is unstable where many steps lie between exchanges. See docs/gossip.md.
 
     Args:
         copies: of each trained tensor of this rank's stage, in the plan's order, with initial values, which are the
@@ -49,7 +50,6 @@ class Mixing(Replicas):
         for part in self.parts:
             whole = part.weights()
             if layout.gossip == "push-sum":
-                part.numerator = whole
                 self.weight = torch.ones(1, dtype=torch.float64, device=whole.device)
             if wire.lossy:
                 part.differences = Differences(wire, whole)
@@ -115,7 +115,7 @@ class Mixing(Replicas):
 
     @torch.no_grad()
     def means(self) -> Sequence[Tensor]:
-        """See Exchange. With push-sum the sum of the numerators over the number of replicas."""
+        """See Exchange. With push-sum each replica counts by its weight."""
         found = dict[int, Tensor]()
         for part, indices in zip(self.parts, self.alike):
             mean = part.mixable(self.weight).div_(self.degree)
@@ -128,8 +128,6 @@ class Mixing(Replicas):
         """See Exchange."""
         found: dict[str, Tensor] = {} if self.weight is None else {"gossip.weight": self.weight}
         for number, part in enumerate(self.parts):
-            if part.numerator is not None:
-                found[f"gossip.{number}.numerator"] = part.numerator
             if part.differences is not None:
                 found[f"gossip.{number}.public"] = part.differences.public
                 found[f"gossip.{number}.mixed"] = part.differences.mixed
@@ -145,15 +143,11 @@ class Mixing(Replicas):
 
 
 class _Part:
-    """Weights that travel in one message.
-
-    `numerator`: push-sum, after the last exchange. `differences`: with a lossy wire.
-    """
+    """Weights that travel in one message. `differences`: with a lossy wire."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self.copies = copies
         self.sizes = [copy.master.numel() for copy in copies]
-        self.numerator: Tensor | None = None
         self.differences: Differences | None = None
 
     def weights(self) -> Tensor:
@@ -161,17 +155,14 @@ class _Part:
         return torch.cat([copy.master.detach().reshape(-1) for copy in self.copies])
 
     def mixable(self, weight: Tensor | None) -> Tensor:
-        """What is mixed: the weights; with push-sum the numerators, with what training has changed since. A copy."""
+        """What is mixed, as a copy: the weights of this rank; with push-sum times the replica's `weight` [1], fp64."""
         weights = self.weights()
-        if self.numerator is None or weight is None:
-            return weights
-        return self.numerator + (weights - self.numerator / weight.to(weights.dtype))
+        return weights if weight is None else weights.mul_(weight.to(weights.dtype))
 
     def put(self, mixed: Tensor, weight: Tensor | None) -> None:
-        """Replace the weights."""
-        if self.numerator is not None and weight is not None:
-            self.numerator.copy_(mixed)
-            mixed = self.numerator / weight.to(mixed.dtype)
+        """Replace the weights by what was mixed; with push-sum over the replica's new `weight`. Overwrites `mixed`."""
+        if weight is not None:
+            mixed.div_(weight.to(mixed.dtype))
         for copy, piece in zip(self.copies, torch.split(mixed, self.sizes)):
             copy.master.copy_(piece.view_as(copy.master))
             if copy.weights is not copy.master:
