@@ -60,10 +60,11 @@ def trained(place: Place, cases: dict[str, Case], steps: int) -> dict[str, Any]:
     return found
 
 
-def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0) -> dict[str, Any]:
+def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0, share: float = 0.0) -> dict[str, Any]:
     """By case: the weights of this rank before each exchange and after the last, the means, what was estimated.
 
-    `drift`: what a replica adds to its weights before each exchange, times its index.
+    Before each exchange a replica adds `drift` times its index to its weights, and goes a share of the way from them to
+    its index.
     """
     place.join()
     found = {}
@@ -78,7 +79,7 @@ def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0)
         seen = [flat(tensors)]
         for number in range(rounds):
             for tensor in tensors:
-                tensor += drift * place.rank
+                tensor += drift * place.rank + share * (place.rank - tensor)
             one.stepped(number, 1, place.ranks)
             one.average(0)
             one.merge(0)

@@ -59,6 +59,8 @@ def numel(of: Plan) -> int:
         (4, ("parallel.wire=powersgd:2",), 3 + 3 + 2 + 2, 1, 1),
         (4, (), 0, 0, 0),
         (2, ("parallel.gossip=ring",), 2 + 2 + 3 + 2, 0, 0),
+        # copied and scaled | own and the other's, scaled, into the weights
+        (2, ("parallel.gossip=push-sum",), 2 + 2 + 2 + 3 + 2 + 2, 0, 0),
         (4, ("parallel.gossip=ring", "parallel.wire=int8"), 2 + 3 + 2 + 4 * 3 + 3 + 3 + 2, 1, 4),
         (3, ("parallel.servers=1",), 2 + 2, 0, 0),
         (3, ("parallel.servers=1", "parallel.wire=int4"), 2 + 3 + 3 + 1 + 2 + 2, 1, 1),

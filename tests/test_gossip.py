@@ -153,7 +153,8 @@ def test_exchanges_are_the_products_of_the_matrices(tmp_path: Path, forker: Fork
         if name == "push-sum":
             assert np.ptp(weights) > 0.1  # the matrices were not doubly stochastic
         apart = np.stack([one[name]["weights"][-1] for one in found])
-        expected = ((apart - apart.mean(0)) ** 2).sum(), ranks * (apart.mean(0) ** 2).sum()
+        mean = (weights * apart).mean(0)
+        expected = ((apart - mean) ** 2).sum(), ranks * (mean**2).sum()
         estimated = sum(np.array(one[name]["distance"]) for one in found)
         if expected[0] > 1e-20:
             np.testing.assert_allclose(estimated, expected, rtol=0.2)
@@ -183,6 +184,14 @@ def test_push_sum_counts_what_training_adds_by_the_weight_of_a_replica(tmp_path:
     assert np.ptp(weights) > 0.1
     (one, *_) = forker.call("gossip_ranks:mixed", tmp_path, 4, cases=cases, rounds=80)
     np.testing.assert_allclose(one[""]["weights"][-1], one[""]["means"], rtol=0, atol=1e-6)
+
+
+def test_weights_of_push_sum_stay_within_what_replicas_have_trained(tmp_path: Path, forker: Forker) -> None:
+    """As in training, a replica comes near its own optimum between exchanges. SGP's algorithm 1 reaches 1e4 here."""
+    cases = {"": gossip("push-sum", 4)}
+    found = forker.call("gossip_ranks:mixed", tmp_path, 4, cases=cases, rounds=60, share=0.9)
+    largest = max(np.abs(started(4)).max(), 3.0)
+    assert all(np.abs(one[""]["weights"]).max() <= largest for one in found)
 
 
 @pytest.mark.parametrize("graph", ["ring", "complete"])

@@ -332,6 +332,13 @@ def test_a_run_folder_that_contradicts_itself_is_not_replayed(runs: Runs) -> Non
         assert "environment.json: does not say which kernels and threads the run had" in done.stderr
     environment.write_text(recorded)
     assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 0
+    corpus = re.search(r'^corpus = "(.*)"$', given, re.MULTILINE)
+    assert corpus is not None
+    text = (runs.project / corpus[1]).read_text()
+    (runs.project / corpus[1]).write_text(text[::-1])
+    done = called(runs.project, "prove", "--replay", str(run.path))
+    (runs.project / corpus[1]).write_text(text)
+    assert (done.returncode, "not the tokens that the run in" in done.stderr) == (2, True), done.stderr
 
 
 def test_files_of_the_run_may_have_moved_before_a_replay() -> None:
@@ -356,6 +363,12 @@ def test_servers_have_the_same_pushes_or_are_not_replayed(tmp_path: Path, case: 
     _refuse_other_orders([WHOLE, [replace(WHOLE[1], version=0), replace(WHOLE[0], version=1)]], tmp_path, 2, 1)
     with pytest.raises(UserError, match=r"server_1.jsonl.*server 0"):
         _refuse_other_orders([WHOLE, OTHERS[case]], tmp_path, 2, 1)
+
+
+def test_an_order_with_a_push_twice_is_not_replayed(tmp_path: Path) -> None:
+    twice = [*WHOLE, replace(WHOLE[1], version=2)]
+    with pytest.raises(UserError, match=r"server_0.jsonl: has a push twice: 3 pushes, but 2 portions"):
+        _refuse_other_orders([twice, WHOLE], tmp_path, 2, 1)
 
 
 def test_a_run_without_an_order_is_not_replayed(runs: Runs) -> None:

@@ -7,6 +7,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from forker import Forker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused import planned
 from runs import called
 from torch import Tensor
 from wire_ranks import flat
@@ -95,10 +97,23 @@ def test_methods_with_scales_are_written_without_a_number() -> None:
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [("topk:.5", "topk:0.5"), ("topk:1E-2", "topk:0.01"), ("topk:1", "topk:1.0"), ("powersgd:04", "powersgd:4")],
+    [
+        ("topk:.5", "topk:0.5"),
+        ("topk:1E-2", "topk:0.01"),
+        ("topk:1.", "topk:1.0"),
+        ("topk:1e+0", "topk:1.0"),
+        ("powersgd:04", "powersgd:4"),
+    ],
 )
 def test_two_texts_of_one_form_are_one_value(text: str, meant: str) -> None:
     assert str(Wire.parse(text)) == Parallel(wire=text).wire == meant
+
+
+def test_a_run_of_another_text_of_the_same_wire_goes_on() -> None:
+    now = planned({"parallel.wire": "powersgd:4"}, 2)
+    before = replace(now, layout=replace(now.layout, wire="powersgd:04"))
+    assert before.differing(now) == {}
+    assert set(before.differing(replace(now, layout=replace(now.layout, wire="powersgd:5")))) == {"parallel.wire"}
 
 
 @pytest.mark.parametrize(

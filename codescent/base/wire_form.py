@@ -13,7 +13,7 @@ FORMS = (
     "most 1"
 )
 _RANK = re.compile(r"0*([1-9]\d{0,8})", re.ASCII)  # no matrix has a thousand million rows
-_SHARE = re.compile(r"(\d{0,30}\.)?\d{1,30}(e-?\d{1,3})?", re.ASCII | re.IGNORECASE)
+_SHARE = re.compile(r"(\d{1,30}\.?|\d{0,30}\.\d{1,30})(e[-+]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 
 
 def read_form(text: str) -> tuple[str, int, float]:

@@ -84,8 +84,9 @@ def with_steps(config: Config, num_samples: int) -> Config:
 
 
 def as_given(error: UserError, config: Config) -> UserError:
-    """Problems found `with_steps`, for a config that gives epochs: `train.num_steps` is said to be theirs, and advice
-    on it leaves the epochs out. The error is a new one.
+    """Problems found `with_steps`, for a config that gives epochs, as a new error.
+
+    Messages on `train.num_steps` name the epochs that it comes from. Advice that sets it removes `train.num_epochs`.
 
     Args:
         error: the problems.

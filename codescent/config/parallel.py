@@ -154,7 +154,7 @@ class Parallel(Section):
         "none",
         "with whom each model replica exchanges weights, after steps of its own: ring: two neighbours; pairs: one, "
         "drawn anew each time; complete: all; exponential: to one, 1, 2, 4, ... further, in turn; push-sum: to one, "
-        "drawn anew, and weights are divided by what arrives",
+        "drawn anew, and a replica counts by a weight that travels along",
     )
     gossip_mode: Literal["synchronous", "asynchronous"] = key(
         "synchronous",

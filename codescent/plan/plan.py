@@ -230,7 +230,8 @@ class Plan:
     def _exchanges(self) -> dict[str, Scalar]:
         """The keys of [parallel] that decide the losses: how replicas train apart, and what rounds their messages."""
         layout, apart = self.layout, self.layout.apart
-        lossy = Wire.parse(layout.wire).lossy
+        wire = Wire.parse(layout.wire)
+        lossy = wire.lossy
         keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
         outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
         found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER, *SERVED)), None)
@@ -248,7 +249,7 @@ class Plan:
             found["parallel.servers"] = layout.servers
         return {
             **found,
-            "parallel.wire": layout.wire if lossy else None,
+            "parallel.wire": str(wire) if lossy else None,
             "parallel.wire_from": layout.wire_from if lossy else None,
             "parallel.bucket_bytes": layout.bucket_bytes if lossy and not (apart or layout.served) else None,
             # Residuals, counts and push-sum's weights are those of a rank. Averaging divides a batch by replicas only.

@@ -31,8 +31,8 @@ class Gossip(Strategy):
 
     The graphs: ring (Lian et al. 2017, "D-PSGD", algorithm 1), pairs drawn anew (Boyd et al. 2006), complete, one peer
     of a directed exponential graph (Assran et al. 2019, "SGP", appendix A), push-sum to a drawn replica (Kempe et al.
-    2003; SGP, algorithm 1). With a lossy `wire`, replicas send differences to public copies (Koloskova et al. 2019,
-    "CHOCO-SGD", algorithm 2).
+    2003; SGP, where a replica counts otherwise: see `Mixing`). With a lossy `wire`, replicas send differences to public
+    copies (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2).
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
@@ -87,10 +87,9 @@ class Gossip(Strategy):
         numels, dtype = numels_of(plan, stage), plan.trained[0].optimizer_dtype
         if numels and plan.layout.gossip == "push-sum":
             yield KeptTensor("gossip.weight", (1,), "fp64")
-        for number, numel in enumerate(numels):
-            if Wire.parse(plan.layout.wire).lossy:
-                yield KeptTensor(f"gossip.{number}.public", (numel,), dtype)
-                yield KeptTensor(f"gossip.{number}.mixed", (numel,), dtype)
+        for number, numel in enumerate(numels if Wire.parse(plan.layout.wire).lossy else ()):
+            yield KeptTensor(f"gossip.{number}.public", (numel,), dtype)
+            yield KeptTensor(f"gossip.{number}.mixed", (numel,), dtype)
 
     def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
         """`Mixing`, which does EXCHANGE."""

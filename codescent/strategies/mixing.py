@@ -30,8 +30,8 @@ class Mixing(Replicas):
     """EXCHANGE on one rank, for its part of the weights of a replica. AVERAGE begins it, MERGE ends it.
 
     Push-sum: replica i has a weight w_i, trains z_i, and mixes x_i = w_i z_i and w_i. Sums over replicas of x_i and of
-    w_i stay. In Assran et al. (2019, algorithm 1) x_i is kept, and what training changes in z_i is added to it as it
-    is. Then z_i moves 1 / w_i as far: that is unstable where many steps lie between exchanges. See docs/gossip.md.
+    w_i stay. Assran et al. (2019, algorithm 1) keep x_i, and add to it what training changes in z_i. Then z_i moves
+    1 / w_i times as far, which is unstable with many steps between exchanges. See docs/gossip.md.
 
     Args:
         copies: of each trained tensor of this rank's stage, in the plan's order, with initial values, which are the
@@ -46,17 +46,15 @@ class Mixing(Replicas):
         self.index, self.number = this_rank.coordinates[AXIS], 0
         self.parts = [_Part([self.copies[index] for index in indices]) for indices in self.alike]
         self.weight: Tensor | None = None
+        if layout.gossip == "push-sum" and self.copies:
+            self.weight = torch.ones(1, dtype=torch.float64, device=self.copies[0].master.device)
         wire = Wire.parse(layout.wire)
-        for part in self.parts:
-            whole = part.weights()
-            if layout.gossip == "push-sum":
-                self.weight = torch.ones(1, dtype=torch.float64, device=whole.device)
-            if wire.lossy:
-                part.differences = Differences(wire, whole)
+        for part in self.parts if wire.lossy else ():
+            part.differences = Differences(wire, part.weights())
         self.flying: _Flying | None = None
 
     def stepped(self, number: int, own_losses: int, losses: int) -> None:
-        """See Exchange. Replicas count equally, however many losses they have computed."""
+        """See Exchange. How many losses a replica has computed does not decide how much it counts."""
         self.number = number
 
     @torch.no_grad()
@@ -111,7 +109,7 @@ class Mixing(Replicas):
     @torch.no_grad()
     def distance(self) -> Tensor:
         """See Exchange: estimated from random projections, which keep norms on average (Alon et al. 1996, 2.2)."""
-        return distance_of(self.copies, self.degree, self.group)
+        return distance_of(self.copies, self.degree, self.group, self.weight)
 
     @torch.no_grad()
     def means(self) -> Sequence[Tensor]:
@@ -160,7 +158,8 @@ class _Part:
         return weights if weight is None else weights.mul_(weight.to(weights.dtype))
 
     def put(self, mixed: Tensor, weight: Tensor | None) -> None:
-        """Replace the weights by what was mixed; with push-sum over the replica's new `weight`. Overwrites `mixed`."""
+        """Replace the weights by what was mixed; with push-sum divided by the replica's new `weight`. Overwrites
+        `mixed`."""
         if weight is not None:
             mixed.div_(weight.to(mixed.dtype))
         for copy, piece in zip(self.copies, torch.split(mixed, self.sizes)):
@@ -200,15 +199,18 @@ def _mixed(row: Row, values: Mapping[int, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def distance_of(copies: Sequence[Copy], degree: int, group: dist.ProcessGroup) -> Tensor:
-    """See Exchange.distance: estimated from random projections of the weights of `degree` replicas. Collective."""
+def distance_of(copies: Sequence[Copy], degree: int, group: dist.ProcessGroup, weight: Tensor | None = None) -> Tensor:
+    """See Exchange.distance: estimated from random projections of the weights of `degree` replicas. Collective.
+
+    `weight`: by which this replica counts in the mean, fp64 [1]; None: 1.
+    """
     if not copies:
         return torch.zeros(2, dtype=torch.float64)
     own = torch.zeros(SKETCH, dtype=torch.float64, device=copies[0].master.device)
     for index, copy in enumerate(copies):
         if copy.counted:
             own += _projections(copy.master.reshape(-1), index)
-    mean = own / degree
+    mean = (own if weight is None else own * weight) / degree
     all_reduce(mean, group=group)
     return torch.stack([(own - mean).square().sum(), mean.square().sum()])
 

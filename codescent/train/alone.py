@@ -11,11 +11,12 @@ from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
+from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.choices import other_machine, restore
-from codescent.train.open import connect, open_data
+from codescent.train.open import check_same_tokens, connect, open_data
 from codescent.train.stop import StopRequest
 
 SECTIONS = ("run", "model", "lora", "data", "train", "optimizer")
@@ -23,7 +24,7 @@ SECTIONS = ("run", "model", "lora", "data", "train", "optimizer")
 
 
 @contextmanager
-def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any]) -> Iterator[Trainer]:
+def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any], saved: Saved) -> Iterator[Trainer]:
     """Connect, open the data and assemble the parts, with the initial weights of step 0. All is closed at the end.
 
     Kernels, the way of bf16 products and the number of threads are those of the run: another sum rounds otherwise.
@@ -32,13 +33,15 @@ def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any]) -> Ite
         config: of the run, for one process.
         of_run: the run's plan.
         recorded: environment.json of the run.
+        saved: a checkpoint of the run.
 
     Raises:
-        UserError: the files in the run folder contradict each other.
+        UserError: the files in the run folder contradict each other, or the data is not that of the run.
     """
     with connect(config, Rank()) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
         _refuse_another_run(of_run, plan)
+        check_same_tokens(dataset, saved)
         compiles = restore(config, recorded)
         say([f"this machine rounds otherwise: {fact}" for fact in other_machine(recorded, world.device)])
         with (
@@ -49,9 +52,11 @@ def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any]) -> Ite
 
 
 def _refuse_another_run(of_run: Plan, alone: Plan) -> None:
-    """Raise UserError if config.toml is not that of plan.json. How ranks divide the work differs, and may, and so do
-    the places of files."""
-    moved = {"model.weights", *tasks.task_named(of_run.task.name).kept}  # a resume has compared their contents
+    """Raise UserError if config.toml is not that of plan.json.
+
+    How ranks divide the work may differ. So may the places of files.
+    """
+    moved = {"model.weights", *tasks.task_named(of_run.task.name).kept}
     own = {key for key in alone.trajectory() if key.partition(".")[0] in SECTIONS} - moved
     differs = {key: values for key, values in of_run.differing(alone).items() if key in own}
     if differs:

@@ -301,8 +301,14 @@ def _check_saved(run: OpenRun) -> None:
             f"model.weights = {run.plan.model.weights}: not the weights with which the adapters of {run.path} were "
             "trained"
         )
-    if state["dataset"] not in (run.dataset.fingerprint, run.dataset.earlier):
+    check_same_tokens(run.dataset, run.saved)
+
+
+def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:
+    """Raise UserError if a dataset is not that of a checkpoint of `codescent train`."""
+    recorded = saved.state.get("dataset")
+    if recorded not in (dataset.fingerprint, dataset.earlier):
         raise UserError(
-            f"{run.dataset.path}: not the tokens that the run in {run.path} was trained on ({state['dataset']}, here "
-            f"{run.dataset.fingerprint}); the order of samples would change"
+            f"{dataset.path}: not the tokens that the run in {saved.path.parent.parent} was trained on ({recorded}, "
+            f"here {dataset.fingerprint}); the order of samples would change"
         )

@@ -12,6 +12,7 @@ import torch
 
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.data.loader import Portion
 from codescent.plan import Plan
@@ -192,6 +193,8 @@ def _refuse_other_orders(rows: Sequence[Sequence[Applied]], run: Path, workers: 
         together: pushes of an update.
     """
     pushed = {_portion(row): (row.worker, row.number, row.count) for row in rows[0]}
+    if len(pushed) != len(rows[0]):
+        raise UserError(f"{order.file_of(run, 0)}: has a push twice: {len(rows[0])} pushes, but {len(pushed)} portions")
     for server, mine in enumerate(rows):
         path = order.file_of(run, server)
         for at, row in enumerate(mine):
@@ -209,16 +212,16 @@ def _refuse_other_orders(rows: Sequence[Sequence[Applied]], run: Path, workers: 
 
 
 def replay(
-    config: Config, alone: Config, plan: Plan, run: Path, steps: int, recorded: dict[str, Any]
+    config: Config, alone: Config, plan: Plan, run: Path, saved: Saved, recorded: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Apply the pushes of the first `steps` steps in their order, from the initial weights.
+    """Apply the pushes of the steps until a checkpoint in their order, from the initial weights.
 
     Args:
         config: of the run.
         alone: the same config for one process without servers.
         plan: of the run.
         run: its folder.
-        steps: of the checkpoint to which the weights belong.
+        saved: the checkpoint to which the weights belong.
         recorded: environment.json of the run.
 
     Returns:
@@ -228,14 +231,14 @@ def replay(
         UserError: a file of the order is missing or too short, or a push of a round was refused.
     """
     workers, period = plan.mesh.world_size, plan.schedule.period
-    rows = [order.read(run, index, steps, workers, period) for index in range(len(plan.servers))]
+    rows = [order.read(run, index, saved.step, workers, period) for index in range(len(plan.servers))]
     _refuse_other_orders(rows, run, workers, workers if plan.layout.in_steps else 1)
-    if plan.layout.served_rounds and was_refused(rows[0], RunFolder.open(run).read_events(), steps):
+    if plan.layout.served_rounds and was_refused(rows[0], RunFolder.open(run).read_events(), saved.step):
         raise UserError(
             f"{order.file_of(run, 0)}: a push was refused; its steps changed the state of the worker's optimizer, and "
             "are not in the order, so the run cannot be replayed"
         )
-    with trainer_alone(alone, plan, recorded) as trainer:
+    with trainer_alone(alone, plan, recorded, saved) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()
         wide = TORCH_DTYPE[plan.trained[0].optimizer_dtype]

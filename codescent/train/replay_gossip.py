@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from codescent.base.errors import UserError
+from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.data.loader import Portion
 from codescent.plan import Plan
@@ -119,16 +120,16 @@ class _Replay:
 
 
 def replay_gossip(
-    config: Config, alone: Config, plan: Plan, run: Path, steps: int, recorded: dict[str, Any]
+    config: Config, alone: Config, plan: Plan, run: Path, saved: Saved, recorded: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Follow the orders of all replicas until all ranks had met after `steps` steps, from the initial weights.
+    """Follow the orders of all replicas until all ranks had met for a checkpoint, from the initial weights.
 
     Args:
         config: of the run.
         alone: the same config for one process without gossip.
         plan: of the run.
         run: its folder.
-        steps: of the checkpoint to which the weights belong.
+        saved: the checkpoint to which the weights belong.
         recorded: environment.json of the run.
 
     Returns:
@@ -137,8 +138,8 @@ def replay_gossip(
     Raises:
         UserError: a file of the order is missing or too short, or they do not fit together.
     """
-    rows = [gossip_order.read(run, replica, steps) for replica in range(plan.mesh.dp_replicate)]
-    with trainer_alone(alone, plan, recorded) as trainer:
+    rows = [gossip_order.read(run, replica, saved.step) for replica in range(plan.mesh.dp_replicate)]
+    with trainer_alone(alone, plan, recorded, saved) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()
         return {

@@ -65,7 +65,7 @@ def replay_run(path: Path) -> int:
     recorded = folder.read_environment()
     if not recorded:
         raise UserError(f"{path}: has no environment.json, which names its kernels and threads; it cannot be replayed")
-    found = again(config, alone, plan, folder.path, saved.step, recorded)
+    found = again(config, alone, plan, folder.path, saved, recorded)
     expected = read_tensors(saved.path, list(found))
     far = {name: distance(value, expected[name]) for name, value in found.items()}
     worst = max(far, key=lambda name: far[name])
