@@ -326,6 +326,7 @@ def test_two_hosts_reduce_over_a_shaped_link(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("needs_hosts")
 def test_a_table_is_measured_and_then_continued(tmp_path: Path, data_dir: Path) -> None:
     few = ("--hosts", "2", "--rates", "1000", "--seeds", "1", "--steps", "4", "--rounds", "1", "--periods", "2")
+    few += ("--methods", "ddp")
     file = tmp_path / "a.json"
     places = ("--data", str(data_dir), "--state", str(tmp_path), "--figures", str(tmp_path), "--json", str(file))
     done = script("slow_network", *few, *places, timeout_s=400)
