@@ -154,6 +154,16 @@ def test_a_card_is_shared_fairly_and_never_idle_while_messages_wait(hosts: int) 
     assert min(ends_s) > 0.75 * (hosts - 1)  # all share the card to the end; the last piece alone is in turns
 
 
+def test_a_small_message_gets_its_share_of_the_bytes_beside_large_ones() -> None:
+    """Three connections into a card: the small message is there when each has brought so many bytes."""
+    clock = Clock()
+    network = Network(clock, Link(100.0), range(4))
+    small, *large = (network.share(one, 0, size, 1600.0) for one, size in ((1, 200.0), (2, 1600.0), (3, 1600.0)))
+    clock.run()
+    assert small.at_s == pytest.approx(3 * 200.0 / 100.0, abs=2.0)
+    assert [arrived.at_s for arrived in large] == pytest.approx([34.0, 34.0], abs=1.01)
+
+
 @pytest.mark.parametrize(("rate", "payload_bytes"), [(100.0, 0.0), (1e18, 1e5)])
 def test_pieces_that_take_no_time_all_arrive(rate: float, payload_bytes: float) -> None:
     clock = Clock()

@@ -33,11 +33,12 @@ def sizes(plan: Plan, collective: Collective) -> list[int]:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_one_server_receives_and_sends_for_each_worker_in_turn(workers: int) -> None:
-    """All workers push at once, and pull when the step is complete. They share its card fairly."""
+    """All workers push at once, and pull when the step is complete. They share its card fairly, up to a piece: whoever
+    has its weights first computes while the others still pull."""
     plan = plan_of(workers + 1, "parallel.servers=1")
     (pushed,), (pulled,) = sizes(plan, Collective.PUSH), sizes(plan, Collective.PULL)
     found = walked(plan)
-    assert found.step_s == pytest.approx(COMPUTE_S + workers * (pushed + pulled) / RATE, rel=0.03)
+    assert found.step_s == pytest.approx(COMPUTE_S + workers * (pushed + pulled) / RATE, rel=0.04)
     assert set(found.staleness) == {0}
 
 

@@ -16,7 +16,7 @@ from codescent.plan import Collective, Traffic
 from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
 PIECES = 16
-"""A message that shares its cards with others is cut into so many pieces; with many hosts into fewer."""
+"""The largest message that shares its cards with others is cut into so many pieces; with many hosts into fewer."""
 PIECES_OF_A_CARD = 128
 """A message is cut into this number, divided by the hosts: enough pieces for cards that are shared fairly."""
 TURN_S = 1e-9
@@ -159,10 +159,15 @@ class Network:
         self.clock.start(self._carry(sender, receiver, payload_bytes, arrived))
         return arrived
 
-    def share(self, sender: int, receiver: int, payload_bytes: float) -> Event:
-        """Send a message now, beside others of the same cards: piece by piece. Returns its arrival."""
+    def share(self, sender: int, receiver: int, payload_bytes: float, largest_bytes: float = 0.0) -> Event:
+        """Send a message now, beside others of the same cards: piece by piece. Returns its arrival.
+
+        `largest_bytes`: of the others, if they are larger. All have pieces of one size: connections share bytes, not
+        messages.
+        """
         arrived = Event()
-        self.clock.start(self._carry_pieces(sender, receiver, payload_bytes, arrived))
+        largest_bytes = max(payload_bytes, largest_bytes)
+        self.clock.start(self._carry_pieces(sender, receiver, payload_bytes, largest_bytes, arrived))
         return arrived
 
     def request(self, one: int, other: int) -> Process:
@@ -208,10 +213,13 @@ class Network:
             yield arrives_s - self.clock.now_s
         self.clock.happens(arrived)
 
-    def _carry_pieces(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
+    def _carry_pieces(
+        self, sender: int, receiver: int, payload_bytes: float, largest_bytes: float, arrived: Event
+    ) -> Process:
         """Piece after piece. The others that wait come first then."""
         if self.hosts[sender] != self.hosts[receiver]:
-            pieces = max(1, min(PIECES, PIECES_OF_A_CARD // len(self.cards)))
+            of_largest = max(1, min(PIECES, PIECES_OF_A_CARD // len(self.cards)))
+            pieces = max(1, math.ceil(of_largest * payload_bytes / largest_bytes)) if largest_bytes else 1
             for _ in range(pieces):
                 end_s = yield from self._piece(sender, receiver, payload_bytes / pieces)
                 yield end_s - self.clock.now_s

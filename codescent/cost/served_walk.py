@@ -65,6 +65,7 @@ class Servers(Handed):
             pulled, ledger = float(DTYPE_BYTES[plan.work.precision] * numel), Ledger(bound, together)
             times = received.seconds(numel, coding), COPY.seconds(numel, coding)
             self.queues.append(_Queue(ledger, rank, push, pulled, *times))
+        self.largest_bytes = max(max(queue.push_bytes, queue.pull_bytes) for queue in self.queues)
         self.own = layout.updates == "synchronous" and layout.quorum is not None
         self.reserves = layout.in_steps and len(self.queues) > 1
         self.speeds = Speeds(self.period) if layout.local_steps == "by_speed" else None
@@ -148,7 +149,7 @@ class Servers(Handed):
         return [(worker + index) % count for index in range(count)]
 
     def _send_part(self, queue: _Queue, worker: int, arrived: Event) -> Process:
-        yield self.network.share(worker, queue.rank, queue.push_bytes)
+        yield self.network.share(worker, queue.rank, queue.push_bytes, self.largest_bytes)
         yield from self.processors[queue.rank].work(queue.receive_s)
         self.clock.happens(arrived)
 
@@ -172,7 +173,7 @@ class Servers(Handed):
             if queue.published != version:
                 queue.published = version
                 yield from self.processors[queue.rank].work(queue.publish_s)
-            yield self.network.share(queue.rank, worker, queue.pull_bytes)
+            yield self.network.share(queue.rank, worker, queue.pull_bytes, self.largest_bytes)
             queue.have[worker] = version
         self.clock.happens(arrived)
 
