@@ -162,8 +162,8 @@ class Network:
     def share(self, sender: int, receiver: int, payload_bytes: float, largest_bytes: float = 0.0) -> Event:
         """Send a message now, beside others of the same cards: piece by piece. Returns its arrival.
 
-        `largest_bytes`: of the others, if they are larger. All have pieces of one size: connections share bytes, not
-        messages.
+        `largest_bytes`: of the messages beside it; the default: none is larger. All have pieces of one size, because
+        connections of TCP share bytes, not messages.
         """
         arrived = Event()
         largest_bytes = max(payload_bytes, largest_bytes)
