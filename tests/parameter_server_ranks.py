@@ -17,6 +17,7 @@ import layout_ranks
 from rank_server import Place
 
 from codescent.train.execute import Executor
+from codescent.train.neighbours import Hand
 from codescent.transport import Client, Kind, Refused, client
 
 
@@ -95,6 +96,20 @@ def killed_in_push(number: str) -> None:
     in_push(int(number), lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def killed_in_portion(number: str) -> None:
+    """Asynchronous gossip: SIGKILL after this rank has computed its portion of that number, before it says so."""
+    whole, count = Hand.finished, 0
+
+    def finished(self: Hand, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(self, *arguments)
+
+    Hand.finished = finished  # type: ignore[method-assign]
+
+
 def computing_long(number: str, seconds: str) -> None:
     """Before this push the connection to the first server is lost, and the rank computes on for so many seconds."""
 
@@ -131,6 +146,7 @@ layout_ranks.FAULTS |= {
     "stopped": stopped,
     "hung": hung,
     "killed_in_push": killed_in_push,
+    "killed_in_portion": killed_in_portion,
 }
 
 

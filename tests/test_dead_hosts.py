@@ -1,4 +1,4 @@
-"""In: runs with servers, without a launcher that sees all ranks; ranks and hosts that die. Out: who goes on.
+"""In: runs with servers or gossip, without a launcher that sees all ranks; ranks and hosts that die. Out: who goes on.
 Does not test `codescent train --ranks`, which sees its ranks die (test_parameter_server_faults does)."""
 
 from __future__ import annotations
@@ -88,6 +88,20 @@ def test_a_death_that_ends_the_run_is_named(project: Path, forker: Forker, case:
     assert f"error: rank {rank} was not connected for 3 s (on " in said
     assert f"and {why}; `codescent train --resume` goes on from the last checkpoint" in said
     assert 0 not in codes
+
+
+@pytest.mark.parametrize(("rank", "graph"), [(1, "pairs"), (2, "pairs"), (3, "ring")])
+def test_a_death_in_asynchronous_gossip_is_named_by_all_others(
+    project: Path, forker: Forker, rank: int, graph: str
+) -> None:
+    """An active replica and two passive ones. The others hear of it before their own wait is over."""
+    gossip = (f"parallel.gossip={graph}", "parallel.gossip_mode=asynchronous", "parallel.timeout_s=60")
+    name = f"gossip-{graph}-{rank}"
+    codes, said = die(project, forker, name, 4, *gossip, *ONE_SEGMENT, rank=rank, fault="killed_in_portion 5")
+    assert codes == [-9 if other == rank else 1 for other in range(4)], said
+    assert said.count(f"error: rank {rank} was not connected for 3 s (on ") == 3
+    assert said.count("and its weights with it; `codescent train --resume` goes on from the last checkpoint") == 3
+    assert "has not answered" not in said
 
 
 # hosts, whose links are cut

@@ -57,6 +57,40 @@ def test_a_link_adds_what_the_ranks_do() -> None:
     assert found["period"] == ["average_every = 1,632 or more keeps 80 % of a replica's own speed"]
 
 
+ROUNDS = ("parallel.servers=1", "parallel.dp_replicate=4", "parallel.average_every=25", "--ranks", "5")
+PERIODS = {
+    "ring": ("gossip_every", ("parallel.gossip=ring", "parallel.gossip_every=8", "--ranks", "4")),
+    "pairs": ("gossip_every", ("parallel.gossip=pairs", "parallel.gossip_mode=asynchronous", "--ranks", "4")),
+    "synchronous servers": ("average_every", ROUNDS),
+    "asynchronous servers": ("average_every", (*ROUNDS, "parallel.updates=asynchronous")),
+}
+
+
+@pytest.mark.parametrize("method", PERIODS)
+def test_the_least_period_of_each_method_keeps_the_computing(method: str) -> None:
+    """Whatever the config has for what is due at multiples of its period."""
+    key, words = PERIODS[method]
+    link = (*PLAN, "--link", "4gbit,0.02ms", "--compute-s", "0.3", "--coding", "1000GB/s")
+    code, out, err = asked(*link, *words, "checkpoint.every=1000", "train.eval_every=1000")
+    assert (code, err) == (0, "")
+    (said,) = rows(out)["period"]
+    least = int(said.removeprefix(f"{key} = ").removesuffix(" or more keeps 80 % of a replica's own speed"))
+    assert least > 4
+    due = ("checkpoint.every=0", "train.eval_every=0", "train.eval_samples=auto")
+
+    def share(period: int) -> float:
+        """Of their time in which ranks that train compute, walked in whole."""
+        steps = f"train.num_steps={100 * period}"
+        code, out, _ = asked(*link, *words, *due, f"parallel.{key}={period}", steps)
+        assert code == 0
+        (step,) = rows(out)["step"]
+        number, unit = re.split(r"[:,]", step)[0].split()
+        return 0.3 / (float(number) * {"ms": 1e-3, "s": 1.0}[unit])
+
+    assert 0.79 < share(least) < 0.85
+    assert share(least // 2) < 0.78
+
+
 def test_single_hosts_have_links_of_their_own() -> None:
     code, out, err = asked(*PLAN, *LINK[:3], "49mbit,0.2ms; 3: 10mbit,5ms; 0:1gbit", *LINK[4:])
     assert (code, err) == (0, "")

@@ -299,10 +299,12 @@ def _misfit(config: Config, mesh: Mesh, ranks: int) -> Refusal | None:
     """A problem if the size of the mesh is not the number of ranks."""
     if mesh.world_size == ranks:
         return None
-    said = f"{counted(mesh.world_size, 'rank')}, but the run has {ranks:,}"
+    servers = _servers(config)
+    serve = f", {servers:,} of which only serve{'s' * (servers == 1)}" if servers else ""
+    said = f"{counted(mesh.world_size, 'rank')}, but the run has {ranks + servers:,}{serve}"
     if config.parallel.dp_replicate is None:
         one = f"{mesh.world_size:,} ranks for one copy of the model"
-        said = f"{one}, which do not divide the run's {counted(ranks, 'rank')}"
+        said = f"{one}, which do not divide the run's {counted(ranks, 'worker' if servers else 'rank')}"
     return Refusal(f"parallel: {_equation(config)} = {said}")
 
 

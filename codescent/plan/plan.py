@@ -245,6 +245,7 @@ class Plan:
         degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
         in_parts = layout.average_every > 0 and (layout.fragments > 1 or layout.overlap_steps > 0)
         by_rank = lossy or in_parts or layout.gossip == "push-sum"
+        divides = apart or (layout.served and not exact)
         if lossy and layout.served:
             found["parallel.servers"] = layout.servers
         return {
@@ -252,8 +253,9 @@ class Plan:
             "parallel.wire": str(wire) if lossy else None,
             "parallel.wire_from": layout.wire_from if lossy else None,
             "parallel.bucket_bytes": layout.bucket_bytes if lossy and not (apart or layout.served) else None,
-            # Residuals, counts and push-sum's weights are those of a rank. Averaging divides a batch by replicas only.
-            **{key: degree if by_rank or (apart and key == REPLICAS) else None for key, degree in degrees.items()},
+            # Residuals, counts and push-sum's weights are those of a rank. Averaging divides a batch by replicas only,
+            # and so do pushes that are updates of their own.
+            **{key: degree if by_rank or (divides and key == REPLICAS) else None for key, degree in degrees.items()},
         }
 
     def to_json(self) -> dict[str, Any]:

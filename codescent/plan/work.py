@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from codescent.plan.brief import brief
+
 Scalar = int | float | bool | str | None
 
 
@@ -26,7 +28,7 @@ class TaskFacts:
     extras: bool = False
     head_share: float = 1.0
     synthetic: bool = False
-    equal_losses: bool = True
+    equal_losses: bool = brief(True)
     identity: Mapping[str, Scalar] = field(default_factory=dict)
 
 

@@ -27,11 +27,12 @@ class Offload(Strategy):
         """Refuse weights in host memory that zero does not gather block by block."""
         degree, stage = candidate.mesh.dp_shard, candidate.layout.zero_stage
         if candidate.layout.offload == "all" and (degree == 1 or stage < 3):
+            less = "none" if candidate.layout.apart or candidate.layout.served else "optimizer"  # they refuse any
             sharded = [Change({"parallel.zero_stage": 3})] if degree > 1 else []
             yield Refusal(
                 f'parallel.offload = "all" with dp_shard = {degree} and zero_stage = {stage}: weights in the host\'s '
                 "memory must be gathered block by block, which needs zero_stage = 3 and dp_shard >= 2",
-                [*sharded, Change({"parallel.offload": "optimizer"})],
+                [*sharded, Change({"parallel.offload": less})],
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:

@@ -4,8 +4,8 @@ Does not decide with whom (gossip_graphs.py does) and opens no connection (train
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from codescent.strategies.mixing import distance_of
 from codescent.strategies.strategy import Copy, ThisRank
 from codescent.transport import Client, Kind
 from codescent.transport.tensors import bytes_of
+
+LOOK_S = 1.0
+"""Seconds between two looks whether a neighbour has died for which this replica waits."""
 
 
 class PairExchange(Replicas):
@@ -47,6 +50,7 @@ class PairExchange(Replicas):
         self.x = torch.empty(sum(self.sizes), dtype=self.copies[0].master.dtype)
         self.sent, self.came = (torch.empty_like(self.x) if self.is_active else self.x[:0] for _ in range(2))
         self.clients: Mapping[int, Client] = {}  # by passive neighbour
+        self.look: Callable[[], object] = int  # raises RunFailed if a rank has died
         self.lock = threading.Lock()  # of x, and of what is said about it below
         self.updates = False  # MERGE has taken the lock
         self.changes = 0  # averages since the last update
@@ -131,9 +135,11 @@ class PairExchange(Replicas):
             return True
 
     def _land(self) -> None:
-        """Wait for the average that is under way. Raises what its thread has raised."""
+        """Wait for the average that is under way. Raises what its thread has raised, or `look`."""
         if self.flying is not None:
             with waiting():
+                while not wait((self.flying,), LOOK_S).done:
+                    self.look()
                 self.flying.result()
             self.flying = None
 

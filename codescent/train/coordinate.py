@@ -4,14 +4,19 @@ Does not average (strategies/pair_exchange.py does) and has no weights: servers 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from codescent.base.errors import RunFailed
 from codescent.servers import Portion, Portions
+from codescent.train.away import Away
 from codescent.train.patience import Patience
 from codescent.train.pushes import Step
 from codescent.train.serve_requests import MOST_TOLD
+
+LOOK_S = 0.05
+"""Seconds between two looks whether all ranks know that the run is over."""
 
 
 class Coordinator:
@@ -21,10 +26,13 @@ class Coordinator:
         workers: number of ranks, and of the portions of a step.
         first_step: number of complete steps when the command begins.
         timeout_s: how long a rank waits for an answer. Before that, all ranks hear of one that stands still.
+        away: whose connections have ended; None: a launcher sees ranks die, and ends the others.
     """
 
-    def __init__(self, workers: int, first_step: int, timeout_s: float) -> None:
+    def __init__(self, workers: int, first_step: int, timeout_s: float, away: Away | None = None) -> None:
         self.patience, self.over = Patience(timeout_s, "computed nothing"), ""
+        self.timeout_s, self.away = timeout_s, away
+        self.told: set[int] = set()  # ranks that know that the run is over
         self.workers, self.count = workers, first_step * workers
         self.lock = threading.Lock()
         self.portions: Portions | None = None
@@ -46,9 +54,15 @@ class Coordinator:
     def answer(self, sender: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to a rank that asks for work, and says what it has computed; None: later.
 
-        A request that arrives again is answered again, and counted once.
+        A request that arrives again is answered again, and counted once. A rank that only looks has no report: it waits
+        for a neighbour, and asks whether that one has died.
         """
         with self.lock:
+            if self._has_lost():
+                self.told.add(sender)
+                return {"over": self.over}
+            if told.get("looks"):
+                return {}
             portions = self.portions
             if portions is None:
                 return None
@@ -62,7 +76,7 @@ class Coordinator:
             if ends and told["known"] == self.done:
                 return None  # this rank knows it already: it waits for the next segment
             if not ends and portion is None:
-                return self._over(portions)  # until the others have finished
+                return self._late(sender, portions)  # until the others have finished
             facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
             unknown = self.done - told["known"]
             if sender == 0:  # it writes the metrics, so it is told of each step
@@ -72,12 +86,45 @@ class Coordinator:
                 facts["portion"] = [portion.step, portion.part]
             return facts
 
-    def _over(self, portions: Portions) -> dict[str, str] | None:
+    def met(self, sender: int, host: str) -> None:
+        """A rank connects. Raises Refused: it was taken for dead."""
+        if self.away is not None:
+            with self.lock:
+                self.away.met(sender, host)
+
+    def left(self, sender: int, *, silent: bool) -> None:
+        """The connection of a rank was lost."""
+        if self.away is not None:
+            with self.lock:
+                held = {} if self.portions is None else self.portions.held
+                self.away.left(sender, held[sender].step if sender in held else self.done, silent=silent)
+
+    def wait_until_told(self) -> None:
+        """The run is over, and this process ends. Wait until all ranks that live know why, for `timeout_s` at most."""
+        end_s = time.monotonic() + self.timeout_s
+        while time.monotonic() < end_s:
+            with self.lock:
+                dead = {} if self.away is None else self.away.deaths()
+                if not set(range(self.workers)) - self.told - dead.keys():
+                    return
+            time.sleep(LOOK_S)
+
+    def _has_lost(self) -> bool:
+        """Whether the run is over, because a rank has died."""
+        dead = {} if self.away is None else self.away.deaths()
+        if dead and not self.over:
+            assert self.away is not None
+            how = "; ".join(f"rank {worker} {self.away.how(worker)}" for worker in sorted(dead))
+            self.over = f"{how}, and its weights with it; `codescent train --resume` goes on from the last checkpoint"
+        return bool(self.over)
+
+    def _late(self, sender: int, portions: Portions) -> dict[str, str] | None:
         """Why the run is over, if a rank that computes has stood still too long."""
         try:
             self.patience.check(portions.held, range(self.workers))
         except RunFailed as error:
             self.over = str(error)
+            self.told.add(sender)
         return {"over": self.over} if self.over else None
 
     def _count(self, portions: Portions, sender: int, report: Mapping[str, Any]) -> None:

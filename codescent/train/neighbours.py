@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from codescent.plan import Plan
 from codescent.servers import Portion
 from codescent.strategies.pair_exchange import PairExchange
 from codescent.strategies.turns import Known, Turns
+from codescent.train.away import Away
 from codescent.train.coordinate import Coordinator
 from codescent.train.world import World
 from codescent.transport import Answer, Client, Frame, Kind, Server, listen
@@ -32,7 +34,9 @@ class Neighbour:
         self.answered: dict[int, int] = {}  # by active neighbour: the request to which the memory is the answer
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
-        """See Service."""
+        """See Service. Raises Refused: it was taken for dead."""
+        if self.coordinator is not None:
+            self.coordinator.met(sender, facts["host"])
         return {}
 
     def into(self, request: Frame) -> Sequence[memoryview] | None:
@@ -57,7 +61,9 @@ class Neighbour:
         return Answer(payloads=[bytes_of(self.memory[sender])])
 
     def left(self, sender: int, why: str, *, silent: bool = False) -> None:
-        """See Service. Whether a rank has died is seen where all ranks meet."""
+        """See Service. Rank 0 hears of each rank that has died, and tells the others."""
+        if self.coordinator is not None:
+            self.coordinator.left(sender, silent=silent)
 
 
 class Hand(Turns):
@@ -124,13 +130,24 @@ class Hand(Turns):
         if self.report is not None:
             facts["report"] = self.report
         with waiting():
-            told = self.first.request(Kind.ASK, metadata=facts).metadata
-        if "over" in told:
-            raise RunFailed(told["over"])
+            told = self._told(facts)
         self.report = None
         self.known = Known(told["done"], told["ends"], told["ends"] and told["stopped"])
         self.sums += told["sums"]
         self.portion = Portion(*told["portion"]) if "portion" in told else None
+
+    def _told(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """What rank 0 answers. Raises RunFailed: the run is over. Rank 0 says so when all the others know it."""
+        told = self.first.request(Kind.ASK, metadata=facts).metadata
+        if "over" in told:
+            if self.service.coordinator is not None:
+                self.service.coordinator.wait_until_told()
+            raise RunFailed(told["over"])
+        return told
+
+    def look(self) -> None:
+        """While this rank waits for a neighbour: raise RunFailed if a rank has died."""
+        self._told({"looks": True})
 
     def meet(self) -> torch.Tensor | None:
         """See Turns and `PairExchange.meet`; None: the segment is not over."""
@@ -153,15 +170,22 @@ def introduced(
     """Listen on the interface of the route to the other ranks, tell them where, and wait until all listen."""
     rank, timeout_s = world.place.rank, world.timeout.total_seconds()
     listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
-    service = Neighbour(exchange, Coordinator(plan.mesh.world_size, first_step, timeout_s) if rank == 0 else None)
+    away = Away(timeout_s, goes_on=False) if world.beats is None else None
+    service = Neighbour(exchange, Coordinator(len(ranks), first_step, timeout_s, away) if rank == 0 else None)
     server = Server(listener, world.meeting.key, service, rank, ranks)
+    if away is not None:
+        away.connected = lambda: server.connected
     world.store.set(f"replica{rank}", json.dumps(listener.getsockname()[:2]))
     needed = [0, *(exchange.pairs.partners(rank) if exchange.is_active else ())]
     keys = [f"replica{other}" for other in needed]
     world.store.wait(keys, timedelta(seconds=timeout_s))
-    clients = []
+    clients, facts = [], {"host": socket.gethostname()}
     for other, where in zip(needed, world.store.multi_get(keys)):
         host, port = json.loads(where)
-        clients.append(Client((host, port), world.meeting.key, rank, f"rank {other}", timeout_s=timeout_s))
+        clients.append(Client((host, port), world.meeting.key, rank, f"rank {other}", facts, timeout_s))
+    if world.beats is None:
+        clients[0].keep()
     exchange.clients = dict(zip(needed[1:], clients[1:]))
-    return Hand(plan, exchange, clients[0], service, server, rate_of, first_step)
+    hand = Hand(plan, exchange, clients[0], service, server, rate_of, first_step)
+    exchange.look = hand.look
+    return hand

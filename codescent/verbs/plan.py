@@ -4,9 +4,11 @@ Does not compute costs (codescent/cost does) and does not draw (timeline.py does
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from codescent import tasks
 from codescent.base.amounts import of_bytes
@@ -33,6 +35,9 @@ MOST_PURPOSES = 2
 """The largest number of purposes that a line about collectives names."""
 MOST_INSTRUCTIONS = 7
 """The largest number of instructions or steps that a line of the program names all."""
+
+NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_every": None, "train.num_epochs": None}
+"""Keys whose steps are multiples of the period, without effect."""
 
 
 def main(arguments: Namespace) -> int:
@@ -81,14 +86,25 @@ def show_plan(plan: Plan, steps: str, head: Sequence[str] = (), more: Sequence[t
     print(columns([*_plan_rows(plan, steps, head), *more]))
 
 
-def _apart(plan: Plan, config: Config, *, without_data: bool) -> Plan:
-    """The plan, or if its replicas do not train apart: the plan in which they average after each step."""
-    if plan.layout.average_every:
+def _apart(plan: Plan, config: Config, period: int | None, *, without_data: bool) -> Plan:
+    """The plan whose replicas train apart: that in which they average after each step, if they do not yet.
+
+    Args:
+        plan: of the config.
+        config: of the command.
+        period: another one. Then nothing is due besides: what the config has does not fit each period.
+        without_data: as in `plan_of`.
+
+    Raises:
+        UserError: averaging is refused here.
+    """
+    key = "parallel.average_every" if plan.layout.gossip == "none" else "parallel.gossip_every"
+    if period is None and (plan.layout.average_every or plan.layout.gossip != "none"):
         return plan
-    every_step = changed(
-        config, Change({"parallel.average_every": 1, "parallel.gossip": "none", "parallel.gossip_mode": "synchronous"})
-    )
-    return plan_of(every_step, plan.mesh.world_size, without_data=without_data)
+    values: dict[str, Any] = {key: period or 1}
+    if period is not None:
+        values |= NOTHING_DUE | {"train.num_steps": period * math.ceil((config.train.num_steps or 1) / period)}
+    return plan_of(changed(config, Change(values)), plan.world_size, without_data=without_data)
 
 
 def _of_head(plan: Plan, config: Config) -> list[str]:

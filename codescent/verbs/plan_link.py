@@ -19,7 +19,7 @@ from codescent.cost.network import HostLinks, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Plan
-from codescent.verbs.plan_period import KEEP, least_period
+from codescent.verbs.plan_period import KEEP, MOST_PERIOD, least_handed, least_period
 
 NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding")
 """Options that have an effect with --link only."""
@@ -28,6 +28,11 @@ HERE = "here"
 SUCH_AS = "such as 49mbit,0.2ms; 3: 10mbit,5ms"
 _HOST = re.compile(r"\d{1,9}\s*", re.ASCII)
 _SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
+
+WALKED_STEPS = 16
+"""Steps of a round of servers, whatever its length, where its period is searched: each worker may take other ones."""
+Apart = Callable[[int | None], Plan]
+"""The plan whose replicas train apart: see `link_rows`."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,20 @@ class Links:
 
         return measure(plan)
 
-    def walk(self, plan: Plan, coding: Coding, *, timeline: bool) -> Walk:
-        """The steady rounds of a plan. `timeline`: what each rank did and when, too."""
-        ranks, seconds = self.ranks_per_host, self.seconds(plan)
+    def walk(self, plan: Plan, coding: Coding, *, timeline: bool, times: float = 1.0) -> Walk:
+        """The steady rounds of a plan. `timeline`: what each rank did and when, too. `times`: as long is a step."""
+        ranks, seconds = self.ranks_per_host, arithmetic(plan, times * self.step_s(plan), self.slow)
         return walk(plan, seconds, self.link, coding=coding, ranks_per_host=ranks, timeline=timeline)
+
+    def with_period(self, plan: Plan, coding: Coding, apart: Apart) -> Callable[[int], Walk]:
+        """What the ranks of a plan that gives out portions do with another period.
+
+        A round of n steps is walked as one of WALKED_STEPS steps that are longer: long rounds take no longer.
+        """
+        if plan.layout.averages_beside:
+            return lambda period: self.walk(apart(period), coding, timeline=False)
+        few = apart(WALKED_STEPS)
+        return lambda period: self.walk(few, coding, timeline=False, times=period / WALKED_STEPS)
 
     def hosts(self, plan: Plan) -> int:
         """How many hosts the plan has."""
@@ -184,12 +199,11 @@ def refuse_absent(links: Links, plan: Plan) -> None:
         raise UserError(*problems)
 
 
-def link_rows(
-    plan: Plan, links: Links, found: Walk, coding: Coding, apart: Callable[[], Plan]
-) -> Iterator[tuple[str, list[str]]]:
+def link_rows(plan: Plan, links: Links, found: Walk, coding: Coding, apart: Apart) -> Iterator[tuple[str, list[str]]]:
     """A heading, then what the ranks do.
 
-    `apart`: the plan whose replicas train apart, asked for where there are replicas. It may raise UserError.
+    `apart`: the plan whose replicas train apart, with this period, or with that of the config (None). It is asked for
+    where there are replicas, and may raise UserError.
     """
     mesh, each = plan.mesh, counted(min(links.ranks_per_host, plan.world_size), "rank")
     hosts = f"{counted(links.hosts(plan), 'host')} of {each}"
@@ -214,7 +228,7 @@ def link_rows(
         mean_age = sum(found.staleness) / len(found.staleness)
         unit = "averages" if plan.layout.averages_beside else "versions"
         yield "  staleness", [f"{mean_age:.2f} {unit} on average, at most {max(found.staleness)}"]
-    if mesh.dp_replicate > 1 and not plan.layout.served:
+    if mesh.dp_replicate > 1 and (plan.layout.average_every or not plan.layout.served):
         yield "  period", [_period(links, coding, apart)]
 
 
@@ -238,11 +252,23 @@ def _waiting(found: Walk) -> str:
     return f"{several}{of_seconds(max(waits))} of a step; the busiest rank computes {of_share(found.computes)} of it"
 
 
-def _period(links: Links, coding: Coding, apart: Callable[[], Plan]) -> str:
+def _period(links: Links, coding: Coding, apart: Apart) -> str:
     try:
-        plan = apart()
+        plan = apart(None)
     except UserError as error:
         return f"averaging is refused here: {error.problems[0]}"
-    least = least_period(plan, links.seconds(plan), links.link, links.ranks_per_host, coding=coding)
-    wire = f' with wire = "{plan.layout.wire}"' if plan.layout.wire != "none" else ""
-    return f"average_every = {least:,} or more{wire} keeps {of_share(KEEP)} of a replica's own speed"
+    layout, key, least = plan.layout, "average_every" if plan.layout.average_every else "gossip_every", None
+    try:
+        if layout.hands_out:
+            least = least_handed(links.with_period(plan, coding, apart))
+        else:
+            given = links.seconds(plan), links.link, links.ranks_per_host
+            of_period = None if layout.average_every else apart
+            least = least_period(plan, *given, coding=coding, of_period=of_period)
+    except UserError as error:
+        return f"another {key} is refused here: {error.problems[0]}"
+    share = f"{of_share(KEEP)} of a replica's own speed"
+    if least is None:
+        return f"no {key} up to {MOST_PERIOD:,} keeps {share}"
+    wire = f' with wire = "{layout.wire}"' if layout.wire != "none" else ""
+    return f"{key} = {least:,} or more{wire} keeps {share}"

@@ -4,17 +4,21 @@ Does not say whether such a run learns as well (benchmarks do), and does not sim
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
 from codescent.cost.network import HostLinks, Link
 from codescent.cost.ranks_walk import NO_CODING, walk
+from codescent.cost.walked import Walk
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.local_sgd import departures
 
 KEEP = 0.8
 """The share of the time in which the slowest rank is to compute."""
+MOST_PERIOD = 2**14
+"""Longest period that is tried where portions of work are given out."""
 
 
 def least_period(
@@ -24,26 +28,29 @@ def least_period(
     ranks_per_host: int = 1,
     keep: float = KEEP,
     coding: Coding = NO_CODING,
+    of_period: Callable[[int], Plan] | None = None,
 ) -> int:
-    """The least `average_every` with which a step of the slowest replica alone is `keep` of the mean step.
+    """The least `average_every`, or `gossip_every`, with which a step of the slowest replica alone is `keep` of the
+    mean step. Replicas take their steps at the same time: `least_handed` is for others.
 
     n steps of A seconds and E exposed seconds of an exchange, with its coding, give n = E keep / ((1 - keep) A). Where
     steps overlap with the exchange, E is less in longer rounds. Rounds of doubled length are walked until E stays.
 
     Args:
-        plan: with `average_every`, of any period; its fragments and overlap are kept.
+        plan: of any period; its fragments and overlap are kept.
         seconds, link, ranks_per_host, coding: as in `walk`.
         keep: above 0, below 1.
+        of_period: the plan with another period; None: `with_period`.
     """
     layout = plan.layout
-    least = layout.fragments + layout.overlap_steps
-    inside = tuple(t for t in plan.traffic if t.verb not in (Verb.AVERAGE, Verb.MERGE))
+    least = layout.fragments + layout.overlap_steps if layout.average_every else 1
+    inside = tuple(t for t in plan.traffic if t.verb not in (Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE))
     quiet = replace(plan, traffic=inside)
     alone = walk(quiet, seconds, link, ranks_per_host=ranks_per_host, warm_up=0, timeline=False)
     alone_s = max(rank.step_s for rank in alone.ranks)
 
     def step_s(period: int) -> float:
-        other = with_period(plan, period)
+        other = with_period(plan, period) if of_period is None else of_period(period)
         found = walk(other, seconds, link, coding=coding, ranks_per_host=ranks_per_host, warm_up=0, timeline=False)
         return max(rank.step_s for rank in found.ranks)
 
@@ -53,9 +60,35 @@ def least_period(
         if not layout.overlap_steps or math.isclose(exposed_s, before_s, rel_tol=1e-6):
             return max(high, math.ceil(exposed_s * keep / ((1 - keep) * alone_s) - 1e-6))
         low, high, before_s = high, 2 * high, exposed_s
+    return _bisected(low, high, lambda period: alone_s >= keep * step_s(period))
+
+
+def least_handed(walk_of: Callable[[int], Walk], keep: float = KEEP) -> int | None:
+    """The least period of a method that gives out portions of work, with which the ranks that train compute `keep` of
+    the time, on average. Periods of doubled length are walked until one does; None: even MOST_PERIOD is too short.
+
+    Args:
+        walk_of: what the ranks do with this period.
+        keep: above 0, below 1.
+    """
+
+    def keeps(period: int) -> bool:
+        shares = [rank.busy_s / rank.step_s for rank in walk_of(period).ranks if rank.step_s]
+        return sum(shares) >= keep * len(shares)
+
+    high = 1
+    while not keeps(high):
+        high *= 2
+        if high > MOST_PERIOD:
+            return None
+    return _bisected(high // 2, high, keeps)
+
+
+def _bisected(low: int, high: int, keeps: Callable[[int], bool]) -> int:
+    """The least period above `low` that keeps the computing; `high` does."""
     while high - low > 1:
         middle = (low + high) // 2
-        if alone_s >= keep * step_s(middle):
+        if keeps(middle):
             high = middle
         else:
             low = middle
