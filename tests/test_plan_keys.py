@@ -1,0 +1,156 @@
+"""In: configs. Out: the keys that plan.json has, and those of [parallel] that a resumed run compares.
+Does not run a plan, and does not read plan.json of earlier versions: test_versions does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from refused import Keys, planned
+
+from codescent.plan import AXES, Plan
+
+PLAIN: Mapping[str, set[str]] = {
+    "": {"layout mesh model objective schedule seed task tensors traffic update work"},
+    "layout": {
+        "bucket_bytes context cut data_parallel offload recompute reduce_dtype schedule sequence_parallel "
+        "virtual_stages zero_stage"
+    },
+    "mesh": {"cp dp_replicate dp_shard pp tp"},
+    "model": {
+        "causal_layers dropout encoder_layers forward_flops head_chunk_tokens head_dim hidden_dim kind lora num_heads "
+        "num_kv_heads num_layers sizes vocab_size weights"
+    },
+    "model.sizes": {"bias dropout ffn_dim hidden_dim num_heads num_layers seq_len vocab_size"},
+    "objective": {"label_smoothing z_loss"},
+    "schedule": {"depths programs"},
+    "schedule.programs[][]": {"chunk last microbatch peer verb"},
+    "task": {"extras head_share identity name synthetic"},
+    "task.identity": {"corpus text_key tokenizer validation validation_fraction"},
+    "tensors[]": {
+        "bucket_dtype gradient_dtype gradients gradients_in master_dtype optimizer optimizer_dtype optimizer_in "
+        "optimizer_tensors orthogonalized parameter partial weight_dtype weights weights_in"
+    },
+    "tensors[].parameter": {"alternating depths mean name role shape std stream trained"},
+    "traffic[]": {"axis collective devices dtype during payload_bytes stage times verb what"},
+    "update": {
+        "beta1 beta2 decay_steps eps kind learning_rate max_grad_norm min_learning_rate momentum num_workers "
+        "scale_learning_rate schedule warmup_steps weight_decay"
+    },
+    "work": {"global_batch_size microbatch_size num_microbatches precision prefetch seq_len streams"},
+}
+"""By path: the keys of each object there, as `codescent plan --json` printed them before replicas could train apart
+(commit ba771b8)."""
+PLACES = ("weights", "gradients", "optimizer")
+
+LAYOUTS: dict[str, tuple[int, Keys, set[str]]] = {
+    "ddp": (2, {}, {""}),
+    "pp": (2, {"parallel.pp": 2, "train.microbatch_size": 2}, {""}),
+    "tp, zero 3": (4, {"parallel.tp": 2, "parallel.dp_shard": 2}, {"dp_shard", "dp_shard tp"}),
+}
+"""By name: ranks, keys, and the axes that cut a tensor."""
+
+
+def keys_of(value: Any, path: str = "") -> dict[str, set[str]]:
+    """By path: the keys of each object there. The items of a list have one path."""
+    found: dict[str, set[str]] = {}
+    if isinstance(value, dict):
+        found[path] = {" ".join(sorted(value))}
+        inner = [(f"{path}.{key}".lstrip("."), item) for key, item in value.items()]
+    else:
+        inner = [(f"{path}[]", item) for item in value] if isinstance(value, list) else []
+    for at, item in inner:
+        for name, keys in keys_of(item, at).items():
+            found.setdefault(name, set()).update(keys)
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_plan_has_no_key_of_a_method_that_it_does_not_use(layout: str) -> None:
+    ranks, keys, axes = LAYOUTS[layout]
+    expected = {**PLAIN}
+    for place in PLACES:
+        expected |= {f"tensors[].{place}": {"shards"}, f"tensors[].{place}.shards": axes}
+    assert keys_of(planned(keys, ranks).to_json()) == expected
+
+
+# keys that a resumed run compares
+
+AVERAGES = {"average_every": 10}
+OUTER = {**AVERAGES, "outer_optimizer": "nesterov"}
+LOSSY = {"wire": "int4"}
+GOSSIPS = {"gossip": "ring"}
+SERVED = {**AVERAGES, "servers": 1}
+ASYNCHRONOUS = {**SERVED, "updates": "asynchronous"}
+COMPARED: dict[str, tuple[Keys, Any, Any]] = {
+    "average_every": (AVERAGES, 5, 10),
+    "synchronous_steps": (AVERAGES, 0, 20),
+    "fragments": (AVERAGES, 2, 3),
+    "overlap_steps": (AVERAGES, 1, 2),
+    "outer_optimizer": (OUTER, "sgd", "nesterov"),
+    "outer_learning_rate": (OUTER, 0.7, 1.0),
+    "outer_momentum": (OUTER, 0.9, 0.8),
+    "servers": (SERVED, 1, 2),
+    "updates": (SERVED, "synchronous", "asynchronous"),
+    "staleness": (ASYNCHRONOUS, None, 2),
+    "momentum_every": (ASYNCHRONOUS, None, 3),
+    "local_steps": (ASYNCHRONOUS, "equal", "by_speed"),
+    "quorum": (SERVED, None, 1),
+    "gossip": (GOSSIPS, "ring", "pairs"),
+    "gossip_mode": (GOSSIPS, "synchronous", "asynchronous"),
+    "gossip_every": (GOSSIPS, 1, 2),
+    "gossip_rate": (GOSSIPS, 1.0, 0.5),
+    "wire": (LOSSY, "int8", "int4"),
+    "wire_from": (LOSSY, 0, 10),
+    "bucket_bytes": (LOSSY, 20_000, 40_000),
+}
+"""By key: the others with which it decides the losses, and two values."""
+BY_RANK: dict[str, Keys] = {
+    "lossy gradients": LOSSY,
+    "lossy changes": {**AVERAGES, **LOSSY},
+    "fragments": {**AVERAGES, "fragments": 2},
+    "overlap": {**AVERAGES, "overlap_steps": 1},
+    "push-sum": {"gossip": "push-sum"},
+}
+"""What a rank keeps between steps, or counts, is then its own: on another layout the losses are others."""
+DEGREES = [(method, axis) for method in BY_RANK for axis in AXES if (method, axis) != ("lossy gradients", "dp_shard")]
+
+
+def assert_compared(key: str, others: Keys, one: Any, other: Any) -> None:
+    """Two plans of two replicas that differ in one key of [parallel] differ in their trajectories, under that key."""
+    before, after = (of_two_replicas({**others, key: value}) for value in (one, other))
+    name, trajectories = f"parallel.{key}", (before.trajectory(), after.trajectory())
+    assert {at for at in trajectories[0] if trajectories[0][at] != trajectories[1][at]} == {name}
+    values = ("auto" if value is None else value for value in (one, other))
+    assert before.differing(after) == {name: tuple(values)}
+
+
+def of_two_replicas(keys: Keys) -> Plan:
+    """The plan of some keys of [parallel], on as many ranks as it needs."""
+    layout = {"dp_replicate": 2, **keys}
+    workers = math.prod(layout.get(axis, 1) for axis in AXES)
+    return planned({f"parallel.{key}": value for key, value in layout.items()}, workers + layout.get("servers", 0))
+
+
+@pytest.mark.parametrize("key", COMPARED)
+def test_a_resumed_run_compares_each_key_that_decides_the_losses(key: str) -> None:
+    assert_compared(key, *COMPARED[key])
+
+
+@pytest.mark.parametrize(("method", "axis"), DEGREES)
+def test_a_resumed_run_compares_the_layout_where_a_rank_keeps_something(method: str, axis: str) -> None:
+    first = 2 if axis == "dp_replicate" else 1
+    assert_compared(axis, BY_RANK[method], first, first + 1)
+
+
+def test_a_resumed_run_compares_the_number_of_replicas_that_are_averaged() -> None:
+    assert_compared("dp_replicate", AVERAGES, 2, 3)
+    one, other = (of_two_replicas({**AVERAGES, "tp": degree}).trajectory() for degree in (1, 2))
+    assert one == other  # a replica may have any layout
+
+
+def test_no_key_is_forgotten() -> None:
+    compared = {name for name in planned({}, 1).trajectory() if name.startswith("parallel.")}
+    assert compared == {f"parallel.{key}" for key in (*COMPARED, *AXES)}
