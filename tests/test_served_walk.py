@@ -42,6 +42,18 @@ def test_one_server_receives_and_sends_for_each_worker_in_turn(workers: int) -> 
     assert set(found.staleness) == {0}
 
 
+@pytest.mark.parametrize(("servers", "wire"), [(1, "none"), (1, "int8"), (2, "none")])
+def test_the_load_of_a_server_is_the_share_of_the_time_for_which_its_card_is_busy(servers: int, wire: str) -> None:
+    """One worker fetches the first weights, then in each step pushes and fetches new ones. Nothing overlaps. A card
+    receives more than it sends, but with int8 less: gradients are fp32 and weights bf16."""
+    plan, steps = plan_of(1 + servers, f"parallel.servers={servers}", f"parallel.wire={wire}"), 100
+    assert segments_of(plan) == [range(steps)]
+    pushed, pulled = sizes(plan, Collective.PUSH), [2 * sum(piece.numel for piece in part) for part in plan.pieces]
+    whole_s = steps * (COMPUTE_S + sum(pushed) / RATE) + (steps + 1) * sum(pulled) / RATE
+    busy_s = [max(steps * push, (steps + 1) * pull) / RATE for push, pull in zip(pushed, pulled, strict=True)]
+    assert walked(plan).servers == pytest.approx([seconds / whole_s for seconds in busy_s], rel=1e-6)
+
+
 def test_two_servers_carry_twice_as_much_as_one() -> None:
     one, two = (walked(plan_of(4 + servers, f"parallel.servers={servers}"), rate=1e5) for servers in (1, 2))
     assert one.step_s / two.step_s == pytest.approx(2.0, rel=0.05)
