@@ -66,7 +66,7 @@ SERVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "rounds": (4, ("parallel.servers=1", ASYNCHRONOUS, "parallel.average_every=2")),
 }
 PACED = "paced 0.01 4"
-"""All ranks take so many seconds longer for a pass, the last one four times as many: so gradients are of old weights."""
+"""Ranks take so many seconds longer for a pass, the last one four times as many: so gradients are of old weights."""
 
 
 @pytest.mark.parametrize("case", SERVED)
