@@ -145,10 +145,16 @@ def test_a_resumed_run_compares_the_layout_where_a_rank_keeps_something(method: 
     assert_compared(axis, BY_RANK[method], first, first + 1)
 
 
-def test_a_resumed_run_compares_the_number_of_replicas_that_are_averaged() -> None:
-    assert_compared("dp_replicate", AVERAGES, 2, 3)
-    one, other = (of_two_replicas({**AVERAGES, "tp": degree}).trajectory() for degree in (1, 2))
-    assert one == other  # a replica may have any layout
+@pytest.mark.parametrize("others", [AVERAGES, GOSSIPS, SERVED, {"servers": 1, "updates": "asynchronous"}])
+def test_a_resumed_run_compares_the_number_of_replicas_that_have_a_part_of_the_batch_to_themselves(
+    others: Keys,
+) -> None:
+    assert_compared("dp_replicate", others, 2, 3)
+
+
+def test_a_replica_that_is_averaged_may_have_another_layout() -> None:
+    one, other = (of_two_replicas({**AVERAGES, "tp": degree}) for degree in (1, 2))
+    assert one.trajectory() == other.trajectory()
 
 
 def test_no_key_is_forgotten() -> None:
