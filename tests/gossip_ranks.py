@@ -63,8 +63,8 @@ def trained(place: Place, cases: dict[str, Case], steps: int) -> dict[str, Any]:
 def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0, share: float = 0.0) -> dict[str, Any]:
     """By case: the weights of this rank before each exchange and after the last, the means, what was estimated.
 
-    Before each exchange a replica adds `drift` times its index to its weights, and goes a share of the way from them to
-    its index.
+    Before each exchange a replica adds `drift` times its index to its weights. Then its weights go a share of the way
+    to its index.
     """
     place.join()
     found = {}

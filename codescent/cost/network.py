@@ -18,7 +18,7 @@ from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 PIECES = 16
 """The largest message that shares its cards with others is cut into so many pieces; with many hosts into fewer."""
 PIECES_OF_A_CARD = 128
-"""A message is cut into this number, divided by the hosts: enough pieces for cards that are shared fairly."""
+"""The largest message is cut into this number, divided by the hosts: enough for cards that are shared fairly."""
 TURN_S = 1e-9
 """After a piece the messages that wait look at the cards first: they share them fairly, as connections of TCP do."""
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -162,8 +162,8 @@ class Network:
     def share(self, sender: int, receiver: int, payload_bytes: float, largest_bytes: float = 0.0) -> Event:
         """Send a message now, beside others of the same cards: piece by piece. Returns its arrival.
 
-        `largest_bytes`: of the messages beside it; the default: none is larger. All have pieces of one size, because
-        connections of TCP share bytes, not messages.
+        `largest_bytes`: of the messages beside it. The default means that none is larger. All have pieces of about one
+        size, because connections of TCP share bytes, not messages.
         """
         arrived = Event()
         largest_bytes = max(payload_bytes, largest_bytes)

@@ -31,8 +31,8 @@ class Gossip(Strategy):
 
     The graphs: ring (Lian et al. 2017, "D-PSGD", algorithm 1), pairs drawn anew (Boyd et al. 2006), complete, one peer
     of a directed exponential graph (Assran et al. 2019, "SGP", appendix A), push-sum to a drawn replica (Kempe et al.
-    2003; SGP, where a replica counts otherwise: see `Mixing`). With a lossy `wire`, replicas send differences to public
-    copies (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2).
+    2003; unlike SGP, a change by training counts w_i times: see `Mixing`). With a lossy `wire`, replicas send
+    differences to public copies (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2).
     """
 
     def serves(self, run: Candidate | Plan) -> bool:

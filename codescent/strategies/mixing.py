@@ -29,9 +29,10 @@ SKETCHED = 1 << 22
 class Mixing(Replicas):
     """EXCHANGE on one rank, for its part of the weights of a replica. AVERAGE begins it, MERGE ends it.
 
-    Push-sum: replica i has a weight w_i, trains z_i, and mixes x_i = w_i z_i and w_i. Sums over replicas of x_i and of
-    w_i stay. Assran et al. (2019, algorithm 1) keep x_i, and add to it what training changes in z_i. Then z_i moves
-    1 / w_i times as far, which is unstable with many steps between exchanges. See docs/gossip.md.
+    Push-sum: replica i has a weight w_i. It trains z_i. An exchange mixes x_i = w_i z_i, and w_i. It changes neither
+    the sum of all x_i nor that of all w_i. Assran et al. (2019, algorithm 1) keep x_i, and add to it what training
+    changes in z_i. Then z_i moves 1 / w_i times as far, which is unstable with many steps between exchanges. See
+    docs/gossip.md.
 
     Args:
         copies: of each trained tensor of this rank's stage, in the plan's order, with initial values, which are the

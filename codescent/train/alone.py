@@ -14,6 +14,7 @@ from codescent.base.rank import Rank
 from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.plan import Plan
+from codescent.record import RunFolder
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.choices import other_machine, restore
 from codescent.train.open import check_same_tokens, connect, open_data
@@ -27,7 +28,8 @@ SECTIONS = ("run", "model", "lora", "data", "train", "optimizer")
 def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any], saved: Saved) -> Iterator[Trainer]:
     """Connect, open the data and assemble the parts, with the initial weights of step 0. All is closed at the end.
 
-    Kernels, the way of bf16 products and the number of threads are those of the run: another sum rounds otherwise.
+    Kernels, the way of bf16 products and the number of threads are those of the run: another sum rounds otherwise. So is
+    the date of a chat template. Weights in `model.weights` are taken as they are.
 
     Args:
         config: of the run, for one process.
@@ -39,7 +41,7 @@ def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any], saved:
         UserError: the files in the run folder contradict each other, or the data is not that of the run.
     """
     with connect(config, Rank()) as world:
-        config, plan, dataset = open_data(config, world, None, resume=False)
+        config, plan, dataset = open_data(config, world, RunFolder.open(saved.path.parent.parent), resume=False)
         _refuse_another_run(of_run, plan)
         check_same_tokens(dataset, saved)
         compiles = restore(config, recorded)

@@ -149,7 +149,7 @@ def open_data(
     Args:
         config: of this command.
         world: this rank's device and process groups.
-        folder: on rank 0 the folder of the run to resume.
+        folder: on rank 0 the folder of the run to resume or to replay.
         resume: whether the command resumes a run.
 
     Returns:
@@ -294,8 +294,6 @@ def _check_saved(run: OpenRun) -> None:
     state = run.saved.state
     if "imported" in state:
         raise imported(run.path)
-    if "dataset" not in state:
-        raise UserError(f"{run.saved.path}: not a checkpoint of `codescent train`: its state names no dataset")
     if state.get("base") != run.base:
         raise UserError(
             f"model.weights = {run.plan.model.weights}: not the weights with which the adapters of {run.path} were "
@@ -305,8 +303,10 @@ def _check_saved(run: OpenRun) -> None:
 
 
 def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:
-    """Raise UserError if a dataset is not that of a checkpoint of `codescent train`."""
-    recorded = saved.state.get("dataset")
+    """Raise UserError if a dataset is not that of a checkpoint, or if the checkpoint is not of `codescent train`."""
+    if "dataset" not in saved.state:
+        raise UserError(f"{saved.path}: not a checkpoint of `codescent train`: its state names no dataset")
+    recorded = saved.state["dataset"]
     if recorded not in (dataset.fingerprint, dataset.earlier):
         raise UserError(
             f"{dataset.path}: not the tokens that the run in {saved.path.parent.parent} was trained on ({recorded}, "

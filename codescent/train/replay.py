@@ -193,10 +193,10 @@ def _refuse_other_orders(rows: Sequence[Sequence[Applied]], run: Path, workers: 
         together: pushes of an update.
     """
     pushed = {_portion(row): (row.worker, row.number, row.count) for row in rows[0]}
-    if len(pushed) != len(rows[0]):
-        raise UserError(f"{order.file_of(run, 0)}: has a push twice: {len(rows[0])} pushes, but {len(pushed)} portions")
     for server, mine in enumerate(rows):
-        path = order.file_of(run, server)
+        path, own = order.file_of(run, server), {_portion(row) for row in mine}
+        if len(own) != len(mine):
+            raise UserError(f"{path}: has a push twice: {len(mine)} pushes, but {len(own)} portions")
         for at, row in enumerate(mine):
             updates, push, place = at // together, (row.worker, row.number, row.count), f"{path} line {at + 1}"
             if row.version != updates:
@@ -228,7 +228,8 @@ def replay(
         The weights of the servers, by name of the tensor in a checkpoint, whole.
 
     Raises:
-        UserError: a file of the order is missing or too short, or a push of a round was refused.
+        UserError: a file of the order is missing or too short; orders contradict each other; a push of a round was
+            refused; or the data is not that of the run.
     """
     workers, period = plan.mesh.world_size, plan.schedule.period
     rows = [order.read(run, index, saved.step, workers, period) for index in range(len(plan.servers))]

@@ -136,7 +136,8 @@ def replay_gossip(
         The weights of each replica, by name of the tensor in a checkpoint.
 
     Raises:
-        UserError: a file of the order is missing or too short, or they do not fit together.
+        UserError: a file of the order is missing or too short, they do not fit together, or the data is not that of the
+            run.
     """
     rows = [gossip_order.read(run, replica, saved.step) for replica in range(plan.mesh.dp_replicate)]
     with trainer_alone(alone, plan, recorded, saved) as trainer:
