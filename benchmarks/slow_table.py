@@ -11,7 +11,19 @@ from typing import Any
 
 from measure import ROOT, must, table
 from slow_losses import Learnt, distances
-from slow_methods import EQUAL_LOSSES, GOALS, GOALS_MBIT, GPT2_FAMILY, GPT2_SHARE, LAB_S, LAB_WITHIN, Goal
+from slow_methods import (
+    EQUAL_LOSSES,
+    GOALS,
+    GOALS_MBIT,
+    GPT2_SHARE,
+    LAB_S,
+    LAB_WITHIN,
+    SERVERS,
+    SERVERS_TIMES,
+    SIMULATED_WITHIN,
+    WINNERS,
+    Goal,
+)
 from slow_runs import GPT2, Method, Recorded, whole_periods
 
 sys.path.insert(0, str(ROOT))
@@ -143,7 +155,7 @@ def _percent(fraction: float | None) -> str:
 
 
 def musts_of(work: str, sitting: Sitting, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The requirements on one sitting: the lab's seconds, or the goals of the families that were measured."""
+    """The requirements on one sitting: the lab's seconds, or those on the families and methods that were measured."""
     if sitting.mbit != GOALS_MBIT:
         return
     bound = sitting.bound() / rows[0]["tokens_per_s"]
@@ -154,6 +166,13 @@ def musts_of(work: str, sitting: Sitting, rows: Sequence[dict[str, Any]]) -> Ite
         mine = [row for row in rows if row["family"] == goal.family]
         if mine:
             yield of_goal(goal, mine, bound, sitting.hosts)
+    speeds = {row["method"]: row["tokens_per_s"] for row in rows}
+    if set(SERVERS) <= speeds.keys():
+        times = speeds[SERVERS[1]] / speeds[SERVERS[0]]
+        yield must(f"two servers on {sitting.hosts} hosts: tokens/s over those of one", times, SERVERS_TIMES)
+    worst = max(rows, key=lambda row: abs(row["simulated_off"]))
+    claim = f"simulated tokens/s on {sitting.hosts} hosts: largest distance from those measured ({worst['method']})"
+    yield must(claim, abs(worst["simulated_off"]), SIMULATED_WITHIN, at_least=False)
 
 
 def _of_gpt2(sitting: Sitting, rows: Sequence[dict[str, Any]], bound: float) -> Iterator[dict[str, Any]]:
@@ -162,10 +181,10 @@ def _of_gpt2(sitting: Sitting, rows: Sequence[dict[str, Any]], bound: float) -> 
         off = abs(rows[0]["median_step_s"] / lab_s - 1)
         claim = f"DDP on {sitting.hosts} hosts: distance from the lab's {lab_s:g} s a step"
         yield must(claim, off, LAB_WITHIN, at_least=False)
-    best = max((row["x_ddp"] for row in rows if row["family"] == GPT2_FAMILY), default=None)
-    if best is not None:
-        claim = f"{GPT2_FAMILY} on {sitting.hosts} hosts: share of the tokens/s without network"
-        yield must(claim, best / bound, GPT2_SHARE)
+    for row in rows:
+        if row["method"] == WINNERS.get(sitting.hosts):
+            claim = f"{row['method']} on {sitting.hosts} hosts: share of the tokens/s without network"
+            yield must(claim, row["x_ddp"] / bound, GPT2_SHARE)
 
 
 def of_goal(goal: Goal, rows: Sequence[dict[str, Any]], bound: float, hosts: int) -> dict[str, Any]:

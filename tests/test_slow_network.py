@@ -223,9 +223,27 @@ def test_goals_are_of_the_best_method_near_enough() -> None:
 
 def test_goals_hold_on_their_link_for_methods_that_were_measured() -> None:
     rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {}, SIMULATED)
-    assert [entry["bound"] for entry in slow_table.musts_of(CHAR, sitting(), rows)] == [50.0]
+    assert [entry["bound"] for entry in slow_table.musts_of(CHAR, sitting(), rows)] == [50.0, 0.15]
     assert list(slow_table.musts_of(CHAR, sitting(mbit=100.0), rows)) == []
-    assert list(slow_table.musts_of(CHAR, sitting(), rows[:1])) == []
+    assert [entry["bound"] for entry in slow_table.musts_of(CHAR, sitting(), rows[:1])] == [0.15]
+
+
+def test_the_simulator_is_judged_by_its_worst_row() -> None:
+    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {}, SIMULATED)
+    for speed, held in ((1280 * 1.14, True), (1280 * 0.86, True), (1280 * 1.16, False), (1280 * 0.84, False)):
+        rows[1]["simulated_off"] = speed / 1280 - 1
+        entry = list(slow_table.musts_of(CHAR, sitting(), rows))[-1]
+        assert entry["held"] is held
+        assert "(local)" in entry["claim"]
+
+
+@pytest.mark.parametrize(("times", "held"), [(1.71, True), (1.69, False)])
+def test_two_servers_carry_more_than_one(times: float, held: bool) -> None:
+    rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {}, SIMULATED)
+    for row, name, speed in zip(rows, slow_methods.SERVERS, (10.0, 10.0 * times), strict=True):
+        row |= {"method": name, "tokens_per_s": speed, "family": "servers"}
+    (entry, _) = slow_table.musts_of(CHAR, sitting(), rows)
+    assert (entry["held"], entry["value"]) == (held, pytest.approx(times))
 
 
 @pytest.mark.parametrize(("step_s", "held"), [(84.9, True), (77.1, True), (85.3, False), (76.0, False)])
@@ -237,7 +255,10 @@ def test_the_lab_is_reproduced_within_a_twentieth(step_s: float, held: bool) -> 
 
 
 def test_gpt2_reaches_a_share_of_the_speed_without_network() -> None:
+    """With the winner's keys alone."""
     rows = slow_table.rows_of([slow_methods.DDP, LOCAL], sitting(), {}, SIMULATED)
+    assert len(list(slow_table.musts_of(GPT2, sitting(), rows))) == 1
+    rows[1]["method"] = slow_methods.WINNERS[2]
     _, share = slow_table.musts_of(GPT2, sitting(), rows)
     assert (share["value"], share["bound"]) == (pytest.approx(1280 / 2000), 0.8)
 
