@@ -209,3 +209,19 @@ def test_a_synchronous_run_ends_by_its_timeout_and_names_the_rank(made: hosts.Ho
     assert "error: rank 1 was silent for 18 s (on host1, in step" in said[3]
     assert "and this run needs all its workers" in said[3]
     assert "Traceback" not in "".join(said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_asynchronous_gossip_names_the_rank_whose_link_is_cut(made: hosts.Hosts, project: Path) -> None:
+    gossip = ("parallel.servers=0", "parallel.gossip=pairs", "parallel.gossip_mode=asynchronous")
+    with started(made, 4, project, "gossip", ENV, (*FP64, *LONG, *gossip)) as run:
+        host_ranks.until(lambda: has_steps(run, 8))
+        with cut(made, 1):
+            host_ranks.until(lambda: ended(run, 0, 1, 2, 3))
+        assert [process.returncode for process in run.processes] == [1, 1, 1, 1], run.said()
+        said = [log.read_text() for log in run.logs]
+    for rank in (0, 2, 3):
+        assert "error: rank 1 was silent for 13.5 s (on host1, in step" in said[rank]
+    assert "rank 0 at " in said[1]
+    assert "Traceback" not in "".join(said)

@@ -28,8 +28,8 @@ SECTIONS = ("run", "model", "lora", "data", "train", "optimizer")
 def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any], saved: Saved) -> Iterator[Trainer]:
     """Connect, open the data and assemble the parts, with the initial weights of step 0. All is closed at the end.
 
-    Kernels, the way of bf16 products and the number of threads are those of the run: another sum rounds otherwise. So is
-    the date of a chat template. Weights in `model.weights` are taken as they are.
+    Kernels, the way of bf16 products and the number of threads are those of the run: another sum rounds otherwise. The
+    date of a chat template is that of the run, too. Weights in `model.weights` are taken as they are.
 
     Args:
         config: of the run, for one process.

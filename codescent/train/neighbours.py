@@ -18,11 +18,16 @@ from codescent.plan import Plan
 from codescent.servers import Portion
 from codescent.strategies.pair_exchange import PairExchange
 from codescent.strategies.turns import Known, Turns
-from codescent.train.away import Away
+from codescent.train.away import OF_TIMEOUT, Away
 from codescent.train.coordinate import Coordinator
 from codescent.train.world import World
 from codescent.transport import Answer, Client, Frame, Kind, Server, listen
 from codescent.transport.tensors import bytes_of
+
+NOTICE_S = 5.0
+"""Seconds until a silent machine is noticed: see transport/sockets.py."""
+PATIENCE = 2.0
+"""A rank waits for a neighbour so many times parallel.timeout_s: rank 0 says before why the run is over."""
 
 
 class Neighbour:
@@ -170,7 +175,8 @@ def introduced(
     """Listen on the interface of the route to the other ranks, tell them where, and wait until all listen."""
     rank, timeout_s = world.place.rank, world.timeout.total_seconds()
     listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
-    away = Away(timeout_s, goes_on=False) if world.beats is None else None
+    noticed_s = max(OF_TIMEOUT * timeout_s, timeout_s - NOTICE_S)
+    away = Away(noticed_s, goes_on=False) if world.beats is None else None
     service = Neighbour(exchange, Coordinator(len(ranks), first_step, timeout_s, away) if rank == 0 else None)
     server = Server(listener, world.meeting.key, service, rank, ranks)
     if away is not None:
@@ -179,10 +185,11 @@ def introduced(
     needed = [0, *(exchange.pairs.partners(rank) if exchange.is_active else ())]
     keys = [f"replica{other}" for other in needed]
     world.store.wait(keys, timedelta(seconds=timeout_s))
-    clients, facts = [], {"host": socket.gethostname()}
+    clients, facts = list[Client](), {"host": socket.gethostname()}
     for other, where in zip(needed, world.store.multi_get(keys)):
         host, port = json.loads(where)
-        clients.append(Client((host, port), world.meeting.key, rank, f"rank {other}", facts, timeout_s))
+        patience_s = PATIENCE * timeout_s if clients else timeout_s
+        clients.append(Client((host, port), world.meeting.key, rank, f"rank {other}", facts, patience_s))
     if world.beats is None:
         clients[0].keep()
     exchange.clients = dict(zip(needed[1:], clients[1:]))
