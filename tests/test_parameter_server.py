@@ -283,6 +283,8 @@ REPLAYED = {
     "two": (5, served(2, ASYNCHRONOUS)),
     "bound": (5, served(2, ASYNCHRONOUS, "parallel.staleness=1")),
     "workers": (3, served("workers", ASYNCHRONOUS)),
+    "workers, int4": (3, served("workers", ASYNCHRONOUS, "parallel.wire=int4")),
+    "two, topk": (5, served(2, ASYNCHRONOUS, "parallel.wire=topk:0.1")),
 }
 
 
@@ -301,12 +303,12 @@ def test_one_process_replays_asynchronous_pushes(runs: Runs, case: str) -> None:
     assert float(distance[1]) < 1e-9
     path = order.file_of(run.path, 0)
     rows = path.read_text().splitlines()
-    assert len(rows) == 20 * (ranks - (0 if case == "workers" else int(words[2][-1])))
+    assert len(rows) == 20 * (ranks - (0 if case.startswith("workers") else int(words[2][-1])))
     other = json.loads(rows[-1])
     path.write_text("\n".join([*rows[:-1], json.dumps({**other, "base": other["base"] - 8})]) + "\n")
     assert called(runs.project, "prove", "--replay", str(run.path)).returncode == 1
     wrong = {"version": other["version"] + 1, "base": other["version"] + 1, "worker": 9}
-    wrong |= {"number": other["number"] + 1} if case in ("two", "bound") else {}
+    wrong |= {"number": other["number"] + 1} if case in ("two", "bound", "two, topk") else {}
     for field, value in wrong.items():
         path.write_text("\n".join([*rows[:-1], json.dumps({**other, field: value})]) + "\n")
         done = called(runs.project, "prove", "--replay", str(run.path))

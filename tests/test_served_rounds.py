@@ -84,6 +84,8 @@ REPLAYED = {
     "speed": (4, served(1, ASYNCHRONOUS, "parallel.local_steps=by_speed", "parallel.momentum_every=2", *NESTEROV)),
     "speed, two": (4, served(2, ASYNCHRONOUS, "parallel.local_steps=by_speed", *NESTEROV)),
     "workers": (2, served("workers", ASYNCHRONOUS, *ROUNDS)),
+    "workers, int4": (2, served("workers", ASYNCHRONOUS, "parallel.wire=int4", *NESTEROV)),
+    "two, sign": (5, served(2, ASYNCHRONOUS, "parallel.wire=sign", *NESTEROV)),
 }
 
 
@@ -99,7 +101,7 @@ def test_one_process_replays_asynchronous_rounds(runs: Runs, case: str) -> None:
     distance = re.search(r"distance of a tensor: (\S+)", done.stdout)
     assert distance is not None
     assert float(distance[1]) < 1e-9
-    workers = ranks if case == "workers" else ranks - int(words[0][-1])
+    workers = ranks if case.startswith("workers") else ranks - int(words[0][-1])
     rows = order.read(run.path, 0, 40, workers, 5)
     assert sum(row.count for row in rows) == 40 * workers
     assert rows[-1].version > 0

@@ -16,8 +16,10 @@ from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.data.loader import Portion
 from codescent.plan import Plan
+from codescent.plan.wire import Wire
 from codescent.record import RunFolder, order
 from codescent.record.order import Applied
+from codescent.strategies.wire_messages import Messages
 from codescent.strategies.worker import gather, scatter, square_of
 from codescent.train.alone import trainer_alone
 from codescent.train.assemble import Trainer
@@ -99,6 +101,8 @@ class _Replay:
         self.known: dict[tuple[int, int, int], tuple[list[torch.Tensor], float]] = {}
         self.uses: Counter[tuple[int, int, int]] = Counter()
         self.inner = Inner(trainer, plan, config) if plan.layout.served_rounds else None
+        self.wire = Wire.parse(plan.layout.wire)
+        self.messages: dict[int, list[Messages]] = {}  # by worker: to each server
 
     def run(self) -> None:
         """Apply all pushes. A push can be computed as soon as each server has the version that it was computed with.
@@ -135,9 +139,25 @@ class _Replay:
         parts = [torch.empty(sum(piece.numel for piece in one.pieces), dtype=wide) for one in self.servers]
         for part, server in zip(parts, self.servers, strict=True):
             gather(part, gradients, server.pieces)
-        self.known[portion] = parts, loss
+        self.known[portion] = self._sent(row.worker, parts), loss
         self.uses[portion] = len(self.servers)
         return True
+
+    @torch.no_grad()
+    def _sent(self, worker: int, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a worker's messages with these parts stand for: they carry what its earlier ones lacked, too.
+
+        Its pushes come here in their order: it computes the next one with weights that the last one has changed.
+        """
+        if self.wire.method == "none":
+            return parts
+        if worker not in self.messages:
+            dtype = self.plan.trained[0].optimizer_dtype
+            self.messages[worker] = [Messages(self.wire, part.numel(), dtype) for part in parts]
+        for message, part in zip(self.messages[worker], parts, strict=True):
+            part.copy_(message.encode(part)[1])
+            message.delivered()
+        return parts
 
     def _gradients(self, step: int, part: int) -> tuple[Sequence[torch.Tensor], float]:
         loader, executor, workers = self.trainer.loader, self.trainer.executor, self.plan.mesh.world_size
