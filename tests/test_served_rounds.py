@@ -7,11 +7,15 @@ import csv
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 from forker import Forker, Runs
 from runs import called, losses
+from test_local_sgd import SFT
+from test_local_sgd import SGD as PLAIN_SGD
+from trajectories import write_corpora
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.plan import Collective, Plan
@@ -75,6 +79,17 @@ def test_a_round_of_one_step_is_ddp(runs: Runs) -> None:
     found = runs.run(3, *words, "parallel.average_every=1", *served(1))
     assert_equal(found, runs.run(2, *words))
     assert losses(found) == pytest.approx(losses(runs.last()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("servers", "ranks"), [(1, 3), ("workers", 2)])
+def test_workers_are_weighted_by_their_tokens(tmp_path: Path, forker: Forker, servers: int | str, ranks: int) -> None:
+    """Responses differ in length, so the gradient of DDP is no plain mean of the workers' means."""
+    write_corpora(tmp_path)
+    words = (*SFT, *PLAIN_SGD, "optimizer.momentum=0", "train.eval_every=0")
+    expected = forker.train(tmp_path, "ddp", 2, *words)
+    found = forker.train(tmp_path, "served", ranks, *words, "parallel.average_every=1", *served(servers))
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-9)
+    assert_equal(found, expected)
 
 
 REPLAYED = {
@@ -239,6 +254,21 @@ def test_a_slow_replica_does_not_hold_the_others(runs: Runs, closes: bool) -> No
         assert sum(event["portions"] for event in late) == 12 - applied[1]
     else:
         assert (applied[1], refused[1], late) == (12, 0, [])
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_with_steps_by_speed_a_slow_worker_takes_fewer_before_a_push(runs: Runs, servers: int) -> None:
+    """It is four times slower: floor(1.05 x 5 / 4) is one step. Nothing is known of a worker that has not pushed."""
+    name = f"speeds-{servers}"
+    speeds = served(servers, ASYNCHRONOUS, "parallel.local_steps=by_speed", *NESTEROV)
+    words = [*FP64, *speeds, "train.num_steps=40", f"run.name={name}"]
+    runs.forker.call("parameter_server_ranks:portions", runs.project, 2 + servers, words=words, rank=1, seconds=0.1)
+    rows = order.read(runs.project / "runs" / name, 0, 40, 2, 5)
+    fast, slow = ([row.count for row in rows if row.worker == worker] for worker in (0, 1))
+    assert (fast[0], slow[0]) == (5, 5)
+    assert median(slow[1:]) <= 2 < median(fast) == 5  # most of them: a busy machine may hold up either worker
+    steps = sorted((row.part, row.step + row.first + i) for row in rows for i in range(row.count))
+    assert steps == [(part, step) for part in range(2) for step in range(40)]  # each sample once
 
 
 REFUSED = {
