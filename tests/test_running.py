@@ -4,6 +4,7 @@ Out: who is named, in what time (a deadline is no measurement), and that nothing
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -295,10 +296,27 @@ def disagreement(key: str, mine: str, other: str) -> str:
     return rf"{key} is {mine} on {alike}; {other} on {odd}: start every rank with the same"
 
 
-def test_ranks_with_different_values_train_nothing(project: Path, forker: Forker) -> None:
-    done = forker.run(project, 3, ["run.name=apart", "run.seed=1"], fault="other_value run.seed=2")
+EXCHANGES = [
+    ("parallel.average_every", "5", "10"),
+    ("parallel.gossip_every", "1", "2"),
+    ("parallel.wire", '"int8"', '"sign"'),
+]
+"""Keys of the exchange between ranks, with two values as JSON: ranks that differ in one would wait for each other."""
+BESIDE = {"parallel.gossip_every": ["parallel.gossip=ring"]}
+
+
+def words_of(key: str, value: str) -> list[str]:
+    return [f"{key}={json.loads(value)}", *BESIDE.get(key, [])]
+
+
+@pytest.mark.parametrize(("key", "mine", "other"), [("run.seed", "1", "2"), *EXCHANGES])
+def test_ranks_with_different_values_train_nothing(
+    project: Path, forker: Forker, key: str, mine: str, other: str
+) -> None:
+    words = ["run.name=apart", *words_of(key, mine)]
+    done = forker.run(project, 3, words, fault=f"other_value {words_of(key, other)[0]}")
     assert done.codes == [2, 2, 2]
-    assert len(re.findall(disagreement("run.seed", "1", "2"), done.said)) == 3
+    assert len(re.findall(disagreement(key, mine, other), done.said)) == 3
     assert not (project / "runs" / "apart").exists()
 
 
@@ -310,10 +328,11 @@ def test_ranks_with_different_values_train_nothing(project: Path, forker: Forker
         ("optimizer.learning_rate", "0.01", "0.02"),
         ("train.global_batch_size", "8", "16"),
         ("model.hidden_dim", "16", "32"),
+        *EXCHANGES,
     ],
 )
 def test_programs_with_different_configs_train_nothing(project: Path, key: str, mine: str, other: str) -> None:
-    done = ranks_of(project, [[f"{key}={mine}"], [f"{key}={mine}"], [f"{key}={other}"]], key)
+    done = ranks_of(project, [*[words_of(key, mine)] * 2, words_of(key, other)], key)
     for rank in done:
         assert rank.returncode == 2, rank.stderr
         assert re.search(disagreement(key, mine, other), rank.stderr)
