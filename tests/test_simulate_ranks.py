@@ -4,12 +4,15 @@ Does not measure: benchmarks/slow_network.py compares it with machines."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import called
 
 from codescent.config.load import load
 from codescent.cost.amounts import phases
@@ -62,6 +65,24 @@ def test_the_lab_is_reproduced(ranks: int, reduction_s: float) -> None:
     assert found.step_s == pytest.approx(reduction_s + 0.3, rel=0.005)
     assert found.tokens_per_s == pytest.approx(1024 * ranks / exact, rel=1e-9)
     assert found.ranks[0].waits_s == pytest.approx(exact - 0.3, rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_signs_every_16_steps_are_50_times_faster_than_ddp_in_the_lab(ranks: int) -> None:
+    """With 64 tokens of a rank. Coding takes time too: it is not measured here, and bounded by the memory."""
+    lab = ("--ranks", str(ranks), "--link", "49mbit,0.2ms", "--compute-s", "0.3")
+    sizes = ("data.seq_len=64", f"train.global_batch_size={ranks}")
+
+    def tokens_per_s(*words: str) -> float:
+        done = called(Path(), "plan", "gpt2_124m", *FP32, *sizes, *words, *lab)
+        assert done.returncode == 0, done.stderr
+        found = re.search(r"^  step .*: ([0-9,.]+) tokens/s$", done.stdout, re.MULTILINE)
+        assert found is not None, done.stdout
+        return float(found[1].replace(",", ""))
+
+    ddp = tokens_per_s()
+    assert ddp == pytest.approx(64 * ranks / {2: 81.5, 4: 122.2}[ranks], rel=0.005)
+    assert tokens_per_s("parallel.average_every=16", "parallel.wire=sign") >= 50 * ddp
 
 
 def test_latency_counts_each_message_of_a_ring_once() -> None:
