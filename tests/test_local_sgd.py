@@ -135,6 +135,29 @@ def test_copies_stay_equal_when_messages_are_rounded(
     assert losses(run)[-1] < losses(run)[0]
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wire", ["powersgd:16", "topk:1"])
+@pytest.mark.parametrize("method", ["ddp", "local"])
+def test_a_wire_that_loses_nothing_changes_nothing_in_20_steps(
+    project: Path, forker: Forker, method: str, wire: str, ranks: int
+) -> None:
+    """Powers of full rank send whole matrices. Of two summands the sum is the same to the bit, of three to rounding."""
+    words = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=0")
+    words += EVERY_5 if method == "local" else ()
+    name = f"{method}-whole-{ranks}"
+    if not (project / "runs" / name).exists():
+        forker.train(project, name, ranks, *words)
+    expected = RunFolder.open(project / "runs" / name)
+    found = forker.train(project, f"{name}-{wire.replace(':', '-')}", ranks, *words, f"parallel.wire={wire}")
+    weights, others = (final_weights(run) for run in (found, expected))
+    assert weights.keys() == others.keys()
+    if ranks == 2:
+        assert losses(found) == losses(expected)
+        assert all(torch.equal(weights[name], others[name]) for name in others)
+    assert_same(found, expected, 1e-9)
+    assert all(torch.allclose(weights[name], others[name], rtol=1e-9, atol=1e-9) for name in others)
+
+
 def assert_same_losses(found: RunFolder, expected: RunFolder, tolerance: float) -> None:
     for column in ("train_loss", "val_loss", "grad_norm", "consensus"):
         rows = [[row[column] for row in run.read_metrics()] for run in (found, expected)]
