@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from forker import Forker
 from rich.console import Console
 from runs import called, codescent, environment
 
@@ -225,7 +228,7 @@ def test_another_method_drifts_and_is_never_the_same(
     monkeypatch.setenv("COLUMNS", "200")
 
     layouts = "; ".join(EXCHANGES)
-    done = codescent(project, "prove", "run.toml", *words, "--steps", "8", "--layouts", layouts)
+    done = codescent(project, "prove", "run.toml", *words, "--steps", "20", "--layouts", layouts)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if f" of {len(EXCHANGES)}: " in line]
     assert lines == expected
@@ -233,7 +236,50 @@ def test_another_method_drifts_and_is_never_the_same(
     (row,) = [line for line in done.stdout.splitlines() if line.startswith(" dp_replicate=2 wire=int4")]
     loss, _, _, step, _ = row.split()[-5:]
     assert float(loss) > 1e-9
-    assert 1 <= int(step) <= 8
+    assert 1 <= int(step) <= 20
+
+
+SERVED_AND_GOSSIP = {
+    "dp_replicate=2,servers=1": "same",
+    "dp_replicate=2,servers=3,updates=asynchronous,staleness=0": "same",
+    "servers=1,updates=asynchronous": "same",
+    "dp_replicate=2,servers=1,updates=asynchronous": "drift",
+    "dp_replicate=4,gossip=ring": "drift",
+    "dp_replicate=2,gossip=push-sum": "drift",
+    "dp_replicate=2,gossip=pairs,gossip_mode=asynchronous": "drift",
+}
+"""With AdamW and clipping. Without a staleness two asynchronous workers are another method, one is not."""
+
+
+def verdicts(folder: Path, layouts: Iterable[str], steps: int) -> dict[str, str]:
+    """Of `codescent prove`, which must find that all is as it should be, by layout."""
+    words = ("run.toml", "--steps", str(steps), "--layouts", "; ".join(layouts))
+    done = called(folder, "prove", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(re.findall(r"^\d+ of \d+: (.*): (\w+)$", done.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("verdict", ["same", "drift"])
+def test_servers_and_gossip_are_the_same_or_drift(
+    project: Path, forker: Forker, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few steps, on ranks that are forked."""
+
+    def forked(config: str, words: Sequence[str]) -> start.Ended:
+        ranks = next(int(word.partition("=")[2]) for word in words if word.startswith("parallel.ranks="))
+        done = forker.run(project, ranks, words)
+        return start.Ended(max(code or 0 for code in done.codes), "" if done.codes == [0] * ranks else done.said)
+
+    monkeypatch.setattr(prove, "train_run", forked)
+    layouts = [layout for layout, expected in SERVED_AND_GOSSIP.items() if expected == verdict]
+    assert verdicts(project, layouts, 4) == {layout.replace(",", " "): verdict for layout in layouts}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_servers_and_gossip_are_the_same_or_drift_in_20_steps(project: Path) -> None:
+    expected = {layout.replace(",", " "): verdict for layout, verdict in SERVED_AND_GOSSIP.items()}
+    assert verdicts(project, SERVED_AND_GOSSIP, 20) == expected
 
 
 def test_graphs_are_compared_where_all_ranks_agree(project: Path) -> None:
