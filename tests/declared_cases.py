@@ -356,6 +356,12 @@ ROUNDS = round_cases()
 ON_GLOO = (
     "rounds on 2, none",
     "rounds on 3, int4",
+    "rounds on 2, bf16",
+    "rounds on 3, bf16",
+    "rounds on 2, sign",
+    "rounds on 3, sign",
+    "rounds on 2, topk:0.1",
+    "rounds on 3, topk:0.1",
     "ddp on 2, powersgd:2",
     "ddp on 3, int8",
     "stream x tp",

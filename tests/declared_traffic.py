@@ -6,14 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from codescent.plan import SENDS, Collective, Plan, Verb
+from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
+from codescent.plan.wire import PIECE_BYTES
 
 Key = tuple[Any, ...]
 DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "uint8": "uint8"}
 
 
-def declared(plan: Plan, rank: int, number: int = 0) -> Counter[Key]:
-    """How often each collective of a rank is issued in step `number` (from 0), and during which verb."""
+def declared(plan: Plan, rank: int, number: int = 0, *, on_gloo: bool = False) -> Counter[Key]:
+    """How often each collective of a rank is issued in step `number` (from 0), and during which verb.
+
+    `on_gloo`: gathers of coded messages are cut into pieces (strategies/pieces.py).
+    """
     counted: Counter[Key] = Counter()
     for record in plan.traffic:
         if record.collective is Collective.COPY or not record.runs_in(number):
@@ -24,14 +28,24 @@ def declared(plan: Plan, rank: int, number: int = 0) -> Counter[Key]:
             verb = record.verb if begins else record.during or record.verb
             if verb is Verb.REDUCE and "bucket" in record.what:  # the last bucket: backward starts it and ends with it
                 verb = plan.schedule.weight_verb
-            counted[str(record.collective), ranks, record.payload_bytes, DTYPE[record.dtype], str(verb)] += record.times
+            for size in pieces(record, len(ranks)) if on_gloo else [record.payload_bytes]:
+                counted[str(record.collective), ranks, size, DTYPE[record.dtype], str(verb)] += record.times
     return counted
 
 
-def check_issued(plan: Plan, rank: int, records: list[list[Any]], number: int = 0) -> None:
+def pieces(record: Traffic, ranks: int) -> list[int]:
+    """The payloads of a collective on gloo, which has a row of PIECE_BYTES at most for each rank."""
+    gathers = record.collective in (Collective.ALL_GATHER, Collective.ALL_TO_ALL)
+    if not (gathers and record.verb in (Verb.REDUCE, Verb.AVERAGE)):
+        return [record.payload_bytes]
+    whole, rest = divmod(record.payload_bytes, ranks * PIECE_BYTES)
+    return [ranks * PIECE_BYTES] * whole + [rest] * (rest > 0)
+
+
+def check_issued(plan: Plan, rank: int, records: list[list[Any]], number: int = 0, *, on_gloo: bool = False) -> None:
     """What a rank has issued in a step against the plan, which says how much for the fullest rank of a stage."""
     issued = Counter((kind, tuple(ranks), *others) for kind, ranks, *others in records)
-    expected = declared(plan, rank, number)
+    expected = declared(plan, rank, number, on_gloo=on_gloo)
     first = plan.mesh.group("pp", 0)[plan.mesh.coordinates(rank)["pp"]]
     # In the last round of Muon some ranks have no matrix to send.
     even = not any(one.collective is Collective.ALL_TO_ALL and one.verb is Verb.STEP for one in plan.traffic)

@@ -15,10 +15,10 @@ from codescent.plan import DTYPE_BYTES, Plan
 from codescent.plan.state import state_of_rank
 
 
-def check(plan: Plan, rank: int, answer: Answer) -> None:
+def check(plan: Plan, rank: int, answer: Answer, *, on_gloo: bool = False) -> None:
     assert "failed" not in answer, answer["failed"]
     for number, issued in enumerate(answer["issued"]):
-        check_issued(plan, rank, issued, number)
+        check_issued(plan, rank, issued, number, on_gloo=on_gloo)
         if rank == 0:
             sent = [record for record in plan.traffic if record.stage in (None, 0) and record.runs_in(number)]
             assert plan.sent_bytes(0, number) == pytest.approx(
@@ -56,4 +56,4 @@ def test_real_ranks_issue_what_is_declared(forker: Forker, tmp_path_factory: pyt
     folder, one = tmp_path_factory.mktemp("rounds"), ROUNDS[name]
     answers = forker.call("declared_ranks:on_gloo_rank", folder, one["world_size"], case=one, rounds=True)
     for rank, answer in enumerate(answers):
-        check(plan_of(one), rank, answer)
+        check(plan_of(one), rank, answer, on_gloo=True)

@@ -262,6 +262,7 @@ def test_a_round_issues_and_keeps_what_is_declared(tmp_path: Path, forker: Forke
     cases = {graph: gossip(graph, ranks, "fp32", **keys) for graph in GRAPHS}
     for wire in ("bf16", "int8", "int4", "sign", "topk:0.05"):
         cases[wire] = gossip("ring", ranks, "bf16", wire=wire, wire_from=2, **keys)
+        cases[f"complete {wire}"] = gossip("complete", ranks, "bf16", wire=wire, wire_from=2, **keys)
     if ranks == 4:
         cases["tp"] = gossip("pairs", 2, "fp32", tp=2, **keys)
     found = forker.call("gossip_ranks:issued", tmp_path, ranks, cases=cases, steps=4)
@@ -422,7 +423,9 @@ def test_a_walk_of_ranks_sends_the_bytes_of_the_plan(graph: str) -> None:
 
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_many_ranks_issue_what_is_declared(tmp_path: Path, forker: Forker, ranks: int) -> None:
-    cases = {graph: gossip(graph, ranks, "fp32", agree_every=1) for graph in ("ring", "pairs", "exponential")}
+    cases = {graph: gossip(graph, ranks, "fp32", agree_every=1) for graph in GRAPHS}
+    for wire in ("int8", "topk:0.05"):
+        cases[f"complete {wire}"] = gossip("complete", ranks, "fp32", wire=wire, agree_every=1)
     (found,) = forker.call("declared_ranks:on_fake_ranks", tmp_path, cases=cases)
     for name, answers in found.items():
         plan = plan_of(cases[name])

@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,29 +198,67 @@ def test_an_asynchronous_push_that_is_not_finite_is_skipped(runs: Runs) -> None:
     assert math.isfinite(rows[-1]["train_loss"])
 
 
-@pytest.mark.parametrize(
-    ("servers", "wire"),
-    [(3, "none"), (3, "int8"), *((1, wire) for wire in ("none", "bf16", "int8", "int4", "sign", "topk:0.1"))],
-)
-def test_each_worker_sends_and_receives_what_is_declared(runs: Runs, servers: int, wire: str, tmp_path: Path) -> None:
+MANY = [(servers, wire) for servers in (3, "workers") for wire in ("none", "int8")]
+
+
+@pytest.mark.parametrize(("servers", "wire"), [*MANY, *((1, wire) for wire in ("none", *WIRES))])
+def test_each_worker_sends_and_receives_what_is_declared(runs: Runs, servers: int | str, wire: str) -> None:
     """In 20 steps, without the weights with which the run begins."""
     name = f"frames-{servers}-{wire}"
+    ranks = 2 + (servers if isinstance(servers, int) else 0)
     words = [*FP64, *served(servers), f"parallel.wire={wire}", "train.eval_every=5", f"run.name={name}"]
-    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, 2 + servers, words=words)
+    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, ranks, words=words)
     plan = Plan.from_json(RunFolder.open(runs.project / "runs" / name).plan)
     pushes = sorted([record.payload_bytes] for record in plan.traffic if record.collective is Collective.PUSH)
     (pull,) = (record for record in plan.traffic if record.collective is Collective.PULL)
     assert pull.times == 2
-    assert answers[2:] == [[]] * servers
+    assert answers[2:] == [[]] * (ranks - 2)
     for frames in answers[:2]:
         names = sorted({name for _, name, _, _ in frames})
-        assert len(names) == servers
+        assert len(names) == len(plan.servers)
         found = [[sent for kind, to, sent, _ in frames if kind == "PUSH" and to == name] for name in names]
         assert sorted(found) == [20 * sent for sent in pushes]
         received = [[got for kind, to, _, got in frames if kind == "PULL" and to == name] for name in names]
-        assert [len(one) for one in received] == [21] * servers
+        assert [len(one) for one in received] == [21] * len(names)
         assert max(map(max, received)) == pull.payload_bytes
         assert sum(one[0] for one in received) == 8 * plan.num_parameters
+
+
+FRAMES = {
+    "two": (4, served(2, ASYNCHRONOUS)),
+    "two, int8": (4, served(2, ASYNCHRONOUS, "parallel.wire=int8")),
+    "one, no staleness": (3, served(1, ASYNCHRONOUS, "parallel.staleness=0")),
+    "two, bound": (5, served(2, ASYNCHRONOUS, "parallel.staleness=1")),
+    "workers": (3, served("workers", ASYNCHRONOUS)),
+    "workers, bound": (3, served("workers", ASYNCHRONOUS, "parallel.staleness=2")),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_asynchronous_workers_together_send_what_is_declared(runs: Runs, case: str) -> None:
+    """In 20 steps; who sends how much of it, their speeds decide."""
+    (ranks, words), name = FRAMES[case], f"together-{case.replace(', ', '-').replace(' ', '-')}"
+    words = (*FP64, *words, "train.eval_every=0", f"run.name={name}")
+    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, ranks, words=list(words))
+    assert_sent_together(Plan.from_json(RunFolder.open(runs.project / "runs" / name).plan), answers, 20)
+
+
+def assert_sent_together(plan: Plan, answers: list[list[list[Any]]], portions: int) -> None:
+    """What workers sent and received in one segment. Weights that have not changed do not travel again."""
+    pushes = [record.payload_bytes for record in plan.traffic if record.collective is Collective.PUSH]
+    pulls = [8 * sum(piece.numel for piece in pieces) for pieces in plan.pieces]
+    (pull,) = (record for record in plan.traffic if record.collective is Collective.PULL)
+    workers = plan.mesh.world_size
+    assert (pull.payload_bytes, pull.times) == (max(pulls), workers)
+    names = sorted({server for frames in answers for _, server, _, _ in frames})
+    for server, push, weights in zip(names, pushes, pulls, strict=True):
+        sent = [[out for kind, to, out, _ in one if (kind, to) == ("PUSH", server)] for one in answers[:workers]]
+        got = [[back for kind, to, _, back in one if (kind, to) == ("PULL", server)] for one in answers[:workers]]
+        assert sum(sent, []) == [push] * (portions * workers)
+        for mine, back in zip(sent, got, strict=True):
+            assert set(back) == {weights}
+            assert len(back) <= len(mine) + 2  # at the beginning and at the end
+            assert len(back) > len(mine) or plan.layout.staleness is not None
 
 
 @pytest.mark.parametrize(("servers", "ranks"), [("2", 4), ("workers", 3)])

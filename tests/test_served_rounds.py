@@ -15,6 +15,7 @@ from forker import Forker, Runs
 from runs import called, losses
 from test_local_sgd import SFT
 from test_local_sgd import SGD as PLAIN_SGD
+from test_parameter_server import WIRES, assert_sent_together
 from trajectories import write_corpora
 
 from codescent.checkpoint.checkpoints import read_tensors
@@ -157,11 +158,14 @@ def test_the_norm_of_a_step_is_the_mean_of_the_workers(runs: Runs) -> None:
         assert run.read_metrics()[-1]["grad_norm"] == pytest.approx(of_rounds[-1], rel=0.3)
 
 
-@pytest.mark.parametrize("wire", ["none", "bf16", "int8", "int4", "sign", "topk:0.1"])
-def test_each_worker_sends_what_is_declared(runs: Runs, wire: str) -> None:
-    name = f"rounds-{wire}"
-    words = [*FP64, *NESTEROV, *served(2), f"parallel.wire={wire}", f"run.name={name}"]
-    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, 4, words=words)
+FRAMES = [*((2, 4, wire) for wire in ("none", *WIRES)), ("workers", 2, "none"), ("workers", 2, "int4")]
+
+
+@pytest.mark.parametrize(("servers", "ranks", "wire"), FRAMES)
+def test_each_worker_sends_what_is_declared(runs: Runs, servers: int | str, ranks: int, wire: str) -> None:
+    name = f"rounds-{servers}-{wire}"
+    words = [*FP64, *NESTEROV, *served(servers), f"parallel.wire={wire}", f"run.name={name}"]
+    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, ranks, words=words)
     plan = Plan.from_json(RunFolder.open(runs.project / "runs" / name).plan)
     pushes = [record for record in plan.traffic if record.collective is Collective.PUSH]
     assert [(record.every, record.at) for record in pushes] == [(5, 4)] * 2
@@ -169,6 +173,18 @@ def test_each_worker_sends_what_is_declared(runs: Runs, wire: str) -> None:
         found = sorted(sent for kind, _, sent, _ in frames if kind == "PUSH")
         assert found == sorted([record.payload_bytes for record in pushes] * 4)
         assert len([one for one in frames if one[0] == "PULL"]) == 2 * 5  # the weights of the beginning, and of rounds
+
+
+@pytest.mark.parametrize("more", [(), ("parallel.staleness=1",)], ids=["no bound", "bound"])
+@pytest.mark.parametrize(("servers", "ranks"), [(2, 5), ("workers", 3)])
+def test_asynchronous_rounds_together_send_what_is_declared(
+    runs: Runs, servers: int | str, ranks: int, more: tuple[str, ...]
+) -> None:
+    """In 40 steps, which are eight rounds."""
+    name = f"together-{servers}-{len(more)}"
+    words = [*FP64, *NESTEROV, *served(servers, ASYNCHRONOUS, *more), "train.num_steps=40", "train.eval_every=40"]
+    answers = runs.forker.call("parameter_server_ranks:frames", runs.project, ranks, words=[*words, f"run.name={name}"])
+    assert_sent_together(Plan.from_json(RunFolder.open(runs.project / "runs" / name).plan), answers, 8)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
