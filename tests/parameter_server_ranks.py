@@ -61,15 +61,16 @@ def disconnected(step: str, *servers: str) -> None:
     layout_ranks.at_step(int(step), "_push", lose)
 
 
+def stand(seconds: str) -> None:
+    """This process stands still for so many seconds: SIGSTOP, then SIGCONT."""
+    wake = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {int(signal.SIGCONT)})"
+    subprocess.Popen([sys.executable, "-c", wake])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def stopped(step: str, seconds: str) -> None:
     """In this step the process stands still for so many seconds."""
-
-    def stand(executor: Executor) -> None:
-        wake = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {int(signal.SIGCONT)})"
-        subprocess.Popen([sys.executable, "-c", wake])
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    layout_ranks.at_step(int(step), "_push", stand)
+    layout_ranks.at_step(int(step), "_push", lambda _: stand(seconds))
 
 
 def hung(step: str, seconds: str) -> None:
@@ -110,17 +111,37 @@ def killed_in_portion(number: str) -> None:
     Hand.finished = finished  # type: ignore[method-assign]
 
 
+def stopped_in_push(number: str, seconds: str) -> None:
+    """Before this push the process stands still for so many seconds."""
+    in_push(int(number), lambda _: stand(seconds))
+
+
+def away(number: str, seconds: str) -> None:
+    """As `stopped_in_push`, and the connection to the first server is lost."""
+
+    def act(executor: Executor) -> None:
+        lose_first(executor)
+        stand(seconds)
+
+    in_push(int(number), act)
+
+
 def computing_long(number: str, seconds: str) -> None:
     """Before this push the connection to the first server is lost, and the rank computes on for so many seconds."""
 
     def act(executor: Executor) -> None:
-        assert executor.worker is not None
-        peer = executor.worker.clients[0]._peer
-        assert peer is not None
-        peer.shutdown(socket.SHUT_RDWR)
+        lose_first(executor)
         time.sleep(float(seconds))
 
     in_push(int(number), act)
+
+
+def lose_first(executor: Executor) -> None:
+    """The connection to the first server is lost."""
+    assert executor.worker is not None
+    peer = executor.worker.clients[0]._peer
+    assert peer is not None
+    peer.shutdown(socket.SHUT_RDWR)
 
 
 def deaf(every: str) -> None:
@@ -140,18 +161,24 @@ def deaf(every: str) -> None:
 
 
 layout_ranks.FAULTS |= {
+    "away": away,
     "computing_long": computing_long,
     "deaf": deaf,
     "disconnected": disconnected,
     "stopped": stopped,
+    "stopped_in_push": stopped_in_push,
     "hung": hung,
     "killed_in_push": killed_in_push,
     "killed_in_portion": killed_in_portion,
 }
 
 
-def portions(place: Place, words: list[str], rank: int, seconds: float) -> dict[str, int]:
-    """A run in which each forward pass takes so many seconds longer, on `rank` four times as many.
+def portions(
+    place: Place, words: list[str], rank: int, seconds: float, ratio: float = 4.0, fault: str = ""
+) -> dict[str, int]:
+    """A run in which each forward pass takes so many seconds longer, on `rank` `ratio` times as many.
+
+    `fault`: of `rank`.
 
     Returns:
         How many pushes of this rank were applied, and how many were refused.
@@ -169,7 +196,7 @@ def portions(place: Place, words: list[str], rank: int, seconds: float) -> dict[
         return answer
 
     Client.request = request  # type: ignore[method-assign]
-    Executor._forward = layout_ranks.slowed(Executor._forward, seconds * (4 if place.rank == rank else 1))  # type: ignore[method-assign]
+    Executor._forward = layout_ranks.slowed(Executor._forward, seconds * (ratio if place.rank == rank else 1))  # type: ignore[method-assign]
     with contextlib.suppress(SystemExit):
-        layout_ranks.run(place, words, resume=False)
+        run(place, words, fault, rank if fault else -1)
     return found

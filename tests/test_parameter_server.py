@@ -254,7 +254,7 @@ def assert_sent_together(plan: Plan, answers: list[list[list[Any]]], portions: i
     for server, push, weights in zip(names, pushes, pulls, strict=True):
         sent = [[out for kind, to, out, _ in one if (kind, to) == ("PUSH", server)] for one in answers[:workers]]
         got = [[back for kind, to, _, back in one if (kind, to) == ("PULL", server)] for one in answers[:workers]]
-        assert sum(sent, []) == [push] * (portions * workers)
+        assert [size for mine in sent for size in mine] == [push] * (portions * workers)
         for mine, back in zip(sent, got, strict=True):
             assert set(back) == {weights}
             assert len(back) <= len(mine) + 2  # at the beginning and at the end

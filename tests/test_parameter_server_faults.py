@@ -76,6 +76,39 @@ def test_a_worker_may_stand_still(runs: Runs, mode: str) -> None:
     assert [row["step"] for row in found.read_metrics()] == list(range(1, 21))
 
 
+LATE = {
+    "10 times slower": (10.0, 0.02, ""),
+    "stopped": (1.0, 0.02, "stopped_in_push 3 2"),
+    "away": (1.0, 0.1, "away 3 1"),
+}
+"""By how much a worker is slower, seconds of sleep in a portion of the others, and what happens to it in its third
+portion: it stands still, and its connection may be lost."""
+SLOW_BOUNDS = [pytest.param(bound, marks=pytest.mark.slow) for bound in (0, 2)]
+
+
+@pytest.mark.parametrize("bound", [1, *SLOW_BOUNDS])
+@pytest.mark.parametrize("case", LATE)
+def test_a_late_push_is_within_the_bound_or_refused_and_counted(runs: Runs, case: str, bound: int) -> None:
+    """F23. The others wait for a worker that is there. What one held that was away is computed by another one."""
+    ratio, seconds, fault = LATE[case]
+    name = f"late-{case.replace(' ', '-')}-{bound}"
+    words = [*FP64, "parallel.servers=2", *MODES["asynchronous"], f"parallel.staleness={bound}", f"run.name={name}"]
+    options = {"words": words, "rank": 1, "seconds": seconds, "ratio": ratio, "fault": fault}
+    answers = runs.forker.call("parameter_server_ranks:portions", runs.project, 5, **options)
+    found, refused = RunFolder.open(runs.project / "runs" / name), int(case == "away")
+    for server in (0, 1):
+        rows = order.read(found.path, server, 20, 3)
+        assert Counter((row.step, row.part) for row in rows) == Counter(
+            (step, part) for step in range(20) for part in range(3)
+        )
+        stale = {row.version - row.base for row in rows}
+        assert stale <= set(range(bound + 1))
+        assert refused or max(stale) == bound  # the others went on as far as they may
+    assert all(row["staleness_max"] <= bound for row in found.read_metrics())
+    assert [answer["refused"] for answer in answers] == [0, refused, 0, 0, 0]
+    assert sum(event["portions"] for event in found.read_events() if event["kind"] == "late") == refused
+
+
 @pytest.mark.parametrize(
     ("words", "servers"), [((), 1), ((), 2), (("parallel.updates=asynchronous", "parallel.staleness=0"), 1)]
 )
