@@ -18,6 +18,7 @@ from rank_server import Place
 
 from codescent.train.execute import Executor
 from codescent.train.neighbours import Hand
+from codescent.train.serve import Serving
 from codescent.transport import Client, Kind, Refused, client
 
 
@@ -111,6 +112,20 @@ def killed_in_portion(number: str) -> None:
     Hand.finished = finished  # type: ignore[method-assign]
 
 
+def killed_after_push(number: str) -> None:
+    """SIGKILL of a server when it has applied so many pushes."""
+    whole, count = Serving._apply, 0
+
+    def apply(self: Serving, *arguments: Any) -> None:
+        nonlocal count
+        whole(self, *arguments)
+        count += 1
+        if count == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Serving._apply = apply  # type: ignore[method-assign]
+
+
 def stopped_in_push(number: str, seconds: str) -> None:
     """Before this push the process stands still for so many seconds."""
     in_push(int(number), lambda _: stand(seconds))
@@ -168,6 +183,7 @@ layout_ranks.FAULTS |= {
     "stopped": stopped,
     "stopped_in_push": stopped_in_push,
     "hung": hung,
+    "killed_after_push": killed_after_push,
     "killed_in_push": killed_in_push,
     "killed_in_portion": killed_in_portion,
 }

@@ -3,10 +3,13 @@ Does not test the service's decisions (test_servers) or broken frames (test_tran
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ import psutil
 import pytest
 import torch
 from forker import Forker, Runs
-from runs import assert_same, called, start
+from runs import assert_same, called, losses, start
 from test_parameter_server import final_weights
 from test_train_resume import wait_for_step
 
@@ -132,40 +135,81 @@ def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_run_goes_on_from_its_last_save_after_kill_9_of_a_server(runs: Runs, mode: str) -> None:
-    """The server is named. What was applied before the save is not applied again, and what came after it is."""
-    words = (*FP64, *LONG, "parallel.servers=2", *MODES[mode])
-    name = f"killed-{mode}"
-    process = start(runs.project, "train", "run.toml", f"run.name={name}", *words, "--ranks", "4")
-    run = runs.project / "runs" / name
-    wait_for_step(process, run, 15)
-    rank_of(process, 3).send_signal(signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 137, said
-    assert "rank 3 of 4 (server 1, pid" in said
-    done = called(runs.project, "train", "--resume", str(run))
-    assert done.returncode == 0, done.stderr
+ROUNDS = ("parallel.average_every=5",)
+KILLED = {"server 1": (2, 1, ()), "server 0": (2, 0, ()), "one, rounds": (1, 0, ROUNDS), "two, rounds": (2, 0, ROUNDS)}
+"""Servers, the one that dies, and further keys. The first one gives out the work."""
+
+
+def orders(run: Path, servers: int, steps: int) -> list[list[str]]:
+    """By server, the rows of what was applied of the first steps; none where updates are synchronous."""
+    files = [order.file_of(run, server) for server in range(servers)]
+    lines = [file.read_text().splitlines() if file.exists() else [] for file in files]
+    return [[line for line in rows if json.loads(line)["step"] < steps] for rows in lines]
+
+
+def assert_goes_on(runs: Runs, run: Path, servers: int, words: Sequence[str], resume: Callable[[], object]) -> None:
+    """From its last save: what was applied before is not applied again, and what came after it is."""
+    saved = max(int(path.name.rpartition("_")[2]) for path in (run / "checkpoints").iterdir())
+    before, period = orders(run, servers, saved), 5 if "parallel.average_every=5" in words else 1
+    resume()
     found = RunFolder.open(run)
-    assert "resume" in [event["kind"] for event in found.read_events()]
-    assert [row["step"] for row in found.read_metrics()] == list(range(1, 41))
-    if mode == "synchronous":
-        whole = runs.forker.train(runs.project, "whole", 4, *words)
-        assert [row["train_loss"] for row in found.read_metrics()] == [
-            row["train_loss"] for row in whole.read_metrics()
-        ]
+    assert [event["step"] for event in found.read_events() if event["kind"] == "resume"] == [saved]
+    steps = found.read_metrics()[-1]["step"]
+    assert [row["step"] for row in found.read_metrics()] == list(range(1, steps + 1))
+    if "parallel.updates=asynchronous" not in words:
+        whole = runs.forker.train(runs.project, f"{run.name}-whole", 2 + servers, *words)
+        assert losses(found) == losses(whole)
         expected = final_weights(whole)
         assert all(torch.equal(value, expected[key]) for key, value in final_weights(found).items())
         return
-    for server in (0, 1):
-        rows = order.read(run, server, 40, 2)
-        assert Counter((row.step, row.part) for row in rows) == Counter(
-            (step, part) for step in range(40) for part in range(2)
-        )
-        assert [row.version for row in rows] == list(range(80))
+    assert len(before[0]) == 2 * saved // period
+    assert orders(run, servers, saved) == before
+    for server in range(servers):
+        rows = order.read(run, server, steps, 2, period)
+        assert [row.version for row in rows] == list(range(2 * steps // period))
     assert called(runs.project, "prove", "--replay", str(run)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"), [(case, mode) for case in KILLED for mode in MODES if (case, mode) != ("server 1", "synchronous")]
+)
+def test_without_a_launcher_a_dead_server_is_named_and_the_run_goes_on(runs: Runs, case: str, mode: str) -> None:
+    """It dies between two pushes of a step, or of a round. The others wait for it as long as parallel.timeout_s."""
+    servers, server, more = KILLED[case]
+    words = (*FP64, *more, f"parallel.servers={servers}", *MODES[mode], "checkpoint.every=10")
+    words += ("optimizer.decay_steps=20", "parallel.timeout_s=3")
+    name, pushes = f"dies-{case.replace(', ', '-').replace(' ', '-')}-{mode}", 5 if more else 25
+    options = {"words": [*words, f"run.name={name}"], "fault": f"killed_after_push {pushes}", "rank": 2 + server}
+    codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 2 + servers, options)
+    assert codes == [-9 if rank == 2 + server else 1 for rank in range(2 + servers)], said
+    assert f"error: server {server} (rank {2 + server}) at 127.0.0.1:" in said
+    assert "has not answered rank 0 for 3 s" in said
+    resume = functools.partial(runs.forker.train, runs.project, name, 2 + servers, *words, resume=True)
+    assert_goes_on(runs, runs.project / "runs" / name, servers, words, resume)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", KILLED)
+def test_a_run_goes_on_from_its_last_save_after_kill_9_of_a_server(runs: Runs, case: str, mode: str) -> None:
+    """The launcher names the server."""
+    servers, server, more = KILLED[case]
+    words = (*FP64, *LONG, *more, f"parallel.servers={servers}", *MODES[mode])
+    name, ranks = f"killed-{case.replace(', ', '-').replace(' ', '-')}-{mode}", str(2 + servers)
+    process = start(runs.project, "train", "run.toml", f"run.name={name}", *words, "--ranks", ranks)
+    run = runs.project / "runs" / name
+    wait_for_step(process, run, 15)
+    rank_of(process, 2 + server).send_signal(signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 137, said
+    assert f"rank {2 + server} of {ranks} (server {server}, pid" in said
+
+    def resume() -> None:
+        done = called(runs.project, "train", "--resume", str(run))
+        assert done.returncode == 0, done.stderr
+
+    assert_goes_on(runs, run, servers, words, resume)
 
 
 BOUNDS = {"no bound": (), "bound": ("parallel.staleness=1",)}
