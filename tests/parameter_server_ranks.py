@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import layout_ranks
+import psutil
 from rank_server import Place
 
 from codescent.train.execute import Executor
@@ -46,6 +47,22 @@ def frames(place: Place, words: list[str]) -> list[list[Any]]:
     with contextlib.suppress(SystemExit):
         layout_ranks.run(place, words, resume=False)
     return found
+
+
+def listeners(place: Place, words: list[str]) -> list[str]:
+    """A run. The addresses at which this rank has listened at the end of a step."""
+    found: set[str] = set()
+    whole = Executor.launch
+
+    def launch(self: Executor, *arguments: Any) -> Any:
+        result = whole(self, *arguments)
+        found.update(one.laddr.ip for one in psutil.Process().net_connections("inet") if one.status == "LISTEN")
+        return result
+
+    Executor.launch = launch  # type: ignore[method-assign]
+    with contextlib.suppress(SystemExit):
+        layout_ranks.run(place, words, resume=False)
+    return sorted(found)
 
 
 def disconnected(step: str, *servers: str) -> None:

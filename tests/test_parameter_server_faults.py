@@ -255,6 +255,21 @@ def test_a_synchronous_run_ends_with_its_worker(runs: Runs) -> None:
     assert "rank 1 of 3 (pid" in said
 
 
+LISTENING = {
+    "servers": ("parallel.servers=2", *MODES["asynchronous"]),
+    "workers": ("parallel.servers=workers",),
+    "gossip": ("parallel.gossip=pairs", "parallel.gossip_mode=asynchronous"),
+}
+
+
+@pytest.mark.parametrize("case", LISTENING)
+def test_ranks_listen_on_loopback_alone(runs: Runs, case: str) -> None:
+    """S1, on one machine: each socket of each rank. On several ones test_slow_hosts looks."""
+    words = [*FP64, *LISTENING[case], f"run.name=listens-{case}"]
+    found = runs.forker.call("parameter_server_ranks:listeners", runs.project, 4, words=words)
+    assert found == [["127.0.0.1"]] * 4
+
+
 def test_servers_listen_on_loopback_alone(runs: Runs) -> None:
     """S1, on one machine: each socket of each rank, while they train."""
     words = (*FP64, "train.num_steps=400", "parallel.servers=2", "checkpoint.last=false")
