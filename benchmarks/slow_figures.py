@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 SMOOTH_POINTS = 3
 """Points whose mean is drawn: few tokens are noise."""
+LEGEND_COLUMNS = 3
 
 
 def smoothed(losses: Sequence[float], width: int = SMOOTH_POINTS) -> tuple[list[int], list[float]]:
@@ -36,22 +37,31 @@ def draw(
         rows: of `slow_table.rows_of`, for these hosts, of all links.
     """
     rates = sorted({row["mbit"] for row in rows})
-    figure = Figure(figsize=(4 * (1 + len(rates)) + 2, 4), layout="constrained")
-    panels = figure.subplots(1, 1 + len(rates), sharey=True, squeeze=False)[0]
-    for panel in panels:  # more curves than colours
-        panel.set_prop_cycle(mpl.cycler(linestyle=["-", "--", ":"]) * mpl.rcParamsDefault["axes.prop_cycle"])
+    columns = min(2, 1 + len(rates))
+    down = -(-(1 + len(rates)) // columns)
+    legend_rows = -(-len(curves) // LEGEND_COLUMNS)
+    figure = Figure(figsize=(6 * columns, 4 * down + 0.22 * legend_rows), layout="constrained")
+    grid = list(figure.subplots(down, columns, sharey=True, squeeze=False).flat)
+    panels = grid[: 1 + len(rates)]
+    for unused in grid[len(panels) :]:
+        unused.set_axis_off()
+    # More curves than colours.
+    panels[0].set_prop_cycle(mpl.cycler(linestyle=["-", "--", ":"]) * mpl.rcParamsDefault["axes.prop_cycle"])
     for name, (every, losses) in curves.items():
         points, means = smoothed(losses)
         steps = [every * point for point in points]
-        panels[0].plot([tokens * step / 1e3 for step in steps], means, label=name)
+        (line,) = panels[0].plot([tokens * step / 1e3 for step in steps], means, label=name)
+        same = {"color": line.get_color(), "linestyle": line.get_linestyle()}
         for panel, mbit in zip(panels[1:], rates, strict=True):
             step_s = next((row["step_s"] for row in rows if row["method"] == name and row["mbit"] == mbit), None)
             if step_s is not None:
-                panel.plot([step_s * step for step in steps], means, label=name)
-    panels[0].set(xlabel="thousand tokens", ylabel="training loss", title=f"{hosts} hosts")
+                panel.plot([step_s * step for step in steps], means, **same)
+    panels[0].set(xlabel="thousand tokens", title=f"{hosts} hosts")
     for panel, mbit in zip(panels[1:], rates, strict=True):
         panel.set(xlabel="seconds", xscale="log", title=f"{hosts} hosts, {mbit:g} Mbit/s")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     for panel in panels:
+        panel.set_ylabel("training loss")
         panel.grid(visible=True, alpha=0.3)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", fontsize="small", ncols=LEGEND_COLUMNS)
     figure.savefig(path, dpi=110)
