@@ -143,6 +143,20 @@ def killed_after_push(number: str) -> None:
     Serving._apply = apply  # type: ignore[method-assign]
 
 
+def killed_in_update(number: str) -> None:
+    """SIGKILL of a server before its update of that number."""
+    whole, count = Serving._update, 0
+
+    def update(self: Serving, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(self, *arguments)
+
+    Serving._update = update  # type: ignore[method-assign]
+
+
 def stopped_in_push(number: str, seconds: str) -> None:
     """Before this push the process stands still for so many seconds."""
     in_push(int(number), lambda _: stand(seconds))
@@ -203,6 +217,7 @@ layout_ranks.FAULTS |= {
     "killed_after_push": killed_after_push,
     "killed_in_push": killed_in_push,
     "killed_in_portion": killed_in_portion,
+    "killed_in_update": killed_in_update,
 }
 
 

@@ -188,6 +188,16 @@ def test_without_a_launcher_a_dead_server_is_named_and_the_run_goes_on(runs: Run
     assert_goes_on(runs, runs.project / "runs" / name, servers, words, resume)
 
 
+def test_a_server_that_dies_before_an_update_of_all_servers_is_named(runs: Runs) -> None:
+    """The other one waits for its part of the gradients' norm then, and workers wait for the other one."""
+    words = (*FP64, "parallel.servers=2", "checkpoint.every=10", "parallel.timeout_s=5")
+    options = {"words": [*words, "run.name=dies-in-update"], "fault": "killed_in_update 12", "rank": 3}
+    codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 4, options)
+    assert codes == [1, 1, 1, -9], said
+    assert "error: server 1 (rank 3) did not take part in an update of all servers: it has died, or" in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("mode", MODES)

@@ -18,6 +18,7 @@ from codescent.servers import Decision, Portions, Verdict
 from codescent.train.optimize import Optimizer
 from codescent.train.pushes import Push, Step
 from codescent.train.serve_requests import Requests
+from codescent.train.silent import is_lost_peer
 
 LOOK_S = 0.2
 """Seconds between two looks at what else may end a step: a failed thread, a request to stop."""
@@ -238,12 +239,23 @@ class Serving(Requests):
 
     def _sum_over_servers(self, square: torch.Tensor) -> None:
         """Other threads take pushes meanwhile: another server may wait for one that would wait here. No weights are
-        given out: they are not those of the version yet."""
+        given out: they are not those of the version yet.
+
+        Raises RunFailed: another server has died, or its link is cut.
+        """
         self.updating = True
         self.change.release()
         try:
             with waiting():
                 dist.all_reduce(square, group=self.group)
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
+            others = [f"server {k} (rank {rank})" for k, rank in enumerate(self.plan.servers) if k != self.index]
+            raise RunFailed(
+                f"{' or '.join(others)} did not take part in an update of all servers: it has died, or its link is "
+                "cut; `codescent train --resume` goes on from the last checkpoint"
+            ) from error
         finally:
             self.change.acquire()
             self.updating = False
