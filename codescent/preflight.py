@@ -4,6 +4,7 @@ Does not import torch or start a process. `codescent plan` and the process that 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ from codescent.record import RunFolder
 def run_folder(config: Config) -> Path:
     """The path of the run folder: run.folder, or runs/NAME."""
     return config.run.folder if config.run.folder is not None else Path("runs") / config.run.name
+
+
+def is_begun(config: Config) -> bool:
+    """Whether there is anything in the place of the run folder: the run, or what must not be overwritten."""
+    path = run_folder(config)
+    return os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
 
 
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:

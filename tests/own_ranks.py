@@ -501,8 +501,8 @@ def killed(folder: str, **options: Any) -> int:
     os._exit(1)
 
 
-def log(folder: str, resumes: bool, before: bool = True, name: str = "run") -> None:
-    """Steps with metrics, and a save at the third. A run that resumes opens its metrics before or after `load`."""
+def log(folder: str, resumes: bool, before: bool = True, name: str = "run", saves_at: int = 2) -> None:
+    """Steps with metrics, and a save after one of them. A run that resumes opens its metrics before or after `load`."""
     ranks = codescent.init(device="cpu")
     module = nn.Linear(2, 2)
     rule = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -510,13 +510,14 @@ def log(folder: str, resumes: bool, before: bool = True, name: str = "run") -> N
     run, first = Path(folder) / name, 0
     metrics = codescent.Metrics(run) if before else None
     if resumes:
-        first = codescent.load(run / "last", module, rule)["step"]
+        extra = codescent.load(run / "last", module, rule, missing_ok=True)
+        first = extra["step"] if extra else 0
     metrics = metrics or codescent.Metrics(run)
     for step in range(first, 5):  # numbered from 0
         module(torch.ones(1, 2)).sum().backward()
         rule.step()
         metrics.log(step=step, loss=ranks.mean(0.5), resumed=int(resumes))
-        if step == 2:
+        if step == saves_at:
             codescent.save(run / "last", module, rule, step=step + 1)
 
 

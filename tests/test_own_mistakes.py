@@ -109,6 +109,19 @@ def test_metrics_after_a_kill_and_a_resume_have_each_step_once(run: Run, tmp_pat
         assert "deleted 2 rows, written after the save that was loaded" in (tmp_path / "said.txt").read_text()
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_script_that_may_continue_begins_where_nothing_was_saved(run: Run, tmp_path: Path, before: bool) -> None:
+    said = []
+    for saves_at in (-1, 2, 2):
+        assert run(2, "killed", resumes=True, before=before, saves_at=saves_at) == [-9, -9]
+        lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+        assert [line.split(",")[0] for line in lines[1:]] == [str(step) for step in range(5)]
+        said.append((tmp_path / "said.txt").read_text())
+    assert "deleted" not in said[0]
+    assert "deleted 5 rows, of an earlier start, which saved nothing" in said[1]
+    assert "deleted 2 rows, written after the save that was loaded" in said[2]
+
+
 _PATH = "must be a path (str or pathlib.Path), not"
 _DATASET = "must be a dataset with a length (not a DataLoader), not an object of type"
 WRONG: list[tuple[Callable[..., Any], list[Any], dict[str, Any], list[str]]] = [
@@ -145,6 +158,7 @@ WRONG: list[tuple[Callable[..., Any], list[Any], dict[str, Any], list[str]]] = [
             "save: optimizer: must be a torch.optim.Optimizer, not an object of type Linear",
         ],
     ),
+    (codescent.load, ["x", MODULE], {"missing_ok": 1}, ["load: missing_ok: must be True or False, not 1"]),
     (codescent.load, ["x", MODULE, 3], {}, ["load: optimizer: must be a torch.optim.Optimizer, or None, not 3"]),
     (
         codescent.distribute,

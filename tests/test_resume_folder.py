@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -48,7 +49,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def resumed(word: str, *overrides: str, resume: bool = True) -> Namespace:
+def resumed(word: str, *overrides: str, resume: bool | None = True) -> Namespace:
     return Namespace(config=word, overrides=list(overrides), ranks=None, resume=resume)
 
 
@@ -65,6 +66,16 @@ def test_an_equals_sign_may_stand_before_the_run() -> None:
     assert (arguments.config, arguments.resume, arguments.overrides) == ("runs/lr=1.5", True, ["train.num_steps=9"])
     with pytest.raises(SystemExit):
         parse(["prove", "default", "--resume=runs/one"])
+
+
+def test_auto_is_no_folder_and_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = parse(["train", "--resume=auto", "my.toml", "train.num_steps=9"])
+    assert (arguments.config, arguments.resume, arguments.overrides) == ("my.toml", None, ["train.num_steps=9"])
+    assert parse(["train", "--resume=./auto"]).config == "./auto"
+    assert parse(["train", "--resume", "auto"]).config == "auto"
+    with pytest.raises(SystemExit):
+        parse(["train", "my.toml", "--resume", "--resume=auto"])
+    assert "--resume=auto: not allowed with argument --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["runs/one", "other place/the run", "default"])
@@ -109,6 +120,72 @@ def test_a_run_folder_without_resume_names_both_commands(empty: Path) -> None:
     folder_of(Path("runs/one"))
     with pytest.raises(UserError, match=r"is a run folder; to continue this run: codescent train --resume runs/one; "):
         config_of(resumed("runs/one", resume=False))
+
+
+@pytest.mark.parametrize(
+    ("files", "word", "overrides", "expected"),
+    [
+        ([], "runs/none", (), "runs/none: no such run folder; give the folder of the run, or its CONFIG"),
+        (["runs/one/notes.txt"], "run.toml", (), "runs/one: not a run folder: it has no config.toml, no plan.json"),
+        (["runs"], "run.toml", ("run.folder=runs",), "runs: is a file, not a run folder"),
+        ([], "default", ("train.num_step=9",), "command line: train.num_step: unknown key in [train]"),
+    ],
+)
+def test_auto_refuses_what_is_neither_a_run_nor_free(
+    empty: Path, files: list[str], word: str, overrides: Sequence[str], expected: str
+) -> None:
+    for file in map(Path, files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    with pytest.raises(UserError) as caught:
+        config_of(resumed(word, *overrides, *(["run.name=one"] if word == "run.toml" else []), resume=None))
+    assert expected in caught.value.problems[0]
+
+
+def test_auto_does_not_begin_a_renamed_run_anew(empty: Path) -> None:
+    folder_of(Path("renamed"))
+    with pytest.raises(UserError, match=r"^runs/one: no such .*did you mean: codescent train --resume renamed$"):
+        config_of(resumed("renamed/config.toml", resume=None))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_command_begins_a_run_goes_on_and_ends(project: Path, forker: Forker, ranks: int) -> None:
+    words = ("train", "run.toml", f"run.name=job-{ranks}", "--resume=auto", "--ranks", str(ranks))
+    path = project / "runs" / f"job-{ranks}"
+    path.mkdir(parents=True)  # an empty folder is free
+    begun = called(project, *words, *FIRST)
+    assert begun.returncode == 0, begun.stderr
+    on = called(project, *words)
+    assert on.returncode == 0, on.stderr
+    assert f"run     runs/job-{ranks} continues" in on.stdout
+    run = RunFolder.open(path)
+    assert losses(run) == losses(forker.train(project, f"expected-{ranks}", ranks))
+    events = run.read_events()
+    assert [event["kind"] for event in events if event["kind"] in ("start", "resume")] == ["start", "resume"]
+    ended = called(project, *words)
+    assert (ended.returncode, run.read_events()) == (0, events), ended.stderr
+    other = called(project, *words, "run.seed=5")
+    assert (other.returncode, "run.seed" in other.stderr) == (2, True)
+
+
+def test_auto_goes_on_where_nothing_was_saved(project: Path, forker: Forker) -> None:
+    begun = forker.train(project, "unsaved", 1, "train.num_steps=7")
+    for save in begun.checkpoints.iterdir():
+        shutil.rmtree(save)
+    done = called(project, "train", "run.toml", "run.name=unsaved", "train.num_steps=7", "--resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert len(losses(RunFolder.open(project / "runs" / "unsaved"))) == 7
+
+
+def test_under_a_launcher_rank_0_decides_for_all(project: Path) -> None:
+    words = ("train", "run.toml", "run.name=launched", "--resume=auto", "train.num_steps=4", "optimizer.decay_steps=6")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "codescent")
+    for more in ((), ("train.num_steps=6",)):
+        done = subprocess.run(
+            [sys.executable, *torchrun, *words, *more], cwd=project, env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert len(losses(RunFolder.open(project / "runs" / "launched"))) == 6
 
 
 def test_a_moved_run_goes_on_by_its_folder_alone(project: Path, forker: Forker) -> None:

@@ -82,6 +82,7 @@ OPTIMIZER = Kind("a torch.optim.Optimizer", lambda value: isinstance(value, torc
 DATASET = Kind("a dataset with a length (not a DataLoader)", _has_length)
 PATH = Kind("a path (str or pathlib.Path)", lambda value: isinstance(value, str | PathLike))
 TEXT = Kind("a string", lambda value: isinstance(value, str))
+TRUE_OR_FALSE = Kind("True or False", lambda value: isinstance(value, bool))
 WHOLE = Kind("a whole number", _whole)
 COUNT = Kind("a whole number above 0", lambda value: _whole(value) and value > 0)
 POSITIVE = Kind("a number above 0", lambda value: (number(value) or 0.0) > 0)

@@ -24,6 +24,8 @@ _tables: dict[Path, Table] = {}
 """The tables that this process has opened, by folder. Only rank 0 has any."""
 _kept: dict[Path, int] = {}
 """Folders of a loaded save that this process has not opened yet: how many of their rows are older than the save."""
+_begins = False
+"""Whether `load` has found no save, so that rows of all folders are of an earlier start, which has saved nothing."""
 
 
 class Metrics:
@@ -47,8 +49,8 @@ class Metrics:
         if rank() == 0:
             path = Path(folder).resolve()
             self._table = _tables[path] = Table(Path(folder))
-            if path in _kept:
-                _keep(path, _kept.pop(path))
+            if path in _kept or _begins:
+                _keep(path, _kept.pop(path, 0))
 
     @public("codescent.Metrics.log")
     def log(self, **row: Number) -> None:
@@ -66,8 +68,18 @@ def rows_before(save: Path) -> dict[str, int]:
     return {os.path.relpath(folder, save.resolve()): len(table) for folder, table in _tables.items()}
 
 
+def begin() -> None:
+    """There is no save to continue from. Delete all rows: now in open tables, in others when they are opened."""
+    global _begins
+    _begins = True
+    for folder in _tables:
+        _keep(folder, 0)
+
+
 def continue_from(save: Path, rows: Mapping[str, int]) -> None:
     """Delete the rows after a save, given by `rows_before`: now in open tables, in others when they are opened."""
+    global _begins
+    _begins = False
     for relative, count in rows.items():
         folder = (save.resolve() / relative).resolve()
         if folder in _tables:
@@ -78,9 +90,8 @@ def continue_from(save: Path, rows: Mapping[str, int]) -> None:
 
 def _keep(folder: Path, rows: int) -> None:
     if deleted := _tables[folder].keep(rows):
-        output.warn(
-            f"codescent.Metrics: {folder}: deleted {counted(deleted, 'row')}, written after the save that was loaded"
-        )
+        since = "of an earlier start, which saved nothing" if _begins else "written after the save that was loaded"
+        output.warn(f"codescent.Metrics: {folder}: deleted {counted(deleted, 'row')}, {since}")
 
 
 def _number(name: str, value: Number) -> float | int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import DEEPEST, MANIFEST, StoredTensor, is_too_deep, read_manifest
 from codescent.own import metrics, registry, replicas
-from codescent.own.arguments import MODULE, OPTIMIZER, PATH, public
+from codescent.own.arguments import MODULE, OPTIMIZER, PATH, TRUE_OR_FALSE, public
 from codescent.own.divide import state_like
 from codescent.own.session import joined, joined_or_alone
 from codescent.own.steps import set_steps, steps_of
@@ -111,10 +111,36 @@ def _replace_later(checkpoints: Checkpoints, number: int) -> None:
     output.warn(f"codescent.save: {checkpoints.folder}: replaced {names}, the save of a run that was not loaded")
 
 
-@public("codescent.load", collective=True, path=PATH, module=MODULE, optimizer=OPTIMIZER.or_none())
+@overload
 def load(
-    path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> dict[str, Any]:
+    path: str | PathLike[str],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    missing_ok: Literal[False] = False,
+) -> dict[str, Any]: ...
+
+
+@overload
+def load(
+    path: str | PathLike[str],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    missing_ok: bool,
+) -> dict[str, Any] | None: ...
+
+
+@public(
+    "codescent.load", collective=True, path=PATH, module=MODULE, optimizer=OPTIMIZER.or_none(), missing_ok=TRUE_OR_FALSE
+)
+def load(
+    path: str | PathLike[str],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    missing_ok: bool = False,
+) -> dict[str, Any] | None:
     """Load the last save into the module and the optimizer. Collective.
 
         extra = codescent.load("run/last", model, optimizer)
@@ -129,9 +155,11 @@ def load(
         path: the path given to `save`, or the folder that `save` returned.
         module: must have the same parameters and buffers, by name, shape and dtype.
         optimizer: must have the same class, and groups with the same parameters. It takes the saved learning rate.
+        missing_ok: return None where nothing was saved yet, and change no tensor. So one script begins a run and
+            continues it. With an optimizer, all rows of `codescent.Metrics` are deleted: their steps come again.
 
     Returns:
-        The values `extra` of the save.
+        The values `extra` of the save; None: there is no save, and `missing_ok` is True.
 
     Raises:
         UserError: on every rank: there is no checkpoint, it is damaged (each bad file is named), it belongs to
@@ -145,7 +173,11 @@ def load(
     known = registry.exchanging(module, "load")
     together(UserError, lambda: replicas.refuse_lent(known, "load"))
     free_gathered(module)
-    saved = _latest(Path(path))
+    saved = _latest(Path(path), missing_ok=missing_ok)
+    if saved is None:
+        if optimizer is not None:
+            from_first(UserError, metrics.begin)
+        return None
     model = _model_tensors(module)
     if optimizer is None:
         wholes = read_tensors(saved.path, _only_model(saved, model))
@@ -281,8 +313,8 @@ def _refuse_foreign_parameters(optimizer: torch.optim.Optimizer, names: Names) -
         raise UserError("codescent: the optimizer has parameters that are not this module's: give its own module")
 
 
-def _latest(path: Path) -> Saved:
-    """The newest checkpoint in a folder, or the one that the folder itself is.
+def _latest(path: Path, *, missing_ok: bool) -> Saved | None:
+    """The newest checkpoint in a folder, or the one that the folder itself is; None: there is none, and it may be so.
 
     Raises UserError on every rank if ranks find different ones, or none.
     """
@@ -293,6 +325,8 @@ def _latest(path: Path) -> Saved:
         if found is None and (path / MANIFEST).is_file():
             manifest = read_manifest(path)
             found = Saved(manifest.step, path, manifest.validation_loss, manifest.state)
+        if found is None and missing_ok:
+            return -1
         if found is None:
             raise UserError(f"codescent.load: {path}: has no checkpoint of codescent.save")
         if not {"extra", "optimizer"} <= set(found.state):
@@ -302,10 +336,11 @@ def _latest(path: Path) -> Saved:
 
     steps = sorted(set(together(UserError, look)))
     if len(steps) > 1:
+        saves = ", ".join("none" if step < 0 else f"step {step}" for step in steps)
         raise UserError(
-            f"codescent.load: {path}: the ranks see different saves ({steps}): the folder must be shared by all ranks"
+            f"codescent.load: {path}: the ranks see different saves ({saves}): the folder must be shared by all ranks"
         )
-    return seen[0]
+    return seen[0] if seen else None
 
 
 def _refuse_optimizer(path: Path, stored: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names) -> None:

@@ -68,7 +68,8 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     Args:
         config: the resolved config.
         place: this process among the ranks.
-        resume: continue the run in the folder that the config names.
+        resume: continue the run in the folder that the config names. Rank 0's counts: with --resume=auto each rank
+            looks for the folder, and a network file system may show it late.
         notes: sentences that the user has been shown; rank 0 records them.
 
     Raises:
@@ -80,6 +81,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(load(config.log.to)))
+        resume = world.from_first(lambda: resume)
         folder = open_resumed(config, world) if resume else None
         config, plan, dataset = open_data(config, world, folder, resume=resume)
         with (

@@ -24,6 +24,8 @@ CORPUS_HELP = (
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
 DEVICES = ("auto", "cpu", "cuda")
+RESUME_AUTO = "--resume=auto"
+"""An option of its own, not the folder `auto`, which is ./auto."""
 OVERRIDE = re.compile(r"\s*\w+\.\w+\s*=")
 """How an override begins. A path with "=" does not begin like this: it has a "/" before."""
 
@@ -36,7 +38,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     top = _parser()
     if words[:1] == ["train"]:  # --resume=RUN is --resume RUN
-        parts = (word.split("=", 1) if word.startswith("--resume=") else [word] for word in words)
+        named = (word.startswith("--resume=") and word != RESUME_AUTO for word in words)
+        parts = (word.split("=", 1) if names_run else [word] for word, names_run in zip(words, named, strict=True))
         words = [word for part in parts for word in part]
     if not words:
         top.print_help()
@@ -91,7 +94,10 @@ def _train(verb: argparse.ArgumentParser) -> None:
     ranks_help = "number of ranks to start on this machine (parallel.ranks)"
     verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
     resume_help = "continue the run from its last checkpoint: --resume runs/NAME"
-    verb.add_argument("--resume", action="store_true", help=resume_help)
+    auto_help = "continue the run if it has begun, else begin it: the same command for each start of a job"
+    resume = verb.add_mutually_exclusive_group()
+    resume.add_argument("--resume", action="store_true", help=resume_help)
+    resume.add_argument(RESUME_AUTO, dest="resume", action="store_true", const=None, help=auto_help)
     find_help = "try rising learning rates for 100 steps and suggest one; no run is written"
     verb.add_argument("--find-learning-rate", action="store_true", help=find_help)
 
@@ -338,7 +344,7 @@ class _Once(argparse.Action):
 
 
 class _OnceTrue(_Once):
-    """A flag: stores True."""
+    """A flag: stores True, or its `const`."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, const=True, default=False, **named)
+        super().__init__(option_strings, dest, nargs=0, default=False, **{"const": True, **named})

@@ -12,7 +12,7 @@ from codescent.base.command import command, resume_command
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config.load import COMMAND_LINE, LoadedConfig, shipped
-from codescent.preflight import imported, run_folder
+from codescent.preflight import imported, is_begun, run_folder
 from codescent.record import CONFIG, PLAN, RunFolder
 from codescent.verbs.config import resolved_of
 
@@ -22,35 +22,37 @@ def config_of(arguments: Namespace) -> LoadedConfig:
 
     The run is in the folder that the arguments name, even if it was renamed or moved since the config was written.
 
-    Raises UserError: every problem of the config; with --resume, there is no run that has training steps.
+    Raises UserError: every problem of the config; with --resume, there is no run that has training steps; with
+    --resume=auto, there are files that are not of such a run.
     """
     loaded = _named(arguments)
-    if arguments.resume:
+    if arguments.resume is not False:
         path, beside = run_folder(loaded.config), expanded(arguments.config).parent
         if not path.exists() and (beside / PLAN).is_file():  # a config in a run folder that was renamed or copied
             raise UserError(f"{path}: no such run folder; did you mean: {resume_command(beside)}")
-        _refuse_untrained(path)
+        if arguments.resume or is_begun(loaded.config):
+            _refuse_untrained(path)
     return loaded
 
 
 def _named(arguments: Namespace) -> LoadedConfig:
     """See `config_of`."""
-    word, path = arguments.config, expanded(arguments.config)
+    word, path, may_resume = arguments.config, expanded(arguments.config), arguments.resume is not False
     try:
         is_folder, is_missing = path.is_dir(), not path.exists()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if word in shipped():  # a shipped config wins over a folder of its name; ./NAME is the folder
         return resolved_of(arguments)
-    if arguments.resume and is_missing and path.suffix != ".toml":
+    if may_resume and is_missing and path.suffix != ".toml":
         raise _missing(path)
-    if is_folder and not arguments.resume and (path / CONFIG).is_file():
+    if is_folder and not may_resume and (path / CONFIG).is_file():
         begin = command("train", path / CONFIG, f"run.folder={path}-2")
         raise UserError(
             f"{path}: is a run folder; to continue this run: {resume_command(path)}; to begin another run with its "
             f"config: {begin}"
         )
-    return _config_in(path, arguments) if is_folder and arguments.resume else resolved_of(arguments)
+    return _config_in(path, arguments) if is_folder and may_resume else resolved_of(arguments)
 
 
 def _refuse_untrained(path: Path) -> None:

@@ -29,7 +29,7 @@ from codescent.launch.local import run_ranks
 from codescent.launch.roles import Roles
 from codescent.models import GENERATING
 from codescent.plan import Plan
-from codescent.preflight import check, notes, refuse_moved, run_folder
+from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
@@ -43,11 +43,12 @@ NEED_APART = {"parallel.outer_optimizer": "none", "parallel.restarts": "0"}
 
 def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
-    if arguments.find_learning_rate and arguments.resume:
+    if arguments.find_learning_rate and arguments.resume is not False:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     end_with_command()
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
+    resume = is_begun(config) if arguments.resume is None else arguments.resume
     if arguments.find_learning_rate:
         _refuse_apart(config)
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
@@ -72,18 +73,19 @@ def main(arguments: Namespace) -> int:
             f"{rank.launcher}, and starts no other ranks: leave out --ranks, or let the launcher start "
             f"{arguments.ranks} ranks"
         )
-    if arguments.resume and alone:  # at once, as importing torch takes seconds; several ranks refuse together
+    if resume and alone:  # at once, as importing torch takes seconds; several ranks refuse together
         refuse_moved(config)
     if starts:
-        return _start_ranks(arguments, config, tuned_environment(os.environ) if tunes else dict(os.environ))
+        env = tuned_environment(os.environ) if tunes else dict(os.environ)
+        return _start_ranks(arguments, config, env, resume=resume)
     if restarts:
         # glibc reads its tunables when a process starts: replace this process once by itself.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
     if arguments.find_learning_rate:
         return _find_learning_rate(config, rank or Rank())
     if rank is None or not (rank.rank or rank.child):
-        introduce(config, resume=arguments.resume)
-    return _train(config, rank or Rank(), found, resume=arguments.resume)
+        introduce(config, resume=resume)
+    return _train(config, rank or Rank(), found, resume=resume)
 
 
 def _refuse_apart(config: Config) -> None:
@@ -107,7 +109,7 @@ def introduce(config: Config, *, resume: bool) -> None:
     sys.stdout.flush()
 
 
-def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> int:
+def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, resume: bool) -> int:
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
     ranks = config.parallel.ranks
     if ranks > (most := most_processes()):
@@ -117,10 +119,10 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
         )
     finds = arguments.find_learning_rate
     if not finds:
-        introduce(config, resume=arguments.resume)
-    plan = check(config, ranks, resume=arguments.resume, creates_folder=not finds)
+        introduce(config, resume=resume)
+    plan = check(config, ranks, resume=resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
-    flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
+    flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
