@@ -115,46 +115,34 @@ def killed_in_push(number: str) -> None:
     in_push(int(number), lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def killed_in_portion(number: str) -> None:
-    """Asynchronous gossip: SIGKILL after this rank has computed its portion of that number, before it says so."""
-    whole, count = Hand.finished, 0
+def kill_in(owner: type, method: str, number: str, *, after: bool = False) -> None:
+    """SIGKILL of this process before, or after, the call of that number of a method."""
+    whole, count = getattr(owner, method), 0
 
-    def finished(self: Hand, *arguments: Any) -> None:
+    def counted(self: Any, *arguments: Any) -> Any:
         nonlocal count
         count += 1
+        result = whole(self, *arguments) if after or count < int(number) else None
         if count == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
-        whole(self, *arguments)
+        return result
 
-    Hand.finished = finished  # type: ignore[method-assign]
+    setattr(owner, method, counted)
+
+
+def killed_in_portion(number: str) -> None:
+    """Asynchronous gossip: this rank has computed its portion of that number, and has not said so."""
+    kill_in(Hand, "finished", number)
 
 
 def killed_after_push(number: str) -> None:
-    """SIGKILL of a server when it has applied so many pushes."""
-    whole, count = Serving._apply, 0
-
-    def apply(self: Serving, *arguments: Any) -> None:
-        nonlocal count
-        whole(self, *arguments)
-        count += 1
-        if count == int(number):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Serving._apply = apply  # type: ignore[method-assign]
+    """A server has applied so many pushes."""
+    kill_in(Serving, "_apply", number, after=True)
 
 
 def killed_in_update(number: str) -> None:
-    """SIGKILL of a server before its update of that number."""
-    whole, count = Serving._update, 0
-
-    def update(self: Serving, *arguments: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == int(number):
-            os.kill(os.getpid(), signal.SIGKILL)
-        whole(self, *arguments)
-
-    Serving._update = update  # type: ignore[method-assign]
+    """A server begins its update of that number."""
+    kill_in(Serving, "_update", number)
 
 
 def stopped_in_push(number: str, seconds: str) -> None:

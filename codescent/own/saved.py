@@ -180,10 +180,7 @@ def load(
         return None
     model = _model_tensors(module)
     if optimizer is None:
-        wholes = read_tensors(saved.path, _only_model(saved, model))
-        with torch.no_grad():
-            for name, tensor in model.items():
-                _fill(tensor, wholes[name])
+        _load_model(saved, model)
         replicas.Continued(known, None, ()).end()
         return dict(saved.state["extra"])
     names, stored = _names(module), saved.state["optimizer"]
@@ -209,6 +206,14 @@ def load(
     set_steps(optimizer, saved.step)
     from_first(UserError, lambda: metrics.continue_from(saved.path.resolve().parent, saved.state.get("metrics", {})))
     return dict(saved.state["extra"])
+
+
+def _load_model(saved: Saved, model: Mapping[str, torch.Tensor]) -> None:
+    """Load a module alone. Raises UserError: the checkpoint has other names or shapes."""
+    wholes = read_tensors(saved.path, _only_model(saved, model))
+    with torch.no_grad():
+        for name, tensor in model.items():
+            _fill(tensor, wholes[name])
 
 
 def _names(module: nn.Module) -> dict[torch.Tensor, str]:
