@@ -72,8 +72,8 @@ METHODS = (
     _served("server, synchronous", servers=1, learns_as=DDP.name),
     _served("2 servers, synchronous", servers=2, learns_as=DDP.name),
     _served("workers serve, synchronous", learns_as=DDP.name),
-    _served("server, asynchronous", *ASYNCHRONOUS, servers=1),
-    _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1),
+    _served("server, asynchronous", *ASYNCHRONOUS, servers=1, least_steps=12),
+    _served("server, staleness 2", "parallel.updates=asynchronous", "parallel.staleness=2", servers=1, least_steps=12),
     _served("workers serve, asynchronous, int4", *ASYNCHRONOUS, "parallel.wire=int4", least_steps=12),
     _served(
         "server, synchronous, mean every 25",
