@@ -189,6 +189,7 @@ class Runner:
         self._folder, self._tokens, self._words, self._samples = folder, tokens, words, samples
         self._watch: Watch = watch or (lambda started, runs: None)
         self._env = {**environment(), "OMP_NUM_THREADS": "1", "CODESCENT_TOKEN": secrets.token_hex(16)}
+        self._env.pop("GLOO_SOCKET_IFNAME", None)  # of this machine: the hosts have interfaces of their own
         if data is not None:
             self._env["CODESCENT_DATA_DIR"] = str(data)
 
