@@ -46,11 +46,10 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
     """bool [B, R, W], True at dropped elements. Each element has its own hash of (key, row, column).
 
     The 64-bit key of the row is mixed once. Its two halves enter the 32-bit hash of the column before and between the
-    rounds of murmur3's finaliser (Appleby). So no two rows have the same sequence. Rows (int64) and columns (in
-    compiled code int32) are indices in the whole activation.
+    rounds of murmur3's finaliser (Appleby). So no two rows have the same sequence. Rows (int64) and columns are
+    indices in the whole activation.
     """
-    # `view` splits the number: torch 2.13's compiler wrongly vectorises arithmetic from int64 to int32 on CPUs.
-    return _dropped(_row_keys(keys_B, rows_R)[..., None].view(torch.int32), columns_W, probability)
+    return _dropped(_row_keys(keys_B, rows_R), columns_W, probability)
 
 
 def drop(
@@ -69,10 +68,10 @@ def drop(
     if rows_R is None:
         rows_R = torch.arange(rows, device=keys_B.device)
     if not torch.compiler.is_compiling() and compiled.fuses(x_BRW.device):
-        halves_BR2 = _row_keys_alone(keys_B, rows_R)[..., None].view(torch.int32)
-        y_BRW: Tensor = _Drop.apply(x_BRW, halves_BR2, probability, first_column)  # type: ignore[no-untyped-call]
+        keys_BR = _row_keys_alone(keys_B, rows_R)
+        y_BRW: Tensor = _Drop.apply(x_BRW, keys_BR, probability, first_column)  # type: ignore[no-untyped-call]
         return y_BRW
-    columns_W = torch.arange(first_column, first_column + width, dtype=torch.int32, device=keys_B.device)
+    columns_W = torch.arange(first_column, first_column + width, device=keys_B.device)
     return _scaled(x_BRW, dropped_at(keys_B, rows_R, columns_W, probability), probability)
 
 
@@ -80,22 +79,22 @@ class _Drop(torch.autograd.Function):
     """`drop` as one kernel. Backward hashes again: the mask, even as bytes, would be written once and read once."""
 
     @staticmethod
-    def forward(ctx: Any, x_BRW: Tensor, halves_BR2: Tensor, probability: float, first_column: int) -> Tensor:
-        ctx.save_for_backward(halves_BR2)
+    def forward(ctx: Any, x_BRW: Tensor, keys_BR: Tensor, probability: float, first_column: int) -> Tensor:
+        ctx.save_for_backward(keys_BR)
         ctx.options = probability, first_column
-        return _drop_alone(x_BRW, halves_BR2, *ctx.options)
+        return _drop_alone(x_BRW, keys_BR, *ctx.options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_BRW: Tensor) -> tuple[Tensor, None, None, None]:
-        (halves_BR2,) = ctx.saved_tensors
-        return _drop_alone(d_y_BRW, halves_BR2, *ctx.options), None, None, None
+        (keys_BR,) = ctx.saved_tensors
+        return _drop_alone(d_y_BRW, keys_BR, *ctx.options), None, None, None
 
 
 @compiled_off_cpu
-def _drop_alone(x_BRW: Tensor, halves_BR2: Tensor, probability: float, first_column: int) -> Tensor:
-    columns_W = torch.arange(x_BRW.shape[-1], dtype=torch.int32, device=x_BRW.device) + first_column
-    return _scaled(x_BRW, _dropped(halves_BR2, columns_W, probability), probability)
+def _drop_alone(x_BRW: Tensor, keys_BR: Tensor, probability: float, first_column: int) -> Tensor:
+    columns_W = torch.arange(x_BRW.shape[-1], device=x_BRW.device) + first_column
+    return _scaled(x_BRW, _dropped(keys_BR, columns_W, probability), probability)
 
 
 def _row_keys(keys_B: Tensor, rows_R: Tensor) -> Tensor:
@@ -106,13 +105,19 @@ def _row_keys(keys_B: Tensor, rows_R: Tensor) -> Tensor:
 _row_keys_alone = compiled_off_cpu(_row_keys)
 
 
-def _dropped(halves_BR2: Tensor, columns_W: Tensor, probability: float) -> Tensor:
-    """See `dropped_at`. `halves_BR2`: int32, the halves of `_row_keys`."""
-    low_BR1, high_BR1 = halves_BR2[..., :1], halves_BR2[..., 1:]
-    hashed = low_BR1 + columns_W.to(torch.int32) * _GOLDEN_32
+def _halves(number: Tensor) -> tuple[Tensor, Tensor]:
+    """int32: the low and the high 32 bits of an int64, which is contiguous."""
+    parts = number.view(torch.int32)
+    return parts[..., ::2], parts[..., 1::2]
+
+
+def _dropped(keys_BR: Tensor, columns_W: Tensor, probability: float) -> Tensor:
+    """See `dropped_at`. `keys_BR`: of `_row_keys`."""
+    low_BR, high_BR = _halves(keys_BR)
+    hashed = low_BR[..., None] + _halves(columns_W.to(torch.int64) * _GOLDEN_32)[0]
     hashed ^= (hashed >> 16) & 0xFFFF
     hashed *= _MIX_32_1
-    hashed ^= high_BR1
+    hashed ^= high_BR[..., None]
     hashed ^= (hashed >> 13) & 0x7FFFF
     hashed *= _MIX_32_2
     hashed ^= (hashed >> 16) & 0xFFFF

@@ -100,14 +100,19 @@ def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     parts_nBtD = x_BTD.view(len(x_BTD), group.size(), -1, *x_BTD.shape[2:]).transpose(0, 1).contiguous()
     part_BtD = torch.empty_like(parts_nBtD[0])
     reduce_scatter_into(part_BtD, parts_nBtD.flatten(0, 1), group=group)
-    return part_BtD
+    return _as_view(part_BtD)
 
 
 def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All-reduce into a copy, because x may have other readers (autograd passes one gradient to all terms of a sum)."""
     total = x.clone(memory_format=torch.contiguous_format)
     all_reduce(total, group=group)
-    return total
+    return _as_view(total)
+
+
+def _as_view(received: Tensor) -> Tensor:
+    """torch 2.11 compiles a function that returns what a collective wrote as if it had no backward: zero gradients."""
+    return received.view_as(received)
 
 
 def _own_part(d_x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
