@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_server import Place
+from rank_server import IN_ORDER, Place
 
 from codescent.collectives import holdings
 from codescent.collectives.calls import CALLS, Here
@@ -51,7 +51,7 @@ def in_a_group(place: Place) -> Any:
     """The sum over ranks 3, 1 and 0 of 4, in this order of the ring; what one of them did in each step."""
     place.join()
     ranks = [3, 1, 0]
-    group = dist.new_group(ranks, sort_ranks=False)
+    group = dist.new_group(ranks, **IN_ORDER)
     if place.rank not in ranks:
         return None
     values, seen = torch.arange(7.0) + 10**place.rank, list[Exchange]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import os
 import select
@@ -67,6 +68,10 @@ class Place:
         group = dist.group.WORLD
         assert group is not None
         return group
+
+
+IN_ORDER = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+"""Options of new_group that keep the order of its ranks; none where torch (2.11) sorts them always."""
 
 
 def serve() -> None:

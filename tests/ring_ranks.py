@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_server import Place
+from rank_server import IN_ORDER, Place
 from test_products import NoBf16Product
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +22,9 @@ from codescent.strategies.ring import Gather, Ring, split_attention
 
 BATCH, HEAD_DIM, SEQ_LEN, LONG = 2, 8, 48, 384
 BATCH_KEYS = sample_keys(3, 5, torch.arange(BATCH))
-GROUPS = ([3], [1, 0], [2, 0, 1], [3, 2, 1, 0])  # a rank of the group is another of the world
+GROUPS = [[3], [1, 0], [2, 0, 1], [3, 2, 1, 0]]  # a rank of the group is another of the world
+if not IN_ORDER:
+    GROUPS = [sorted(ranks) for ranks in GROUPS]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -189,7 +191,7 @@ def bf16_products(place: Place, method: str) -> list[str]:
 def work(place: Place) -> dict[int, tuple[int, dict[str, Any]]]:
     """By size of the group: this rank's number in it and what it found."""
     place.join()
-    groups = [dist.new_group(ranks, sort_ranks=False) for ranks in GROUPS]
+    groups = [dist.new_group(ranks, **IN_ORDER) for ranks in GROUPS]
     found = {}
     for ranks, group in zip(GROUPS, groups, strict=True):
         if place.rank not in ranks:

