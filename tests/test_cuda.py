@@ -3,11 +3,14 @@ Does not measure speed: benchmarks/gpu_step.py does."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from runs import losses, train
+from runs import assert_same, codescent, losses, train
+
+from codescent.record import RunFolder
 
 pytestmark = [
     pytest.mark.cuda,
@@ -21,6 +24,38 @@ def test_cuda_walks_the_trajectory_of_the_cpu(project: Path, precision: str, tol
     expected = train(project, f"cpu-{precision}", f"train.precision={precision}")
     run = train(project, f"cuda-{precision}", f"train.precision={precision}", "train.device=cuda")
     assert losses(run) == pytest.approx(losses(expected), rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.kind=llama", "model.num_kv_heads=1"),
+        ("model.dropout=0.2",),
+        ("model.dropout=0.2", "train.compile=none", "train.microbatch_size=2"),
+        ("optimizer.kind=muon",),
+        ("lora.rank=4",),
+        ("train.label_smoothing=0.1", "train.head_chunk_tokens=24"),
+    ],
+    ids=" ".join,
+)
+def test_parts_of_a_run_walk_the_trajectory_of_the_cpu(project: Path, words: tuple[str, ...]) -> None:
+    """What is compiled on CUDA alone: turns, dropout; what it computes in other pieces; validation passes, too."""
+    name = re.sub(r"\W+", "-", " ".join(words))
+    words = ("train.precision=fp64", *words)
+    expected = train(project, f"cpu-{name}", *words, "train.compile=none")
+    run = train(project, f"cuda-{name}", *words, "train.device=cuda")
+    assert_same(run, expected, 1e-9)
+
+
+@pytest.mark.parametrize("config", ["reverse_lines", "synthetic_transformer"])
+def test_an_encoder_and_a_decoder_walk_the_trajectory_of_the_cpu(tmp_path: Path, config: str) -> None:
+    sizes = ("model.hidden_dim=32", "model.ffn_dim=64", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
+    steps = ("train.num_steps=6", "train.global_batch_size=8", "train.eval_every=3", "train.eval_samples=64")
+    words = ("train", config, *sizes, *steps, "train.precision=fp64", "optimizer.warmup_steps=0", "checkpoint.every=0")
+    for name, device in (("cpu", "train.compile=none"), ("cuda", "train.compile=auto")):
+        done = codescent(tmp_path, *words, f"run.name={name}", f"train.device={name}", device)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert_same(*(RunFolder.open(tmp_path / "runs" / name) for name in ("cuda", "cpu")), 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Does not compile blocks: assemble.py does. Off CUDA it chooses nothing that the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
             "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
             f"{why or compiler}; set train.cuda_graphs = false"
         )
+    # fp32 here means fp32 (train.precision), so torch's advice to round products to TF32 is not for the terminal.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     compiled.use(not compiler)
     return {"choice": choice, "auto": train.compile is None, "why": why, "functions_why": compiler}
 
