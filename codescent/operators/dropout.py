@@ -23,10 +23,16 @@ _MIX_32_2 = -1028477387  # 0xC2B2AE35
 
 def mix(state: Tensor) -> Tensor:
     """One round of SplitMix64 (Steele, Lea, Flood 2014) on int64: multiplication wraps, shifts are masked."""
-    state = state + _GOLDEN
+    state = _wide(state) + _GOLDEN
     state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * _MIX_1
     state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return state ^ ((state >> 31) & 0x1FFFFFFFF)
+
+
+def _wide(index: Tensor) -> Tensor:
+    """The int64 itself. In compiled code bits are masked, all of them, because torch's compiler (2.11 to 2.13) adds to
+    an index, and multiplies it, with 32 bits or with 64, as it likes. From here on it has 64."""
+    return index & -1 if torch.compiler.is_compiling() else index
 
 
 def sample_keys(seed: int, step: int, sample_ids_B: Tensor) -> Tensor:
@@ -114,7 +120,7 @@ def _halves(number: Tensor) -> tuple[Tensor, Tensor]:
 def _dropped(keys_BR: Tensor, columns_W: Tensor, probability: float) -> Tensor:
     """See `dropped_at`. `keys_BR`: of `_row_keys`."""
     low_BR, high_BR = _halves(keys_BR)
-    hashed = low_BR[..., None] + _halves(columns_W.to(torch.int64) * _GOLDEN_32)[0]
+    hashed = low_BR[..., None] + _halves(_wide(columns_W.to(torch.int64)) * _GOLDEN_32)[0]
     hashed ^= (hashed >> 16) & 0xFFFF
     hashed *= _MIX_32_1
     hashed ^= high_BR[..., None]
