@@ -22,7 +22,7 @@ from codescent.base import ending
 from codescent.base.token import TOKEN
 from codescent.data.loader import Loader
 from codescent.launch.environment import STORE_FD
-from codescent.launch.local import rank_environment
+from codescent.launch.group import Group
 from codescent.train import world
 
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "gather", "barrier", "isend", "irecv", "new_group")
@@ -58,7 +58,7 @@ def train(place: Place, words: list[str], hangs: bool = False) -> None:
     """`codescent train run.toml WORDS` as one rank of our launcher, to the end of the program. The last one fails alone
     in step 3. With `hangs` it does not get beyond closing its files, either."""
     port = place.listener.getsockname()[1]
-    env = rank_environment(place.rank, place.ranks, port, {**os.environ, TOKEN: "of the test"})
+    env = Group(place.ranks).environment(place.rank, port, {**os.environ, TOKEN: "of the test"})
     os.environ.update(env | {TOKEN: "of the test"})
     if place.rank == 0:
         os.environ[STORE_FD] = str(os.dup(place.listener.fileno()))
@@ -75,7 +75,7 @@ def train(place: Place, words: list[str], hangs: bool = False) -> None:
 def own(place: Place, what: str) -> None:
     """A script with `codescent.init`, whose last rank fails alone; then the interpreter ends, as far as it gets."""
     port = place.listener.getsockname()[1]
-    os.environ.update(rank_environment(place.rank, place.ranks, port, {**os.environ}) | {TOKEN: "of the test"})
+    os.environ.update(Group(place.ranks).environment(place.rank, port, {**os.environ}) | {TOKEN: "of the test"})
     if place.rank == 0:
         os.environ[STORE_FD] = str(os.dup(place.listener.fileno()))
     place.listener.close()

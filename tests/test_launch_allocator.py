@@ -22,7 +22,7 @@ from codescent.launch.allocator import (
     tuned_environment,
     with_expandable_segments,
 )
-from codescent.launch.local import rank_environment
+from codescent.launch.group import Group
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc has no tunables")
 
@@ -142,7 +142,7 @@ def test_segments_of_cuda_grow_unless_the_user_has_configured_them(name: str) ->
     grown = with_expandable_segments(env)
     assert grown == {**env, SEGMENTS: EXPANDABLE}
     assert with_expandable_segments(grown) == grown
-    assert rank_environment(1, 2, 1000, grown)[SEGMENTS] == EXPANDABLE
+    assert Group(2).environment(1, 1000, grown)[SEGMENTS] == EXPANDABLE
     own = {name: "max_split_size_mb:128"}
     assert with_expandable_segments(own) == own
     assert with_expandable_segments({name: ""})[SEGMENTS] == EXPANDABLE

@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from codescent.launch.local import rank_environment, run_ranks
+from codescent.launch.group import Group
+from codescent.launch.local import run_ranks
 
 DRIVER = """
 import os, signal, sys
@@ -186,10 +187,10 @@ def test_what_a_rank_started_does_not_outlive_it(launch: Start) -> None:
 
 def test_threads_are_divided_among_the_ranks_unless_the_user_says_how_many() -> None:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    assert rank_environment(0, cores, 1, {})["OMP_NUM_THREADS"] == "1"
-    assert rank_environment(0, 1, 1, {})["OMP_NUM_THREADS"] == str(cores)
-    assert rank_environment(0, 10 * cores, 1, {})["OMP_NUM_THREADS"] == "1"
-    assert rank_environment(0, 1, 1, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert Group(cores).environment(0, 1, {})["OMP_NUM_THREADS"] == "1"
+    assert Group(1).environment(0, 1, {})["OMP_NUM_THREADS"] == str(cores)
+    assert Group(10 * cores).environment(0, 1, {})["OMP_NUM_THREADS"] == "1"
+    assert Group(1).environment(0, 1, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
 def test_the_user_may_choose_the_network_interface_but_not_the_rank() -> None:
@@ -199,7 +200,7 @@ def test_the_user_may_choose_the_network_interface_but_not_the_rank() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "CODESCENT_STORE_FD": "5",
     }
-    env = rank_environment(1, 2, 4000, given)
+    env = Group(2).environment(1, 4000, given)
     assert (env["GLOO_SOCKET_IFNAME"], env["RANK"], env["MASTER_PORT"]) == ("eth7", "1", "4000")
     assert "TORCHELASTIC_USE_AGENT_STORE" not in env
     assert "CODESCENT_STORE_FD" not in env

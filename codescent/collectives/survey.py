@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.published import NO_SPACE, in_words
+from codescent.base.stopping import exit_code_of
 from codescent.collectives.task import (
     BF16,
     CRASHES,
@@ -175,7 +176,7 @@ class Survey:
             self._write(task, Path(folder))
             env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
             code = run_ranks([*self.command, folder], self.ranks, env, saves=False)
-            if code - 128 in STOP_SIGNALS:
+            if code in map(exit_code_of, STOP_SIGNALS):
                 raise Ended(code)
             if code and shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
                 raise UserError(f"{folder}: {NO_SPACE}; {ELSEWHERE}")

@@ -4,9 +4,6 @@ Does not define keys (sections.py does), does not parse TOML (toml_file.py does)
 from __future__ import annotations
 
 import difflib
-import math
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +16,11 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config import effects
 from codescent.config.contradictions import INSTEAD, contradictions
+from codescent.config.given import Given, override_value, shown, value_problem
 from codescent.config.keys import AUTO, Section
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
-from codescent.config.words import KEYS, Key, toml_value
+from codescent.config.words import KEYS, toml_value
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -86,11 +84,6 @@ class DescribedKey(NamedTuple):
     origin: str
 
 
-class _Given(NamedTuple):
-    value: Any
-    origin: str
-
-
 class _Problem(NamedTuple):
     origin: str
     key: str  # "": the problem concerns the whole file
@@ -116,12 +109,12 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
         UserError: all problems of all files and overrides, each with its origin and the correct form.
     """
     problems: list[_Problem] = []
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
     replaced: list[str] = []
     for file_given in _read_chain(path, problems):
         given = _replace(given, file_given, replaced)
     values_missing = any(problem.key in ("", "base") for problem in problems)  # a file could not be read
-    on_command_line: dict[str, _Given] = {}
+    on_command_line: dict[str, Given] = {}
     for override in overrides:
         on_command_line |= _read_override(override, problems)
     given = _replace(given, on_command_line, replaced)
@@ -172,7 +165,7 @@ def shipped() -> dict[str, Path]:
 # Step 1: read files and overrides; collect the given values by "section.key"
 
 
-def _replace(before: Mapping[str, _Given], later: Mapping[str, _Given], replaced: list[str]) -> dict[str, _Given]:
+def _replace(before: Mapping[str, Given], later: Mapping[str, Given], replaced: list[str]) -> dict[str, Given]:
     """The values of earlier files with those of a later one, and without what it replaces: the sizes of a model by a
     preset, a key of a pair in INSTEAD by the other key, and the minutes of the steps by other steps. Adds a sentence
     about the sizes to `replaced`.
@@ -186,14 +179,14 @@ def _replace(before: Mapping[str, _Given], later: Mapping[str, _Given], replaced
         return {**before, **later}
     sizes = {name: size for name, size in before.items() if name in PRESET_DECIDES and name not in later}
     if sizes:
-        listed = ", ".join(f"{name} = {_shown(size.value)} ({size.origin})" for name, size in sizes.items())
-        replaced.append(f"{preset.origin}: {PRESET} = {_shown(preset.value)} replaces {listed}")
+        listed = ", ".join(f"{name} = {shown(size.value)} ({size.origin})" for name, size in sizes.items())
+        replaced.append(f"{preset.origin}: {PRESET} = {shown(preset.value)} replaces {listed}")
     return {**{name: value for name, value in before.items() if name not in sizes}, **later}
 
 
-def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _Given]]:
+def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, Given]]:
     """The values of the file and of its base files. The values of the last base come first."""
-    chain: list[dict[str, _Given]] = []
+    chain: list[dict[str, Given]] = []
     seen: dict[Path, str] = {}
     wanted: Path | None = Path(path)
     origin, key = "", ""
@@ -210,7 +203,7 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
         base = table.pop("base", None)
         origin, key = f"{file}:{lines.get(('base',), 1)}", "base"
         if base is not None and not (isinstance(base, str) and base.strip()):
-            problems.append(_Problem(origin, key, f"given {_shown(base)}; must be the path of a file, in quotes"))
+            problems.append(_Problem(origin, key, f"given {shown(base)}; must be the path of a file, in quotes"))
             base = None
         chain.insert(0, dict(_flatten(table, file, lines, problems)))
         wanted = None if base is None else _base_path(file, base)
@@ -252,7 +245,7 @@ def _find(path: Path) -> Path:
 
 def _flatten(
     table: Mapping[str, Any], file: Path, lines: Mapping[tuple[str, ...], int], problems: list[_Problem]
-) -> Iterator[tuple[str, _Given]]:
+) -> Iterator[tuple[str, Given]]:
     """The values of the known keys of a file. Unknown keys are added to `problems`."""
 
     def origin(*path: str) -> str:
@@ -265,16 +258,16 @@ def _flatten(
         if section not in SECTIONS:
             refuse(_unknown_section(section) if isinstance(values, dict | list) else _unknown_key("", section), section)
         elif not isinstance(values, dict):
-            refuse(f"given {_shown(values)}, but it is a section: write [{section}] and its keys below", section)
+            refuse(f"given {shown(values)}, but it is a section: write [{section}] and its keys below", section)
         else:
             for key, value in values.items():
                 if f"{section}.{key}" in KEYS:
-                    yield f"{section}.{key}", _Given(value, origin(section, key))
+                    yield f"{section}.{key}", Given(value, origin(section, key))
                 else:
                     refuse(_unknown_key(section, key), section, key)
 
 
-def _read_override(override: str, problems: list[_Problem]) -> dict[str, _Given]:
+def _read_override(override: str, problems: list[_Problem]) -> dict[str, Given]:
     name, equals, text = override.partition("=")
     name, text = name.strip(), text.strip()
     section, dot, key = name.partition(".")
@@ -287,30 +280,19 @@ def _read_override(override: str, problems: list[_Problem]) -> dict[str, _Given]
     elif name not in KEYS:
         problem = _unknown_key(section, key)
     else:
-        return {name: _Given(_override_value(text, KEYS[name]), COMMAND_LINE)}
+        return {name: Given(override_value(text, KEYS[name]), COMMAND_LINE)}
     problems.append(_Problem(COMMAND_LINE, name, problem))
     return {}
-
-
-def _override_value(text: str, key: Key) -> Any:
-    """Parse the value as TOML, else as a string. A string key takes the text literally: shells remove quotes."""
-    try:
-        table = tomllib.loads(f"v = {text}")
-    except (ValueError, RecursionError):
-        return text
-    if len(table) != 1 or (key.wanted.startswith(("string", "path")) and not isinstance(table["v"], str)):
-        return text
-    return table["v"]
 
 
 # Step 2: validate the given values; build the sections
 
 
-def _validate(name: str, model: type[Section], given: Mapping[str, _Given], problems: list[_Problem]) -> Section:
+def _validate(name: str, model: type[Section], given: Mapping[str, Given], problems: list[_Problem]) -> Section:
     """Build a section. Each wrong value is added to `problems`, and its key gets the default."""
     values = {key: given[f"{name}.{key}"].value for key in model.model_fields if f"{name}.{key}" in given}
     wrong: dict[str, str] = {
-        key: f"given {_shown(value)}; a whole number has at most 64 bits"
+        key: f"given {shown(value)}; a whole number has at most 64 bits"
         for key, value in values.items()
         if isinstance(value, int) and not -(2**63) <= value < 2**63
     }
@@ -320,50 +302,18 @@ def _validate(name: str, model: type[Section], given: Mapping[str, _Given], prob
         for detail in error.errors(include_url=False):
             key = str(detail["loc"][0])
             reason = detail.get("ctx", {}).get("error")
-            wrong.setdefault(key, _value_problem(values[key], KEYS[f"{name}.{key}"], reason))
+            wrong.setdefault(key, value_problem(values[key], KEYS[f"{name}.{key}"], reason))
         return model.model_validate({key: value for key, value in values.items() if key not in wrong})
     finally:
         problems += [_Problem(given[f"{name}.{key}"].origin, f"{name}.{key}", text) for key, text in wrong.items()]
 
 
-def _value_problem(value: Any, key: Key, reason: object) -> str:
-    if reason is not None:  # text of a check in keys.py
-        return f"given {_shown(value)}; {reason}"
-    wanted = key.wanted if key.wanted.startswith(('"', "true", "1")) else f"a {key.wanted}"
-    choices = re.findall(r'"(\w+)"', key.wanted)
-    hint = ""
-    if isinstance(value, str) and key.wanted.startswith('"'):
-        near = difflib.get_close_matches(value.lower(), choices, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-    elif isinstance(value, str) and value.lower() in ("true", "false") and key.wanted.startswith("true"):
-        hint = f"; write {value.lower()}, without quotes or capitals"
-    elif isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value):
-        hint = "; leave out the quotes"
-    elif isinstance(value, float) and not math.isfinite(value):
-        hint = "; must be finite"
-    elif isinstance(value, float) and value.is_integer() and key.wanted.startswith("whole"):
-        hint = f"; write {int(value)}"
-    return f"given {_shown(value)}; must be {wanted}{hint}"
-
-
-def _contradictions(
-    sections: Mapping[str, Section], given: Mapping[str, _Given], wrong: set[str]
-) -> Iterator[_Problem]:
+def _contradictions(sections: Mapping[str, Section], given: Mapping[str, Given], wrong: set[str]) -> Iterator[_Problem]:
     """Problems of values that are valid alone but contradict each other."""
     values: dict[str, Any] = dict(sections)
     for names, problem in contradictions(Config.model_construct(None, **values)):
         if wrong.isdisjoint(names):
             yield _Problem(next(given[name].origin for name in names if name in given), names[0], problem)
-
-
-def _shown(value: Any) -> str:
-    """A value as TOML, at most 80 characters."""
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "a list"
-    text = toml_value(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _owners(key: str) -> str:

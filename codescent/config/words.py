@@ -47,6 +47,11 @@ def toml_value(value: object) -> str:
     return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
 
 
+def key_of(section: str, name: str, field: FieldInfo) -> Key:
+    """A key from its field of a section."""
+    return Key(section, name, _wanted(field), toml_value(field.default), _description(field))
+
+
 def _wanted(field: FieldInfo) -> str:
     kind = field.annotation
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
@@ -64,6 +69,8 @@ def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
         bounds += [item for found in metadata for item in getattr(found, "metadata", ())]
     if typing.get_origin(kind) is Literal:
         return [toml_value(choice) for choice in typing.get_args(kind)]
+    if typing.get_origin(kind) is list:
+        return ["list of strings"]
     names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
     return [names[kind] + (_bounds(bounds) if kind in (int, float) else "")]
 
@@ -82,7 +89,7 @@ def _description(field: FieldInfo) -> str:
 
 
 KEYS: Mapping[str, Key] = {
-    f"{section}.{name}": Key(section, name, _wanted(field), toml_value(field.default), _description(field))
+    f"{section}.{name}": key_of(section, name, field)
     for section, model in SECTIONS.items()
     for name, field in model.model_fields.items()
 }

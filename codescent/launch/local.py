@@ -18,13 +18,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
-from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.rank import LOOPBACK
-from codescent.base.token import TOKEN, fresh
+from codescent.base.stopping import SAVING, STOPPING, exit_code_of
+from codescent.base.token import TOKEN
 from codescent.launch.environment import LATE, STORE_FD
-from codescent.launch.launchers import TORCHRUN_SET
+from codescent.launch.group import Group
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.roles import Roles, die_with_parent, ended_by
@@ -38,13 +37,13 @@ SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failur
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is a repetition by a wrapper (make, uv)
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
+STOP_SIGNALS = (*STOPPING, *SAVING)
+CLEAN_STOPS = {0, *map(exit_code_of, STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
 
 
 def run_ranks(
     command: Sequence[str],
-    ranks: int,
+    ranks: int | Group,
     env: Mapping[str, str],
     *,
     saves: bool = True,
@@ -64,7 +63,7 @@ def run_ranks(
 
     Args:
         command: the program and its arguments, the same for every rank.
-        ranks: at least 1.
+        ranks: at least 1; a Group: where the run has ranks on other machines too.
         env: environment of the ranks. Its numbers of threads and network interfaces override our defaults.
         saves: whether the ranks save when they are asked to stop, for the message.
         of_memory: called with a rank that the kernel has probably killed for lack of memory; returns lines to print.
@@ -75,13 +74,14 @@ def run_ranks(
         signal that killed this rank or stopped the run.
 
     Raises:
-        UserError: the machine cannot start this many processes.
+        UserError: the machine cannot start this many processes, or rank 0 cannot listen.
         OSError: the command cannot be started.
     """
     signals = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
-    with SignalQueue(signals) as queue, _Ranks(command, ranks, env, roles or Roles(), saves=saves) as processes:
+    group = ranks if isinstance(ranks, Group) else Group(ranks)
+    with SignalQueue(signals) as queue, _Ranks(command, group, env, roles or Roles(), saves=saves) as processes:
         code = processes.watch(queue)
         if (killed := processes.report()) is not None:
             for line in of_memory(killed):
@@ -89,34 +89,17 @@ def run_ranks(
     return code
 
 
-def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a rank: torchrun's variables and settings for one machine, added to `env`."""
-    loopback_interface = "lo" if sys.platform == "linux" else "lo0"
-    own = {
-        **({} if "OMP_NUM_THREADS" in env else {OUR_THREADS: "auto"}),
-        "OMP_NUM_THREADS": str(threads_per_rank(available_cores(), ranks)),
-        "GLOO_SOCKET_IFNAME": loopback_interface,  # listens without a password, so on loopback only
-        "NCCL_SOCKET_IFNAME": loopback_interface,
-        "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves the Python stack in the rank's log
-    }
-    ours = (STORE_FD, BEATS_FD, TOKEN, OUR_THREADS, LATE)
-    inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name not in ours}
-    values = map(str, (rank, rank, ranks, ranks, LOOPBACK, port))
-    return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))
-
-
 class _Ranks:
     """The processes of one launch, their logs and their exit codes."""
 
     def __init__(
-        self, command: Sequence[str], ranks: int, env: Mapping[str, str], roles: Roles, *, saves: bool
+        self, command: Sequence[str], group: Group, env: Mapping[str, str], roles: Roles, *, saves: bool
     ) -> None:
-        self._roles = roles
-        self._command, self._num_ranks = list(command), ranks
+        self._roles, self._group = roles, group
+        self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
-        self._token = fresh()
-        self._beats = shared_memory(ranks)
-        self._watch = Watch(Beats(self._beats, ranks), ranks)
+        self._beats = shared_memory(self._num_ranks)
+        self._watch = Watch(Beats(self._beats, self._num_ranks), self._num_ranks)
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         self._port = 0
@@ -141,9 +124,10 @@ class _Ranks:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
         sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
-            with socket.create_server((LOOPBACK, 0), backlog=max(128, self._num_ranks)) as listener:
-                self._port = listener.getsockname()[1]
-                for rank in range(self._num_ranks):
+            listener = self._group.listen()
+            with listener or contextlib.nullcontext():
+                self._port = self._group.port if listener is None else listener.getsockname()[1]
+                for rank in self._group.ranks:
                     self._start(rank, listener)
         except BaseException:
             self.__exit__()
@@ -159,14 +143,14 @@ class _Ranks:
         if not self._crashed():
             shutil.rmtree(self._logs, ignore_errors=True)
 
-    def _start(self, rank: int, listener: socket.socket | None) -> None:
-        """Start a rank. `listener`: for the store, which rank 0 serves; None: the rank has died, and starts again."""
-        env = rank_environment(rank, self._num_ranks, self._port, self._env)
+    def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
+        """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""
+        env = self._group.environment(rank, self._port, self._env)
         passed = [self._beats]
-        env |= {TOKEN: self._token, BEATS_FD: str(self._beats)}
-        if listener is None:
+        env |= {TOKEN: self._group.token, BEATS_FD: str(self._beats)}
+        if late:
             env[LATE] = "1"
-        elif rank == 0:
+        elif rank == 0 and listener is not None:
             passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
         with self._log(rank).open("ab") as log:
@@ -186,7 +170,7 @@ class _Ranks:
 
     def watch(self, queue: SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
-        while len(self._ended) < self._num_ranks:
+        while len(self._ended) < self._group.count:
             next_s = self._escalation[0][0] if self._escalation else math.inf
             for number in queue.wait(min(next_s - time.monotonic(), LOOK_EVERY_S)):
                 self._on_signal(number)
@@ -200,7 +184,7 @@ class _Ranks:
         if self._failed:
             code = self._failed[self._culprit()]
             return (code or RUN_FAILED) if code >= 0 else 128 - code
-        return self._stop_code if self._stop_signal is None else 128 + self._stop_signal
+        return self._stop_code if self._stop_signal is None else exit_code_of(self._stop_signal)
 
     def _look(self) -> None:
         """Print messages about ranks that make no progress. After a stop request, kill ranks that do not react."""
@@ -235,7 +219,7 @@ class _Ranks:
                 self._stop_signal = number
                 more = "; Ctrl-C once more kills them" if number == signal.SIGINT else ""
                 _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to {self._does}{more}")
-                self._send(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+                self._send(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
                 self._send(signal.SIGCONT)  # all ranks stop together, so wake a suspended rank
                 self._answer_s = now_s + ANSWER_S
 
@@ -277,7 +261,7 @@ class _Ranks:
         for rank in again:
             self._start_again(rank)
         late = set(self._restarts) - self._ended
-        if late and not self._stopping and len(late) + len(self._ended) == self._num_ranks:
+        if late and not self._stopping and len(late) + len(self._ended) == self._group.count:
             self._end_late(late)
 
     def _start_again(self, rank: int) -> None:
@@ -287,7 +271,7 @@ class _Ranks:
         self._restarts[rank] += 1
         number = f"{self._restarts[rank]} of {self._roles.restarts}"
         try:
-            self._start(rank, None)
+            self._start(rank, None, late=True)
         except (UserError, OSError) as error:
             _say(f"codescent: rank {rank} is not started again ({number}): {error}")
             return
@@ -343,15 +327,16 @@ class _Ranks:
         return any(line.startswith("error: ") for line in lines) and "Traceback (most recent call last):" not in lines
 
     def report(self) -> int | None:
-        """Print the log of the rank that caused the failure. Without a failure print the warnings of rank 0.
+        """Print the log of the rank that caused the failure. Without a failure print the warnings of the first rank.
 
         Returns the rank if it was killed, and probably for lack of memory.
         """
         if self._killed:
             _say("codescent: the ranks were killed")
         elif not self._failed:
-            if self._processes[0].returncode >= 0:  # after a signal the log only says "interrupted"
-                _say(tail(self._log(0)))
+            first = self._group.first
+            if self._processes[first].returncode >= 0:  # after a signal the log only says "interrupted"
+                _say(tail(self._log(first)))
         else:
             culprit = self._culprit()
             _say(tail(self._log(culprit)))

@@ -4,6 +4,7 @@ Does not open the run (open.py), compute a step (execute.py) or write metrics an
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,6 +18,7 @@ from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
+from codescent.base.stopping import stop_at
 from codescent.config.sections import Config
 from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
@@ -50,7 +52,7 @@ class Outcome:
     Attributes:
         folder: of the run.
         step: the number of steps done.
-        exit_code: 0, or 128 + the signal that stopped it.
+        exit_code: 0; of a stop on request: 75 (to be started again), or 128 + the signal.
         suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
         has_trained: False: the run had no step left to do.
     """
@@ -79,13 +81,14 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     """
     with connect(config, place) as world, with_past(world.past):
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
+        end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(load(config.log.to)))
         resume = world.from_first(lambda: resume)
         folder = open_resumed(config, world) if resume else None
         config, plan, dataset = open_data(config, world, folder, resume=resume)
         with (
-            StopRequest(alone=place.world_size == 1) as stop,
+            StopRequest(alone=place.world_size == 1, end_s=end_s) as stop,
             closing(open_run(config, plan, dataset, world, folder, resume=resume)) as run,
         ):
             outcome = _nothing_to_do(run) if resume else None

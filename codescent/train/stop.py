@@ -1,8 +1,9 @@
-"""In: SIGINT, SIGTERM and SIGHUP. Out: a request to stop, which all ranks receive, and the exit code for it.
+"""In: signals, the time limit of the job. Out: a request to stop, which all ranks receive, and the exit code for it.
 Does not save or exit: the loop does, after the step in which all ranks have received the request."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -11,28 +12,35 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from codescent.base.stopping import LATER, SAVING, STOPPING, exit_code_of
+
 AGAIN_S = 0.5
 """Seconds in which a repeated SIGINT is ignored: one Ctrl-C may arrive from both the terminal and a launcher."""
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals of Ctrl-C; of a scheduler or `kill`; of a closed terminal (ignored under nohup)."""
+TIME_LIMIT = "the time limit of the job"
+"""Stands in the place of a signal."""
 
 
 class StopRequest:
     """Records the first of these signals as a request to stop. A second Ctrl-C raises KeyboardInterrupt.
 
-    `saves` says whether a checkpoint is saved at the stop, for the message.
     Schedulers repeat SIGTERM, so only SIGINT interrupts, and only a single rank (`alone`): the launcher stops several.
+
+    Args:
+        alone: this is the only rank.
+        saves: whether a checkpoint is saved at the stop, for the message.
+        end_s: seconds since 1970 from which on the run is asked to stop; infinite: it has no limit.
     """
 
-    def __init__(self, *, alone: bool, saves: bool = True) -> None:
-        self.alone, self.does = alone, "saves and stops" if saves else "stops"
+    def __init__(self, *, alone: bool, saves: bool = True, end_s: float = math.inf) -> None:
+        self.alone, self.does, self.end_s = alone, "saves and stops" if saves else "stops", end_s
         self.signal: int | None = None
+        self.is_over = False  # the time limit has come before any signal
         self._first = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in STOPPING:
+        for number in (*STOPPING, *SAVING):
             # Respect nohup, which ignores SIGHUP. A shell's `&` ignores SIGINT, too, but a stop must be possible.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
@@ -45,19 +53,30 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal, self._first = number, time.monotonic()
-            if self.alone:  # for several ranks the launcher prints it; os.write, as `print` is not reentrant
-                with suppress(OSError):
-                    os.write(2, f"codescent: {signal.Signals(number).name}: {self.does} after this step\n".encode())
+            if self.alone:  # for several ranks the launcher prints it
+                self._say(signal.Signals(number).name)
         elif self.alone and number == signal.SIGINT and time.monotonic() - self._first > AGAIN_S:
             raise KeyboardInterrupt
 
+    def _say(self, why: str) -> None:
+        """Print what comes, with os.write: `print` is not reentrant."""
+        with suppress(OSError):
+            os.write(2, f"codescent: {why}: {self.does} after this step\n".encode())
+
     def is_requested(self) -> bool:
-        """Whether this rank has received a signal to stop."""
-        return self.signal is not None
+        """Whether this rank has received a signal to stop, or the time of its job is nearly over."""
+        if self.signal is None and not self.is_over and time.time() >= self.end_s:
+            self.is_over = True
+            if self.alone:
+                self._say(TIME_LIMIT)
+        return self.is_over or self.signal is not None
 
     def received(self) -> dict[str, Any] | None:
-        """The signal that stopped this process, its exit code (128 + signal), process id and host; None: no signal."""
-        if self.signal is None:
+        """What stopped this process, the exit code for it, process id and host; None: nothing has."""
+        if self.is_over:
+            name, code = TIME_LIMIT, LATER
+        elif self.signal is not None:
+            name, code = signal.Signals(self.signal).name, exit_code_of(self.signal)
+        else:
             return None
-        name = signal.Signals(self.signal).name
-        return {"signal": name, "exit_code": 128 + self.signal, "process": os.getpid(), "host": socket.gethostname()}
+        return {"signal": name, "exit_code": code, "process": os.getpid(), "host": socket.gethostname()}

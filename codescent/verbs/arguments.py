@@ -26,6 +26,11 @@ TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe
 DEVICES = ("auto", "cpu", "cuda")
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
+LAUNCH_HELP = (
+    "overrides of the config, such as train.num_steps=100, and of the site, such as site.time=04:00:00; for a \
+script: its words, those with dashes after --"
+)
+LAUNCH_TARGETS = ("local", "ssh", "torchrun", "mpirun", "slurm", "pbs", "torchx", "kubernetes")
 OVERRIDE = re.compile(r"\s*\w+\.\w+\s*=")
 """How an override begins. A path with "=" does not begin like this: it has a "/" before."""
 
@@ -44,7 +49,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         top.print_help()
         top.exit()
+    said, script_words = list(words), []
+    if words[:1] == ["launch"] and "--" in words:
+        at = list(words).index("--")
+        words, script_words = words[:at], list(words[at + 1 :])
     arguments, rest = top.parse_known_args(words)
+    if arguments.verb == "launch":
+        arguments.said, arguments.script_words = said, script_words
     if config := _config_after_overrides(arguments, rest):
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
         (arguments.overrides if config in arguments.overrides else rest).remove(config)
@@ -121,6 +132,20 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--per-host", type=_positive, metavar="N", help="ranks that share a host and its card (default 1)")
 
 
+def _launch(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("config", metavar="CONFIG|SCRIPT.py", type=_text, help=f"{CONFIG_HELP}; or a script of yours")
+    verb.add_argument("overrides", metavar="WORD", nargs="*", help=LAUNCH_HELP)
+    add = verb.add_argument
+    add("--to", choices=LAUNCH_TARGETS, metavar="TARGET", help=f"who starts the ranks: {', '.join(LAUNCH_TARGETS)}")
+    add("--nodes", type=_nodes, metavar="N|A:B", help="machines; A:B: at least A, at most B (torchrun)")
+    add("--devices", type=_positive, metavar="N", help="ranks of each machine: one for each GPU")
+    add("--hosts", type=_text, metavar="HOST:SLOTS,...", help="the machines by name, with the ranks of each")
+    add("--max-restarts", type=_whole, metavar="N", help="how often torchrun starts all ranks again (default 0)")
+    add("--site", type=_text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+    add("--times", type=_positive, metavar="N", help="that many jobs of SLURM, one after the other")
+    add("--out", type=_path, metavar="FILE", help="file for the script (default: print it)")
+
+
 def _prove(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     add = verb.add_argument
@@ -145,6 +170,9 @@ def _collectives(verb: argparse.ArgumentParser) -> None:
 def _config(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     verb.add_argument("--keys", action="store_true", help="list every key, its default and its meaning")
+    site_help = "what a cluster asks for: sites/NAME.toml, or a file; with site.key=value for single values"
+    verb.add_argument("--site", type=_text, metavar="NAME|FILE", help=site_help)
+    verb.add_argument("--site-keys", action="store_true", help="list every key of a site and its meaning")
 
 
 def _data(verb: argparse.ArgumentParser) -> None:
@@ -260,6 +288,7 @@ def _import(verb: argparse.ArgumentParser) -> None:
 VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("train", "train a model", _train),
     ("plan", "print memory, traffic and FLOPs of a run, without running it", _plan),
+    ("launch", "write a script that starts a run on a cluster or on other machines", _launch),
     ("prove", "train with every layout and compare losses and gradient norms with one process", _prove),
     ("collectives", "show which collectives each backend of torch offers, and what an all-reduce does", _collectives),
     ("config", "print every value of a config and its origin", _config),
@@ -280,6 +309,15 @@ def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
     return int(word)
+
+
+def _nodes(word: str) -> tuple[int, int]:
+    """A number of nodes, or the least and the most of them."""
+    least, colon, most = word.partition(":")
+    found = _positive(least), _positive(most if colon else least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{word!r}: the first number must not be above the second one")
+    return found
 
 
 def _whole(word: str) -> int:

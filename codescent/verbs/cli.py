@@ -18,6 +18,7 @@ from codescent.verbs.arguments import parse
 VERBS: Mapping[str, str] = {
     "train": "train.main",
     "plan": "plan.main",
+    "launch": "launch.main",
     "prove": "prove.main",
     "collectives": "collectives.main",
     "config": "config.main",

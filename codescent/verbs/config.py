@@ -1,11 +1,12 @@
-"""In: a config and overrides. Out: the resolved config; a table of every key, its value and where that comes from.
-Does not read TOML files or check values (config/ does)."""
+"""In: a config, a site, overrides. Out: the resolved config; tables of every key, its value and where that comes from.
+Does not read TOML files or check values (config/ and jobs/site.py do)."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,19 +19,30 @@ from codescent.base.visible import visible
 from codescent.config.load import LoadedConfig, describe, load
 from codescent.config.sections import Model
 from codescent.config.words import keys_markdown
+from codescent.jobs import site
 
+SITE = f"{site.SECTION}."
 UNBROKEN = 1_000_000
 """Columns of a line where there is no terminal: a program or `grep` finds each line whole."""
 
 
 def main(arguments: Namespace) -> int:
-    """Print the list of keys, a config, or both."""
+    """Print the list of keys, a config, a site, or several of them."""
     if arguments.keys:
         print(keys_markdown())
+    if arguments.site_keys:
+        print(site.keys_markdown())
+    words = [word for word in arguments.overrides if word.startswith(SITE)]
+    if arguments.site is None and words:
+        raise UserError(f"{words[0]}: is of a site; give --site NAME, or leave it out")
+    loaded = None if arguments.site is None else site.load_site(arguments.site, words)
     if arguments.config is not None:
-        _show(resolved_of(arguments))
-    elif not arguments.keys:
-        raise UserError("codescent config: give a CONFIG to show, or --keys")
+        arguments.overrides = [word for word in arguments.overrides if word not in words]
+        _show((f"{key.section}.{key.key}", key.value, key.origin) for key in describe(resolved_of(arguments)))
+    elif not (arguments.keys or arguments.site_keys or loaded):
+        raise UserError("codescent config: give a CONFIG to show, --site NAME or --keys")
+    if loaded is not None:
+        _show(loaded.rows())
     return 0
 
 
@@ -75,12 +87,13 @@ def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
     return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": filled}), origins=origins)
 
 
-def _show(resolved: LoadedConfig) -> None:
+def _show(rows: Iterable[tuple[str, str, str]]) -> None:
+    """Print keys with their values and origins."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("key", "value", "from"):
         table.add_column(heading, overflow="fold")
-    for section, key, value, origin in describe(resolved):
+    for name, value, origin in rows:
         shown = origin.removeprefix(f"{Path.cwd()}/")
-        table.add_row(f"{section}.{key}", visible(value), visible(shown), style="dim" if origin == "default" else "")
+        table.add_row(name, visible(value), visible(shown), style="dim" if origin == "default" else "")
     width = None if sys.stdout.isatty() else UNBROKEN
     Console(highlight=False, width=width).print(table, markup=False)

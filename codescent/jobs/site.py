@@ -1,0 +1,204 @@
+"""In: a site file and overrides. Out: what a cluster asks for, with the origin of each value; else one error.
+Does not say which of it a target needs (targets.py does)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ValidationError
+
+from codescent.base.errors import UserError
+from codescent.base.home import expanded
+from codescent.config.given import Given, override_value, value_problem
+from codescent.config.keys import Section, Text, TextOrPath, auto, key
+from codescent.config.toml_file import read_toml
+from codescent.config.words import Key, key_of, toml_value
+
+SECTION = "site"
+FOLDER = Path("sites")
+"""A site NAME is the file NAME.toml in this folder, below the working directory."""
+COMMAND_LINE, DEFAULT = "command line", "default"
+LIMIT = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
+NONE = "none"
+"""Value of `devices`: ranks compute on CPUs."""
+
+
+def _check_limit(value: str) -> str:
+    if LIMIT.fullmatch(value) is None or not seconds_of(value):
+        raise ValueError("must be hours:minutes:seconds, such as 04:00:00, or days-hours:minutes:seconds")
+    return value
+
+
+def seconds_of(limit: str) -> int:
+    """Seconds of a time limit that `Site` accepts."""
+    found = LIMIT.fullmatch(limit)
+    assert found is not None
+    days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _check_devices(value: str) -> str:
+    if value != NONE and value.count("{n}") != 1:
+        raise ValueError(f'must have {{n}} in the place of their number, once; "{NONE}": ranks compute on CPUs')
+    return value
+
+
+def _check_lines(lines: list[str]) -> list[str]:
+    for line in lines:
+        if not line.strip() or not line.isprintable():
+            raise ValueError("each string must be one line of printable text")
+    return lines
+
+
+Limit = Annotated[str, AfterValidator(_check_limit)]
+Devices = Annotated[str, AfterValidator(_check_devices)]
+Lines = Annotated[list[str], AfterValidator(_check_lines)]
+
+
+class Site(Section):
+    """A cluster: how a job is asked for, and what has to come before its command."""
+
+    account: Text | None = auto("project that pays for the job")
+    partition: Text | None = auto("partition of SLURM, or queue of PBS")
+    qos: Text | None = auto("quality of service of SLURM")
+    time: Limit | None = auto("time limit of a job, such as 04:00:00 or 1-12:00:00")
+    memory: Text | None = auto("memory of a node, such as 64G")
+    cores: int | None = auto("cores of each rank", ge=1)
+    devices: Devices | None = auto(
+        "how the scheduler is asked for the devices of a node, with {n} for their number, such as "
+        '"--gpus-per-node={n}", "ngpus={n}" or "nvidia.com/gpu: {n}"; "none": ranks compute on CPUs'
+    )
+    options: Lines = key([], 'further options of the scheduler, such as ["--constraint=a100"]')
+    mail: Text | None = auto("address to which the scheduler writes when a job begins, ends or fails")
+    modules: Lines = key([], 'modules to load, such as ["cuda/12.4"]')
+    before: Lines = key([], "lines of bash before the command")
+    environment: TextOrPath | None = auto("virtual environment in which codescent is installed; none: no line for it")
+    container: Lines = key([], "words before the command of each rank, which run it in a container")
+    interface: Text | None = auto("network interface by which the ranks reach each other")
+    binding: Literal["none", "cores"] = key("none", "cores: each rank has cores of its own")
+    scratch: TextOrPath | None = auto("fast local folder of each node for temporary files (TMPDIR)")
+    mpi: Literal["openmpi", "mpich", "intelmpi"] | None = auto("which mpirun the site has")
+    launcher: Lines = key([], "further options of srun, mpirun, mpiexec or torchrun")
+    requeues: int = key(20, "how often a job that was saved before its limit is started again", ge=0)
+    image: Text | None = auto("container image of Kubernetes and torchx")
+    volume: Text | None = auto('volume claim of Kubernetes and where it is mounted, such as "data:/workspace"')
+
+
+KEYS: Mapping[str, Key] = {
+    f"{SECTION}.{name}": key_of(SECTION, name, field) for name, field in Site.model_fields.items()
+}
+"""All keys by "site.key", in order."""
+
+
+def keys_markdown() -> str:
+    """All keys as a table of Markdown."""
+    rows = [f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |" for key in KEYS.values()]
+    return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows])
+
+
+@dataclass(frozen=True)
+class LoadedSite:
+    """A site, and the origin of each "site.key": "default", "FILE:LINE" or "command line"."""
+
+    site: Site
+    origins: Mapping[str, str]
+
+    def given(self) -> list[str]:
+        """The names of the keys that somebody gave, without "site."."""
+        return [name for name in Site.model_fields if self.origins[f"{SECTION}.{name}"] != DEFAULT]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each key with its value as TOML and its origin."""
+        return [(name, toml_value(getattr(self.site, of.name)), self.origins[name]) for name, of in KEYS.items()]
+
+
+def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
+    """Read a site file and overrides of the form site.key=value. The last one wins.
+
+    Args:
+        name: of a site, which is sites/NAME.toml, or the path of a file: its keys are at the top, or in [site], where
+            other sections are not read. None: no file.
+        overrides: a value is TOML; a string needs no quotes.
+
+    Raises:
+        UserError: all problems of the file and the overrides, each with its origin and the correct form.
+    """
+    problems: list[str] = []
+    given = dict(_from_file(name, problems)) if name is not None else {}
+    for override in overrides:
+        given |= _from_override(override, problems)
+    site = _validate(given, problems)
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
+    return LoadedSite(site, origins)
+
+
+def _from_file(name: str, problems: list[str]) -> Iterator[tuple[str, Given]]:
+    """The values of a site file by "site.key"."""
+    try:
+        file = _find(name)
+        table, lines = read_toml(file)
+    except UserError as error:
+        problems += error.problems
+        return
+    within = isinstance(table.get(SECTION), dict)
+    for key_name, value in (table[SECTION] if within else table).items():
+        path = (SECTION, key_name) if within else (key_name,)
+        origin = f"{file}:{lines[path]}" if path in lines else str(file)
+        full = f"{SECTION}.{key_name}"
+        if full in KEYS:
+            yield full, Given(value, origin)
+        else:
+            problems.append(f"{origin}: {full}: {_unknown(key_name)}")
+
+
+def _find(name: str) -> Path:
+    path = expanded(name)
+    found = FOLDER / f"{name}.toml"
+    if path.suffix == ".toml" or "/" in name:
+        found = path
+    if found.is_file():
+        return found
+    names = sorted(one.stem for one in FOLDER.glob("*.toml")) if FOLDER.is_dir() else []
+    near = difflib.get_close_matches(name, names, n=1)
+    known = f"did you mean {near[0]}?" if near else f"the sites are {', '.join(names)}" if names else (
+        f"write {FOLDER}/NAME.toml (its keys: docs/launch_scripts.md), or give the path of a file"
+    )  # fmt: skip
+    raise UserError(f"--site {name}: there is no file {found}; {known}")
+
+
+def _from_override(override: str, problems: list[str]) -> dict[str, Given]:
+    name, equals, text = (part.strip() for part in override.partition("="))
+    if equals and name in KEYS:
+        return {name: Given(override_value(text, KEYS[name]), COMMAND_LINE)}
+    wrong = _unknown(name.removeprefix(f"{SECTION}.")) if equals else "write site.key=value, such as site.time=04:00:00"
+    problems.append(f"{COMMAND_LINE}: {name}: {wrong}")
+    return {}
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
+    hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
+    return f"unknown key of a site; {hint}"
+
+
+def _validate(given: Mapping[str, Given], problems: list[str]) -> Site:
+    """Build the site. Each wrong value is added to `problems`, and its key gets the default."""
+    values: dict[str, Any] = {name.removeprefix(f"{SECTION}."): one.value for name, one in given.items()}
+    try:
+        return Site.model_validate(values)
+    except ValidationError as error:
+        wrong: dict[str, str] = {}
+        for detail in error.errors(include_url=False):
+            name = str(detail["loc"][0])
+            reason = detail.get("ctx", {}).get("error")
+            wrong.setdefault(name, value_problem(values[name], KEYS[f"{SECTION}.{name}"], reason))
+    for name, text in wrong.items():
+        problems.append(f"{given[f'{SECTION}.{name}'].origin}: {SECTION}.{name}: {text}")
+    return Site.model_validate({name: value for name, value in values.items() if name not in wrong})

@@ -1,0 +1,79 @@
+"""In: which ranks of a run this machine has, a command. Out: these ranks, started, watched, and stopped on request.
+Does not reach other machines: a script starts it on each host, as `python3 -m codescent.launch.agent`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from codescent.base.errors import UserError
+from codescent.base.output import warn
+from codescent.base.rank import LOOPBACK
+from codescent.base.token import TOKEN, fresh
+from codescent.launch.group import Group
+from codescent.launch.local import run_ranks
+
+SENT = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
+"""What a line of the standard input asks for, with --follow."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Start the ranks and wait for them. Returns the exit code."""
+    asked = _parse(words)
+    address, port = asked.master
+    env = dict(os.environ)
+    try:
+        if asked.follow:
+            env[TOKEN] = sys.stdin.readline().strip()
+            threading.Thread(target=_follow, daemon=True).start()
+        group = Group(asked.ranks, asked.first, asked.world, address, port, env.get(TOKEN) or fresh())
+        return run_ranks(asked.command, group, env)
+    except UserError as error:
+        warn(*(f"error: {problem}" for problem in error.problems))
+        return error.exit_code
+    except OSError as error:
+        warn(f"error: {asked.command[0]}: {error.strerror}")
+        return 2
+
+
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="codescent.launch.agent", description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--ranks", type=int, metavar="N", required=True, help="ranks of this machine")
+    add("--first", type=int, default=0, help="the lowest of them (default 0)")
+    add("--world", type=int, default=0, help="ranks on all machines (default: these)")
+    add("--master", type=_endpoint, default=(LOOPBACK, 0), metavar="ADDRESS:PORT", help="where rank 0 listens")
+    follow = "the first line of the standard input is the token, further ones are signals; its end is TERM"
+    add("--follow", action="store_true", help=follow)
+    add("command", nargs="+", help="the command of each rank, after --")
+    asked = parser.parse_args(words)
+    if asked.ranks < 1:
+        parser.error(f"--ranks {asked.ranks}: give at least 1")
+    if not 0 <= asked.first <= (asked.world or asked.ranks) - asked.ranks:
+        parser.error(
+            f"--first {asked.first}: with --ranks {asked.ranks} of {asked.world or asked.ranks} it is too high"
+        )
+    return asked
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    address, colon, port = text.rpartition(":")
+    if not (colon and address and port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise argparse.ArgumentTypeError(f"--master {text}: write ADDRESS:PORT, such as 10.0.0.1:29400")
+    return address, int(port)
+
+
+def _follow() -> None:
+    """Do what the lines of the standard input ask for. Where it ends, the script or its connection has ended."""
+    for line in sys.stdin:
+        if (number := SENT.get(line.strip())) is not None:
+            os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

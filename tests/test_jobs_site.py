@@ -1,0 +1,80 @@
+"""In: site files and overrides. Out: each value with its origin, or every problem in one error; the table of the docs.
+Does not write scripts: test_jobs_scripts.py does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codescent.base.errors import UserError
+from codescent.jobs.site import DEFAULT, KEYS, keys_markdown, load_site, seconds_of
+from codescent.jobs.targets import TARGETS
+from codescent.verbs import cli
+from codescent.verbs.arguments import LAUNCH_TARGETS
+
+LAB = 'account = "physics"\ntime = "04:00:00"\nmodules = ["cuda/12.4"]\ncores = 8\n'
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "lab.toml").write_text(LAB)
+    (tmp_path / "cluster.toml").write_text(f"[nodes]\nnumber = 4\n\n[site]\n{LAB}")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "where"), [("lab", "sites/lab.toml:1"), ("cluster.toml", "cluster.toml:5")])
+def test_a_site_is_a_file_or_a_section_of_one(name: str, where: str) -> None:
+    loaded = load_site(name, ["site.time=1-00:30:00", "site.devices=ngpus={n}"])
+    assert (loaded.site.account, loaded.site.modules, loaded.site.cores) == ("physics", ["cuda/12.4"], 8)
+    assert seconds_of(str(loaded.site.time)) == 24 * 3600 + 1800
+    assert loaded.origins["site.account"] == where
+    assert (loaded.origins["site.time"], loaded.origins["site.qos"]) == ("command line", DEFAULT)
+    assert loaded.given() == ["account", "time", "cores", "devices", "modules"]
+
+
+def test_every_problem_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "sites" / "bad.toml").write_text('time = "4h"\ncores = 0\nacount = "x"\nmodules = "cuda"\n')
+    with pytest.raises(UserError) as caught:
+        load_site("bad", ["site.devices=4", "site.mpi=lam", "time=1", "site.before"])
+    found = {problem.split(": ", 2)[0] + " " + problem.split(": ", 2)[1] for problem in caught.value.problems}
+    assert found == {
+        "sites/bad.toml:1 site.time", "sites/bad.toml:2 site.cores", "sites/bad.toml:3 site.acount",
+        "sites/bad.toml:4 site.modules", "command line site.devices", "command line site.mpi", "command line time",
+        "command line site.before",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("lb", "did you mean lab?"), ("zzz", "the sites are lab"), ("x/y.toml", "there is no file x/y.toml")],
+)
+def test_a_site_that_is_not_there(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_site(name)
+
+
+def test_config_shows_each_value_and_its_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["config", "--site", "lab", "site.time=01:00:00"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "site.account" in line] == [
+        ["site.account", '"physics"', "sites/lab.toml:1"]
+    ]
+    assert [line.split() for line in lines if "site.time" in line] == [["site.time", '"01:00:00"', "command", "line"]]
+    assert cli.run(["config", "site.time=01:00:00"]) == 2
+    assert "give --site NAME" in capsys.readouterr().err
+
+
+def test_the_page_has_the_keys_and_the_targets() -> None:
+    page = (ROOT / "docs" / "launch_scripts.md").read_text(encoding="utf-8")
+    assert keys_markdown() in page
+    for target in TARGETS:
+        assert f"| `{target}` |" in page
+
+
+def test_targets_read_keys_that_there_are() -> None:
+    assert tuple(TARGETS) == LAUNCH_TARGETS
+    read = {key for target in TARGETS.values() for key in (*target.needs, *target.reads)}
+    assert {f"site.{key}" for key in read} == set(KEYS)

@@ -1,0 +1,112 @@
+"""In: agents, as a script starts them on each host; small programs as ranks. Out: each rank knows its place; signals
+and the end of the standard input reach it. The hosts are one machine here: test_jobs_runs.py has several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import json, os, signal, sys, time
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CODESCENT_TOKEN")
+env = {name: os.environ.get(name) for name in names}
+env["store"] = "CODESCENT_STORE_FD" in os.environ
+env["loopback"] = os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
+got = []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda one, frame: got.append(signal.Signals(one).name))
+draft = sys.argv[1] + "/draft" + env["RANK"]
+open(draft, "w").write(json.dumps(env))
+os.rename(draft, sys.argv[1] + "/rank" + env["RANK"])
+while not got and len(sys.argv) > 2:
+    time.sleep(0.01)
+open(sys.argv[1] + "/got" + env["RANK"], "w").write(json.dumps(got))
+sys.exit(75 if got == ["SIGUSR1"] else 143 if got else 0)
+"""
+
+
+def agent(folder: Path, *words: str, waits: bool = False) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "codescent.launch.agent", *words, "--"]
+    command += [sys.executable, "program.py", str(folder), *(["waits"] if waits else [])]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, env={**os.environ}, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def read(folder: Path, name: str) -> dict[str, str]:
+    end = time.monotonic() + 60
+    while not (folder / name).exists():
+        assert time.monotonic() < end, name
+        time.sleep(0.01)
+    found: dict[str, str] = json.loads((folder / name).read_text())
+    return found
+
+
+def test_two_agents_number_the_ranks_of_their_hosts(tmp_path: Path) -> None:
+    master = f"127.0.0.1:{free_port()}"
+    one = agent(tmp_path, "--ranks", "2", "--world", "3", "--master", master, "--follow")
+    two = agent(tmp_path, "--ranks", "1", "--first", "2", "--world", "3", "--master", master, "--follow")
+    for each in (one, two):
+        _, err = each.communicate("a secret\n", timeout=60)
+        assert (each.returncode, err) == (0, ""), err
+    places = [read(tmp_path, f"rank{rank}") for rank in range(3)]
+    assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) for one in places] == [
+        ("0", "0", "3", "2"), ("1", "1", "3", "2"), ("2", "0", "3", "1"),
+    ]  # fmt: skip
+    assert {f"{one['MASTER_ADDR']}:{one['MASTER_PORT']}" for one in places} == {master}
+    assert {one["CODESCENT_TOKEN"] for one in places} == {"a secret"}
+    assert [one["store"] for one in places] == [True, False, False]
+    assert not any(one["loopback"] for one in places)  # each finds the interface of its route
+
+
+@pytest.mark.parametrize(("line", "code"), [("USR1\n", 75), ("TERM\n", 143), ("", 143)])
+def test_lines_and_the_end_of_the_input_are_signals(tmp_path: Path, line: str, code: int) -> None:
+    """The end of the input: the script has died, or its connection."""
+    started = agent(tmp_path, "--ranks", "2", "--follow", waits=True)
+    assert started.stdin is not None
+    started.stdin.write("a secret\n")
+    started.stdin.flush()
+    for rank in range(2):
+        read(tmp_path, f"rank{rank}")
+    _, err = started.communicate(line or None, timeout=60)
+    assert started.returncode == code, err
+    expected = [f"SIG{line.strip() or 'TERM'}"]
+    assert [read(tmp_path, f"got{rank}") for rank in range(2)] == [expected, expected]
+
+
+def test_without_input_signals_go_to_the_ranks(tmp_path: Path) -> None:
+    started = agent(tmp_path, "--ranks", "1", waits=True)
+    place = read(tmp_path, "rank0")
+    assert place["loopback"]
+    started.send_signal(signal.SIGUSR1)
+    assert started.wait(60) == 75
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "1", "--world", "2", "--master", "192.0.2.1:29400"], "rank 0 cannot listen at 192.0.2.1:29400"),
+        (["--ranks", "0"], "--ranks 0"),
+        (["--ranks", "2", "--first", "1", "--world", "2"], "--first 1"),
+        (["--ranks", "1", "--master", "here"], "--master here"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    started = agent(tmp_path, *words)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 2
+    assert said in err
+    assert "Traceback" not in err
