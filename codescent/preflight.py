@@ -23,6 +23,7 @@ from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting, open_folder
 from codescent.plan import DECAY_STEPS, Plan, Scalar
 from codescent.record import RunFolder
+from codescent.record.run_folder import JOBS
 
 
 def run_folder(config: Config) -> Path:
@@ -33,7 +34,7 @@ def run_folder(config: Config) -> Path:
 def is_begun(config: Config) -> bool:
     """Whether there is anything in the place of the run folder: the run, or what must not be overwritten."""
     path = run_folder(config)
-    return os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
+    return os.path.lexists(path) and not (path.is_dir() and all(one.name == JOBS for one in path.iterdir()))
 
 
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:

@@ -41,6 +41,13 @@ def agent(folder: Path, *words: str, waits: bool = False) -> subprocess.Popen[st
     return subprocess.Popen(command, cwd=folder, env={**os.environ}, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
+def give(started: subprocess.Popen[str], text: str) -> None:
+    """Write to the standard input, which stays open."""
+    assert started.stdin is not None
+    started.stdin.write(text)
+    started.stdin.flush()
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
@@ -60,8 +67,10 @@ def test_two_agents_number_the_ranks_of_their_hosts(tmp_path: Path) -> None:
     one = agent(tmp_path, "--ranks", "2", "--world", "3", "--master", master, "--follow")
     two = agent(tmp_path, "--ranks", "1", "--first", "2", "--world", "3", "--master", master, "--follow")
     for each in (one, two):
-        _, err = each.communicate("a secret\n", timeout=60)
-        assert (each.returncode, err) == (0, ""), err
+        give(each, "a secret\n")
+    for each in (one, two):
+        assert each.wait(60) == 0
+        assert each.communicate()[1] == ""
     places = [read(tmp_path, f"rank{rank}") for rank in range(3)]
     assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) for one in places] == [
         ("0", "0", "3", "2"), ("1", "1", "3", "2"), ("2", "0", "3", "1"),
@@ -76,13 +85,14 @@ def test_two_agents_number_the_ranks_of_their_hosts(tmp_path: Path) -> None:
 def test_lines_and_the_end_of_the_input_are_signals(tmp_path: Path, line: str, code: int) -> None:
     """The end of the input: the script has died, or its connection."""
     started = agent(tmp_path, "--ranks", "2", "--follow", waits=True)
-    assert started.stdin is not None
-    started.stdin.write("a secret\n")
-    started.stdin.flush()
+    give(started, "a secret\n")
     for rank in range(2):
         read(tmp_path, f"rank{rank}")
-    _, err = started.communicate(line or None, timeout=60)
-    assert started.returncode == code, err
+    if line:
+        give(started, line)
+    elif started.stdin is not None:
+        started.stdin.close()
+    assert started.wait(60) == code
     expected = [f"SIG{line.strip() or 'TERM'}"]
     assert [read(tmp_path, f"got{rank}") for rank in range(2)] == [expected, expected]
 

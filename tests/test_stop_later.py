@@ -3,6 +3,7 @@ Does not use a scheduler: the signals and variables are those that SLURM sends."
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
@@ -51,8 +52,11 @@ def test_a_scheduler_may_ask_a_run_to_save_and_come_again(
     """SLURM repeats signals, and sends SIGCONT and SIGTERM after the one that was asked for."""
     runs.append(run := Run(project, ranks))
     run.steps()
-    for one in (number, number, signal.SIGCONT, signal.SIGTERM):
-        run.process.send_signal(one)
+    run.process.send_signal(number)
+    run.until("said", rf"codescent: {number.name}: ")
+    for one in (number, signal.SIGCONT, signal.SIGTERM):
+        with contextlib.suppress(ProcessLookupError):
+            run.process.send_signal(one)
     code, out, err = run.end()
     assert code == LATER, err
     assert re.search(rf"stopped at step \d+ by {number.name}; saved in", out)

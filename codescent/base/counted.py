@@ -13,4 +13,4 @@ def plural(number: float, noun: str) -> str:
     """The noun as it stands after the number."""
     if number == 1:
         return noun
-    return noun + ("es" if noun.endswith(("tch", "sh")) else "s")
+    return noun + ("es" if noun.endswith(("tch", "sh", "ss")) else "s")

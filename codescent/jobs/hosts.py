@@ -78,6 +78,7 @@ _LOOP = [
     "done",
     "",
     "# the first failure ends the other agents; its exit code is that of this script",
+    "trap '' PIPE  # an agent that has ended reads no more",
     "code=0",
     'while [ "${#pids[@]}" -gt 0 ]; do',
     "    status=0",

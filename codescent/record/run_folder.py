@@ -58,6 +58,8 @@ PLAN = "plan.json"
 ENVIRONMENT = "environment.json"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
+JOBS = "jobs"
+"""What jobs/ keeps of the jobs that start the run; it may be there before the run begins."""
 TOKENIZER = "tokenizer.json"
 LOCK = ".writer"
 
@@ -103,7 +105,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
-        """Create the folder of a new run atomically. Raises UserError: `path` exists, or cannot be created."""
+        """Create the folder of a new run atomically. What a job that starts it has put there before stays.
+
+        Raises UserError: `path` has other things, or cannot be created.
+        """
         path = Path(path)
         cls.refuse_taken(path)
         texts = {CONFIG: config_toml, PLAN: _plan_text(plan), METRICS_CSV: HEADER}
@@ -111,12 +116,15 @@ class RunFolder:
             (making / CHECKPOINTS).mkdir()
             for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
                 write_synced(making / name, text)
+            if (path / JOBS).is_dir():  # a folder with files cannot be replaced
+                shutil.copytree(path / JOBS, making / JOBS)
+                shutil.rmtree(path / JOBS)
         return cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
 
     @staticmethod
     def refuse_taken(path: Path) -> None:
         """Raise UserError if `path` is a file or a folder with files: a run cannot be created there."""
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and any(one.name != JOBS for one in path.iterdir()):
             is_run = (path / CONFIG).is_file()
             what = f"there is a run already: continue it ({resume_command(path)})" if is_run else "is not empty"
             raise UserError(f"{path}: {what}{', or' if is_run else ':'} {_ANOTHER}")

@@ -143,7 +143,14 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     add("--max-restarts", type=_whole, metavar="N", help="how often torchrun starts all ranks again (default 0)")
     add("--site", type=_text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
     add("--times", type=_positive, metavar="N", help="that many jobs of SLURM, one after the other")
-    add("--out", type=_path, metavar="FILE", help="file for the script (default: print it)")
+    what = verb.add_mutually_exclusive_group()
+    what.add_argument("--out", type=_path, metavar="FILE", help="file for the script (default: print it)")
+    what.add_argument("--submit", action="store_true", help="give the script to the scheduler; RUN/jobs keeps it")
+    add = verb.add_argument_group("jobs of a run: codescent launch RUN").add_argument
+    add("--status", action="store_true", help="the state of each job that --submit has started")
+    add("--follow", action="store_true", help="print the log of the newest job as it grows, until the job has ended")
+    add("--cancel", action="store_true", help="end the jobs that wait or run")
+    add("--kill", action="store_true", help="end what the run has left on this machine, and on --hosts by ssh")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:

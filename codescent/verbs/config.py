@@ -32,6 +32,8 @@ def main(arguments: Namespace) -> int:
         print(keys_markdown())
     if arguments.site_keys:
         print(site.keys_markdown())
+    if (arguments.config or "").startswith(SITE):  # no CONFIG is given, only values of the site
+        arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], None
     words = [word for word in arguments.overrides if word.startswith(SITE)]
     if arguments.site is None and words:
         raise UserError(f"{words[0]}: is of a site; give --site NAME, or leave it out")

@@ -18,17 +18,21 @@ from codescent.build import needs_vocab_size
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.jobs.job import Job, grace_of, job_name
+from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.shape import Asked, Shape, shape_of
 from codescent.jobs.site import LoadedSite, Site, load_site
 from codescent.jobs.targets import TARGETS, missing, unread
 from codescent.preflight import plan_of, prepared, run_folder
 from codescent.record import RunFolder
+from codescent.verbs import launch_jobs
 
 SITE = "site."
 
 
 def main(arguments: Namespace) -> int:
     """Print or save the script. What does not fit is refused before, with all problems."""
+    if any(getattr(arguments, name) for name in launch_jobs.VERBS):
+        return launch_jobs.main(arguments)
     if arguments.to is None:
         raise UserError(f"codescent launch: give --to TARGET: {', '.join(TARGETS)}")
     words = [word for word in arguments.overrides if not word.startswith(SITE)]
@@ -50,6 +54,8 @@ def main(arguments: Namespace) -> int:
         shape = shape_of(arguments.to, _asked(arguments), None if config is None else config.parallel.ranks)
     except UserError as error:
         problems += error.problems
+    if arguments.submit and arguments.to not in SCHEDULERS:
+        problems.append(f"--submit: only jobs of {' and '.join(SCHEDULERS)} are submitted; save the script with --out")
     if arguments.out is not None and arguments.out.exists():
         problems.append(f"--out {arguments.out}: is there already; delete it, or give another name")
     if problems:
@@ -59,6 +65,9 @@ def main(arguments: Namespace) -> int:
     job = _job(arguments, [*words, *arguments.script_words], config, shape, loaded)
     for sentence in unread(arguments.to, loaded):
         warn(sentence)
+    if arguments.submit:
+        run = Path(job.mark) if config is not None else Path("runs") / job.name
+        return launch_jobs.submit_job(job, arguments.to, run)
     _give(TARGETS[arguments.to].script(job), arguments.out, secret=arguments.to == "kubernetes")
     return 0
 

@@ -1,0 +1,115 @@
+"""In: the mark of a run. Out: processes of this user and machine that have it in their environment, ended on request.
+Does not look for names of programs. Runs on other hosts by ssh, as `python3 -m codescent.jobs.leftovers MARK`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from codescent.base.counted import counted
+from codescent.base.visible import visible
+
+MARK = "CODESCENT_MARK"
+"""Variable that marks the processes of a run: its value is the run's absolute folder, or the path of the script."""
+PROC = Path("/proc")
+STOP_S = 10.0
+"""Seconds between SIGTERM and SIGKILL: ranks save meanwhile."""
+SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class Left:
+    """A process of the run: its id and the begin of its command line."""
+
+    pid: int
+    command: str
+
+
+def find(mark: str) -> list[Left]:
+    """This user's processes with the mark, without this process and those above it."""
+    wanted, own = f"{MARK}={mark}".encode(), set(_above(os.getpid()))
+    return [Left(pid, _command(pid)) for pid in sorted(_pids()) if pid not in own and _has(pid, wanted)]
+
+
+def end(mark: str, found: Sequence[Left]) -> int:
+    """Send SIGTERM to the processes, and SIGKILL to those that live STOP_S later. Returns how many were killed.
+
+    A process id may belong to another process by now: each process is opened, looked at again, and then signalled.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    with ExitStack() as stack:
+        living: list[int] = []
+        for left in found:
+            with suppress(OSError):
+                descriptor = os.pidfd_open(left.pid)
+                stack.callback(os.close, descriptor)
+                if _has(left.pid, wanted):
+                    signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                    living.append(descriptor)
+        end_s = time.monotonic() + STOP_S
+        while living and (left_s := end_s - time.monotonic()) > 0:
+            ended = select.select(living, [], [], left_s)[0]
+            living = [one for one in living if one not in ended]
+        for descriptor in living:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        return len(living)
+
+
+def _pids() -> Iterator[int]:
+    yield from (int(one.name) for one in PROC.iterdir() if one.name.isdigit())
+
+
+def _above(pid: int) -> Iterator[int]:
+    """A process and those above it."""
+    while pid > 0:
+        yield pid
+        try:
+            pid = int((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            return
+
+
+def _has(pid: int, wanted: bytes) -> bool:
+    try:
+        return wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return visible(words[:SHOWN_CHARS])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the processes of a mark; end them with --end. Returns 0 if none is left, 1 if some are."""
+    parser = argparse.ArgumentParser(prog="codescent.jobs.leftovers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("mark", help="the run's folder, or the path of its script")
+    parser.add_argument("--end", action="store_true", help="end them: SIGTERM, and SIGKILL 10 seconds later")
+    asked = parser.parse_args(words)
+    found = find(asked.mark)
+    for left in found:
+        print(f"{os.uname().nodename}: process {left.pid}: {left.command}")
+    if asked.end and found:
+        killed = end(asked.mark, found)
+        print(
+            f"{os.uname().nodename}: {counted(len(found), 'process')} ended" + (f", {killed} by SIGKILL" * (killed > 0))
+        )
+        found = find(asked.mark)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
