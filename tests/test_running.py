@@ -33,9 +33,11 @@ TIMEOUT_S = 100
 class Run:
     """`codescent train` on local ranks that takes steps until somebody ends it."""
 
-    def __init__(self, folder: Path, ranks: int, command: Sequence[str] = (), **env: str) -> None:
+    def __init__(
+        self, folder: Path, ranks: int, command: Sequence[str] = (), *, resume: bool = False, **env: str
+    ) -> None:
         self.folder = folder
-        words = ["train", "run.toml", *ENDLESS, "--ranks", str(ranks)]
+        words = ["train", "run.toml", *ENDLESS, "--ranks", str(ranks), *(["--resume=auto"] if resume else [])]
         popen: dict[str, Any] = {"cwd": folder, "env": environment(**env), "text": True, "stdout": -1, "stderr": -1}
         self.process = subprocess.Popen(command, **popen) if command else start(folder, *words)
         self.err = ""

@@ -90,6 +90,23 @@ def test_a_run_saves_before_the_time_is_over(
     goes_on(project)
 
 
+def test_a_job_that_is_started_in_vain_ends(project: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a node that fails in each start: SLURM starts the job again and again."""
+    for start in range(2):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(start))
+        runs.append(run := Run(project, 1, resume=start > 0))
+        run.steps()
+        run.process.kill()
+        run.end()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    done = codescent(project, "train", "run.toml", *ENDLESS, "--resume=auto")
+    assert done.returncode == 1
+    assert "the last 2 starts of this job began at step 0 and saved no further step" in done.stderr
+    monkeypatch.delenv("SLURM_RESTART_COUNT")  # a person may start it as often as he likes
+    runs.append(run := Run(project, 1, resume=True))
+    run.steps()
+
+
 def test_a_time_that_is_none_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODESCENT_STOP_AT", "soon")
     done = codescent(project, "train", "run.toml")

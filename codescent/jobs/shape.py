@@ -38,6 +38,12 @@ class Shape:
     hosts: tuple[str, ...] = ()
     least_nodes: int | None = None
 
+    @property
+    def possible(self) -> list[int]:
+        """The numbers of ranks that the job may have, the largest first."""
+        most = len(self.slots)
+        return [sum(self.slots[:nodes]) for nodes in range(most, (self.least_nodes or most) - 1, -1)]
+
 
 def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
     """The machines of a job.

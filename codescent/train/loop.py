@@ -36,6 +36,7 @@ from codescent.train.ranks import RankTimes
 from codescent.train.regroup import regroup, report_changes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
+from codescent.train.starts import refuse_idle
 from codescent.train.stop import StopRequest
 from codescent.train.threads import Watch
 from codescent.train.validate import validation_loss
@@ -86,6 +87,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         world.from_first(lambda: loggers.extend(load(config.log.to)))
         resume = world.from_first(lambda: resume)
         folder = open_resumed(config, world) if resume else None
+        world.from_first(lambda: folder and refuse_idle(folder, os.environ))
         config, plan, dataset = open_data(config, world, folder, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1, end_s=end_s) as stop,

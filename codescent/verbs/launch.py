@@ -89,7 +89,8 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
         python = [arguments.config, *words]
         command = ["python", *python]
     else:
-        _refuse_layout(config, sum(shape.slots))
+        for ranks in shape.possible:
+            _refuse_layout(config, ranks)
         path = run_folder(config)
         name, mark, grace_s = job_name(config.run.name), path.absolute(), grace_of(_saves_s(path))
         command = ["codescent", "train", arguments.config, *words, "--resume=auto"]

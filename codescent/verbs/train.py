@@ -5,6 +5,7 @@ Only ranks import torch."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tomllib
 from argparse import Namespace
@@ -19,6 +20,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command
 from codescent.base.rank import Rank
+from codescent.base.stopping import LATER, SAVING
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.effects import is_default
@@ -46,6 +48,8 @@ def main(arguments: Namespace) -> int:
     if arguments.find_learning_rate and arguments.resume is not False:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     end_with_command()
+    for number in SAVING:  # until the run listens itself, there is nothing to save
+        signal.signal(number, lambda *_: os._exit(LATER))
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
     resume = is_begun(config) if arguments.resume is None else arguments.resume
