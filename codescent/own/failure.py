@@ -19,7 +19,7 @@ from codescent.base import output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
-from codescent.train.rendezvous import meet
+from codescent.train.rendezvous import reach, report_failure
 
 FIRST = "codescent_failed"
 """Key of the store under which the first rank that fails writes its rank and its error."""
@@ -152,7 +152,9 @@ class ErrorHook:
     def _connected(self) -> Store:
         """A connection to ranks that raise the same error before they are connected."""
         assert self.place is not None
-        return meet(self.place, PATIENCE).store
+        store = reach(self.place, PATIENCE).store
+        report_failure(store, self.place)
+        return store
 
     def _part(self, first: dict[str, Any]) -> None:
         """Stay until the first rank has printed, because a launcher ends all ranks when one ends. Rank 0 serves the

@@ -131,7 +131,17 @@ def connect(config: Config, place: Rank) -> World:
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
     restarts = config.parallel.restarts > 0
-    return World(place, train.device, train.num_threads, config.parallel.timeout_s, facts, restarts=restarts)
+    parallel = config.parallel
+    return World(
+        place,
+        train.device,
+        train.num_threads,
+        parallel.timeout_s,
+        facts,
+        restarts=restarts,
+        meet_s=parallel.meet_s,
+        listen=parallel.listen,
+    )
 
 
 def open_resumed(config: Config, world: World) -> RunFolder | None:
