@@ -1,5 +1,5 @@
-"""In: processes that ask rank 0 whether they are ranks, some of an earlier start, some that end or stand still. Out: who
-is taken, and what is said of the others. Does not connect: a clock and the questions are given."""
+"""In: processes that ask rank 0 whether they are ranks; some are of an earlier start, end or stand still. Out: who is
+taken, and what is said of the others. Does not connect: a clock and the questions are given."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def test_two_processes_that_both_stay_one_rank_are_named_to_all(members: Members
         answers = [one.ask() for one in everyone]
         clock.now_s += 0.5
     (problem,) = answers[0]["problems"]
-    assert "2 processes say that they are rank 1 of 2: pid 7 on h1, pid 8 on h1: give each process another RANK" in problem
+    assert (
+        "2 processes say that they are rank 1 of 2: pid 7 on h1, pid 8 on h1: give each process another RANK" in problem
+    )
     assert answers == [answers[0]] * 3
     assert members.all_told()
 

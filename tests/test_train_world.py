@@ -123,7 +123,9 @@ def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(addresses, "resolved", lambda host: ["127.0.1.1"])
     has_interfaces(monkeypatch, eth0="10.0.0.1", eth1="10.0.1.1")
     several = Rank(0, 0, 2, 1, "node0", 1)
-    with pytest.raises(UserError, match=r"node0 resolves to 127.0.1.1 on this one.*parallel.listen.*eth0 \(10.0.0.1\), e"):
+    with pytest.raises(
+        UserError, match=r"node0 resolves to 127.0.1.1 on this one.*parallel.listen.*eth0 \(10.0.0.1\), e"
+    ):
         listening_address(several)
     assert listening_address(several, "eth1") == "10.0.1.1"
     assert addresses_of_first(several) == ["10.0.0.1", "10.0.1.1"]  # rank 0 listens at one of them, if it is here
@@ -247,7 +249,9 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
 def test_rank_0_says_that_others_have_not_come(address: str) -> None:
     problem = said(Rank(0, 0, 3, 1, address, free_port(), launcher="srun"))
     here = socket.gethostname()
-    assert f"not all ranks came within 1 s (parallel.meet_s): missing ranks 1, 2 of 3; came: rank 0 (on {here})" in problem
+    assert (
+        f"not all ranks came within 1 s (parallel.meet_s): missing ranks 1, 2 of 3; came: rank 0 (on {here})" in problem
+    )
 
 
 def test_rank_0_says_that_the_address_is_not_its_own() -> None:

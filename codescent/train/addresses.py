@@ -13,6 +13,8 @@ from codescent.train.interfaces import GLOO, interfaces, is_loopback, outside, s
 ALL = "all"
 """The value of parallel.listen for every interface."""
 EVERY = "0.0.0.0"
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that an agent of torchrun sets for its ranks, which get MASTER_ADDR from it."""
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -110,7 +112,7 @@ def fix(place: Rank) -> str:
     """Which address would do, in words."""
     found = outside()
     here = f"{' or '.join(found.values())}" if found and has_first(place) else "the address of the machine of rank 0"
-    if place.agent_store:
+    if place.agent_store or TORCHRUN in os.environ:
         own = next(iter(found.values())) if len(found) == 1 else "ADDRESS"
         return (
             f"start torchrun on each machine with --local-addr and its address (here --local-addr={own}), and with "

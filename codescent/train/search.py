@@ -79,10 +79,8 @@ class Search:
         self._place, self._seconds = place, seconds
         self._begin_s, self._parent = time.monotonic(), os.getppid()
         self._has_said = self._listens_everywhere = False
-        # The key differs between jobs and, where the launcher counts starts for all machines alike, between starts.
-        # So a rank of another job at the same port is rejected. torchrun's agents count apart.
-        attempt = 0 if place.agent_store else place.attempt
-        self.key = token.key_of(os.environ, f"{place.job} attempt {attempt}")
+        # The key differs between jobs, so that a rank of another job at the same port is rejected.
+        self.key = token.key_of(os.environ, f"{place.job} attempt {place.attempt}")
         self.server: StoreServer | None = None
         self._members: Members | None = None
         self._where: _Where = lambda: (addresses_of_first(place, listen), place.master_port)
