@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from codescent.base import output
+from codescent.base import cause, output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
+from codescent.own.steps import most_steps
 from codescent.train.rendezvous import reach, report_failure
+from codescent.train.silent import is_lost_peer
 
 FIRST = "codescent_failed"
 """Key of the store under which the first rank that fails writes its rank and its error."""
@@ -76,6 +78,9 @@ class ErrorHook:
 
         At a prompt (`python` without a script) it does not: the session goes on.
         """
+        if not self._retired:
+            cause.is_consequence(is_lost_peer(error))
+            cause.write_error_file(error, os.environ, most_steps())
         if isinstance(error, UserError) and not self._retired:
             self._ends(error)
             self._refuse(error, trace)
@@ -88,7 +93,7 @@ class ErrorHook:
         self._ends(error, said=True)
         if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):
             return
-        mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}"}
+        mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}", "who": cause.place(most_steps())}
         try:
             self._name_first(mine, self._claim(mine))
         except RuntimeError:  # the store has ended, and so has rank 0, which serves it
@@ -136,7 +141,7 @@ class ErrorHook:
         lines = [f"error: {place}{problem}" for problem in error.problems]
         if self._alone:
             return _print(lines)
-        mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}"}
+        mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}", "who": cause.place(most_steps())}
         try:
             self.store = self.store or self._connected()
             first = self._claim(mine)
@@ -178,7 +183,7 @@ def watch() -> ErrorHook:
 
 
 def _words(failure: dict[str, Any]) -> str:
-    return f"rank {failure['rank']} failed: {failure['error']}"
+    return f"rank {failure['rank']} failed: {failure['error']} ({failure['who']})"
 
 
 def _print(lines: list[str]) -> None:

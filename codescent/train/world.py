@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from codescent.base import cause
 from codescent.base.agreement import from_first, kept, together
 from codescent.base.beats import Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
@@ -38,12 +39,14 @@ from codescent.train.interfaces import name_interface
 from codescent.train.messages import Messages
 from codescent.train.past import StoredPast
 from codescent.train.rendezvous import meet
-from codescent.train.silent import tell
+from codescent.train.silent import is_lost_peer, tell
 
 T = TypeVar("T")
 
 MEET_S = 300.0
 """Default of parallel.meet_s."""
+PRINTED, PRINTED_S = "an error of all ranks is printed", 2.0
+"""Key that the rank sets that prints it, and how long the others wait for it: less than FREE_S."""
 DATASET_WAIT = timedelta(days=2)
 """Longest time that ranks wait, at the store, for a rank that prepares the dataset. A large corpus takes hours."""
 
@@ -81,6 +84,7 @@ class World:
     ) -> None:
         if place.child and place.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {place.rank} of {place.world_size}")
+        cause.is_rank(place)
         self.place = place
         self.is_first = place.rank == 0  # prints and writes the run folder
         self.device = choose_device(device, place)
@@ -266,6 +270,7 @@ class World:
 
     def at(self, position: float) -> None:
         """Write this rank's progress, in steps, to shared memory for the launcher: see `base/beats.py`."""
+        cause.is_in_step(position)
         if self.beats is not None:
             self.beats.put(self.place.rank, position, self.stage)
 
@@ -311,13 +316,25 @@ class World:
             said: whether it is printed already.
         """
 
+        cause.is_consequence(is_lost_peer(error))
+
         def free() -> None:
+            self._let_one_print(error)
             if not is_local(self.place):
                 tell(self.store, self.place, self.living, error)
             if self.device.type == "cuda":
                 abort_groups()
 
         fail(error, free, said=said)
+
+    def _let_one_print(self, error: BaseException) -> None:
+        """A launcher may end all ranks when one has ended. So those that print nothing end after the one that does."""
+        if not getattr(error, "everywhere", False):
+            return
+        if cause.prints(error, os.environ):
+            within(PRINTED_S, lambda: self.store.set(PRINTED, ""))
+        else:
+            within(PRINTED_S, lambda: self.store.wait([PRINTED], timedelta(seconds=PRINTED_S)))
 
 
 def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
