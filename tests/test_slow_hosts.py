@@ -130,7 +130,7 @@ def test_an_outsider_is_rejected_and_changes_nothing(made: hosts.Hosts, project:
     """From another host, at every port (S2). gloo has no token and stays silent: docs/launch.md says so."""
     rank = read(hosts.rank_environment(ENV, 0, 3, host_ranks.PORT))
     assert rank is not None
-    key = token.key_of(ENV, f"{rank.job} attempt {rank.attempt} of 3")
+    key = token.key_of(ENV, f"{rank.job} attempt {rank.attempt}")
     made.shape(SERVED_MBIT)
     try:
         with started(made, 3, project, f"attacked-{served.method}", ENV, SERVED[served.method]) as run:

@@ -22,7 +22,7 @@ from torch.distributed import DistStoreError, PrefixStore
 from codescent.base import token
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train import clocks, rendezvous, store
+from codescent.train import clocks, compared, rendezvous, search, store
 from codescent.train.store import StoreServer, TokenStore
 from codescent.transport import authenticate
 
@@ -256,27 +256,27 @@ def test_a_token_that_others_can_read_or_that_cannot_be_kept_is_refused(home: Pa
 
 
 def test_ranks_of_another_job_are_refused_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "STRANGER_S", 0.3)
+    monkeypatch.setattr(search, "STRANGER_S", 0.3)
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
-    meeting = rendezvous.meet(Rank(0, 0, 2, 2, LOOPBACK, port, job="srun 1.0"), SECOND)
-    try:
+    wait = timedelta(seconds=20)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(rendezvous.meet, Rank(0, 0, 2, 2, LOOPBACK, port, job="srun 1.0"), wait)
         with pytest.raises(UserError, match=r"another token.*MASTER_PORT.*~/\.codescent/token.*set CODESCENT_TOKEN"):
-            rendezvous.meet(Rank(1, 1, 2, 2, LOOPBACK, port, job="srun 2.0"), SECOND)
-        rendezvous.meet(Rank(1, 1, 2, 2, LOOPBACK, port, job="srun 1.0"), SECOND).close()
-    finally:
-        meeting.close()
+            rendezvous.meet(Rank(1, 1, 2, 2, LOOPBACK, port, job="srun 2.0"), wait)
+        rendezvous.meet(Rank(1, 1, 2, 2, LOOPBACK, port, job="srun 1.0"), wait).close()
+        first.result().close()
 
 
 def test_facts_that_differ_are_named_with_their_ranks() -> None:
     ranks = [{"host": "a", "facts": {"seed": 1, "lr": 0.1}}, {"host": "b", "facts": {"seed": 1, "lr": 0.2}}]
-    assert rendezvous.differences([ranks[0]] * 3) == []
-    (problem,) = rendezvous.differences([ranks[0]] * 5 + [ranks[1]])
+    assert compared.differences([ranks[0]] * 3) == []
+    (problem,) = compared.differences([ranks[0]] * 5 + [ranks[1]])
     assert problem == (
         "the ranks have different runs: lr is 0.1 on ranks 0 (a), 1 (a), 2 (a), 3 (a) and 1 more; 0.2 on rank 5 "
         "(b): start every rank with the same value"
     )
-    assert rendezvous.differences([ranks[0], {"host": "b", "facts": {"seed": 1}}])[0].count("absent on rank 1 (b)") == 1
+    assert compared.differences([ranks[0], {"host": "b", "facts": {"seed": 1}}])[0].count("absent on rank 1 (b)") == 1
 
 
 def test_the_offset_of_a_clock_is_found_within_its_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,12 @@ from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train import addresses, world
-from codescent.train.addresses import listening_address, name_interface
+from codescent.train import addresses, interfaces, world
+from codescent.train.addresses import addresses_of_first, listening_address
+from codescent.train.compared import Topology, _compared, compare
 from codescent.train.devices import choose_device, name_of, refusal
-from codescent.train.rendezvous import Topology, _compared, compare, meet
+from codescent.train.interfaces import name_interface
+from codescent.train.rendezvous import meet
 from codescent.train.world import backends
 
 SECOND = timedelta(seconds=1)
@@ -110,29 +112,73 @@ def test_bound_ranks_share_their_cores_with_nobody() -> None:
     }
 
 
+def has_interfaces(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
+    for module in (addresses, interfaces):
+        monkeypatch.setattr(module, "interfaces", lambda: {"lo": LOOPBACK, **found})
+
+
 def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.1.1")
-    monkeypatch.setattr(addresses, "interfaces", lambda: {"lo": LOOPBACK, "eth0": "10.0.0.1", "eth1": "10.0.1.1"})
-    several = Rank(1, 0, 2, 1, "node0", 1)
-    with pytest.raises(UserError, match=r"node0 resolves to 127.0.1.1 on this one.*_IFNAME.*eth0 \(10.0.0.1\), eth1"):
+    monkeypatch.setattr(addresses, "resolved", lambda host: ["127.0.1.1"])
+    has_interfaces(monkeypatch, eth0="10.0.0.1", eth1="10.0.1.1")
+    several = Rank(0, 0, 2, 1, "node0", 1)
+    with pytest.raises(
+        UserError, match=r"node0 resolves to 127.0.1.1 on this one.*parallel.listen.*eth0 \(10.0.0.1\), e"
+    ):
         listening_address(several)
-    with pytest.raises(UserError, match=r"the name of this one, .* resolves to loopback"):
-        name_interface(several, "10.0.9.9")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
-    name_interface(several, "10.0.9.9")
+    assert listening_address(several, "eth1") == "10.0.1.1"
+    assert addresses_of_first(several) == ["10.0.0.1", "10.0.1.1"]  # rank 0 listens at one of them, if it is here
+    monkeypatch.setattr(interfaces, "_own_name_is_loopback", lambda: True)
+    with pytest.raises(UserError, match=r"rank 1: .* the name of this one, .* resolves to loopback"):
+        name_interface("rank 1", "10.0.9.9", is_local=False)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth1"
+    name_interface("rank 1", "10.0.9.9", is_local=False)
     assert listening_address(several) == "10.0.1.1"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=eth1"
 
 
 def test_rank_0_listens_where_the_others_come_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "route_to", lambda host: "10.0.0.1")
-    assert listening_address(Rank(0, 0, 4, 2, "node0", 1)) == "10.0.0.1"
-    for local in (Rank(0, 0, 4, 4, "node0", 1), Rank(0, 0, 4, 2, "localhost", 1), Rank(0, 0, 4, 2, "127.0.0.1", 1)):
-        assert listening_address(local) == LOOPBACK
-    monkeypatch.setattr(addresses, "interfaces", lambda: {"lo": LOOPBACK, "eth0": "10.0.0.1"})
     monkeypatch.setattr(os, "environ", {})
-    name_interface(Rank(0, 0, 4, 2, "node0", 1), "10.0.0.1")
-    assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0"}
+    monkeypatch.setattr(addresses, "route_to", lambda host: "10.0.0.1")
+    has_interfaces(monkeypatch, eth0="10.0.0.1")
+    assert listening_address(Rank(0, 0, 4, 2, "node0", 1)) == "10.0.0.1"
+    assert listening_address(Rank(0, 0, 4, 2, "node0", 1), "all") == "0.0.0.0"
+    name_interface("rank 0", "10.0.0.1", is_local=False)
+    assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
+
+
+@pytest.mark.parametrize("given", ["localhost", "127.0.0.1", "::1", "node0", socket.gethostname()])
+def test_all_names_of_one_machine_are_loopback(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    local = Rank(0, 0, 4, 4, given, 1)
+    assert listening_address(local) == LOOPBACK
+    assert addresses_of_first(local) == [LOOPBACK]
+    name_interface("rank 0", LOOPBACK, is_local=True)
+    assert os.environ == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+@pytest.mark.parametrize("given", ["localhost", "127.0.0.1", "127.0.1.1", "::1"])
+def test_loopback_with_several_machines_is_refused_with_the_address_that_would_do(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    has_interfaces(monkeypatch, eth0="10.0.0.1")
+    said = rf"MASTER_ADDR={given} is this machine alone, but only 2 of 4 ranks are on it; set MASTER_ADDR"
+    with pytest.raises(UserError, match=f"{said}=10.0.0.1, for every rank"):
+        listening_address(Rank(0, 0, 4, 2, given, 1))
+    with pytest.raises(UserError, match=f"{said} to the address of the machine of rank 0"):
+        addresses_of_first(Rank(2, 0, 4, 2, given, 1))
+    with pytest.raises(UserError, match=r"start torchrun .*--local-addr=10.0.0.1.*--rdzv-endpoint 10.0.0.1"):
+        listening_address(Rank(0, 0, 4, 2, given, 1, agent_store=True))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # who names it says that the machines share it
+    assert listening_address(Rank(0, 0, 4, 2, given, 1)) == (LOOPBACK if given == "localhost" else given)
+
+
+def test_an_interface_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_interfaces(monkeypatch, eth0="10.0.0.1")
+    with pytest.raises(UserError, match=r'parallel.listen = "ib0": no network interface of this machine; it has lo '):
+        listening_address(Rank(0, 0, 4, 2, "node0", 1), "ib0")
 
 
 CUDA, BOTH = torch.device("cuda", 3), "cpu:gloo,cuda:nccl"
@@ -171,10 +217,16 @@ def test_a_cpu_has_a_name() -> None:
 # meeting
 
 
+@pytest.fixture
+def shared_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several machines that share their loopback interface."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
 def said(place: Rank) -> str:
     def join() -> None:
-        with closing(meet(place, SECOND)) as meeting:
-            compare(meeting.store, place, "cpu", "cpu", {})
+        with closing(meet(place, SECOND)):
+            pass
 
     with pytest.raises(UserError) as caught:
         join()
@@ -193,16 +245,19 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, "localhost"])
+@pytest.mark.usefixtures("shared_loopback")
 def test_rank_0_says_that_others_have_not_come(address: str) -> None:
-    problem = said(Rank(0, 0, 2, 1, address, free_port(), launcher="srun"))
-    assert problem.startswith("rank 0 of 2, numbered by srun, on ")
-    assert "not all ranks have connected: missing 1 of 2 (not set after 1 s: rank1)" in problem
+    problem = said(Rank(0, 0, 3, 1, address, free_port(), launcher="srun"))
+    here = socket.gethostname()
+    assert (
+        f"not all ranks came within 1 s (parallel.meet_s): missing ranks 1, 2 of 3; came: rank 0 (on {here})" in problem
+    )
 
 
 def test_rank_0_says_that_the_address_is_not_its_own() -> None:
     problem = said(Rank(0, 0, 2, 1, "nowhere.invalid", free_port(), launcher="srun"))
-    assert "but cannot be reached at nowhere.invalid:" in problem
-    assert f"set MASTER_ADDR={socket.gethostname()}" in problem
+    assert "MASTER_ADDR=nowhere.invalid does not lead to this machine, where rank 0 is" in problem
+    assert "set MASTER_ADDR" in problem.partition("rank 0 is")[2]
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, "localhost"])

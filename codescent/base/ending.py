@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.visible import visible
@@ -101,9 +102,13 @@ def end(code: int | None = None) -> None:
 
 def end_by(error: BaseException) -> None:
     """Print an error as the interpreter does, and end this process, if an error ends this rank; otherwise return."""
+    cause.write_error_file(error, os.environ)
     if _failure is not None:
         if not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
+            if cause.prints(error, os.environ):
+                sys.excepthook(type(error), error, error.__traceback__)
+                if words := cause.last_words(error, os.environ):
+                    warn(*words)
         elif isinstance(error.code, str):
             warn(error.code)
         end(code_of(error))
@@ -142,6 +147,7 @@ def _end_at_limit(failure: _Failure) -> NoReturn:
     """End this process when its time is over."""
     time.sleep(LIMIT_S)
     with suppress(OSError, ValueError):
+        cause.write_error_file(failure.error, os.environ)
         if not failure.said:
             _write(_words(failure.error))
         _write(f"codescent: {LIMIT_S:g} s after its error this rank still runs; it ends now. Where it was:\n")

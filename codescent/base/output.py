@@ -8,10 +8,18 @@ import os
 import select
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from codescent.base.visible import visible
 
+MOST_EARLY_BYTES = 65_536
+"""So much of what is printed before `copy_to` is kept for it."""
+
+_copy: int | None = None  # descriptor of a file that gets all that is printed
+_early: list[bytes] = []
+_early_bytes = 0
 _failures: dict[str, str] = {}  # stream to the error of its first failed write
 _reported: set[str] = set()
 
@@ -60,6 +68,30 @@ def warn(*lines: str) -> None:
     sys.stderr.flush()
 
 
+def copy_to(path: Path) -> None:
+    """From now on append to a file, too, what this process prints, and what it has printed already.
+
+    Only what Python prints, with `tolerate_write_errors`: native code writes past it. Raises OSError.
+    """
+    global _copy
+    path.parent.mkdir(exist_ok=True)
+    if _early or isinstance(getattr(getattr(sys.stderr, "buffer", None), "raw", None), _Tolerant):
+        _copy = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.write(_copy, b"".join(_early))
+    _early.clear()
+
+
+def _keep(data: bytes) -> None:
+    """Append to the copy, or keep it until there is one. A copy that cannot be written is no error: the stream is."""
+    global _early_bytes
+    if _copy is not None:
+        with suppress(OSError):
+            os.write(_copy, data)
+    elif _early_bytes < MOST_EARLY_BYTES:
+        _early.append(data)
+        _early_bytes += len(data)
+
+
 def new_failures() -> list[dict[str, str]]:
     """The streams that have lost output since the last call, each with the cause. A stream is reported once."""
     lost = [{"stream": stream, "why": why} for stream, why in _failures.items() if stream not in _reported]
@@ -75,6 +107,7 @@ class _Tolerant(io.FileIO):
         self.stream = stream
 
     def write(self, data: Any) -> int:
+        _keep(bytes(data))
         try:
             while (count := super().write(data)) is None:  # a non-blocking pipe whose reader is slow: wait
                 select.select([], [self.fileno()], [])

@@ -19,7 +19,7 @@ class Rank:
     local_world_size: int = 1
     master_addr: str = ""
     master_port: int = 0
-    attempt: int = 0  # restarts so far; the store may still hold keys of earlier attempts
+    attempt: int = 0  # restarts of the job so far; ranks of an earlier one are refused
     agent_store: bool = False  # True: torchrun serves the store, so rank 0 must not
     store_fd: int | None = None  # our launcher, rank 0: listening socket for the store
     launcher: str = ""  # name of the launcher in messages

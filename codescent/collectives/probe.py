@@ -18,7 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from codescent.base.rank import Rank
 from codescent.collectives.calls import Result
 from codescent.collectives.task import HANGS, NO, WRONG, YES, Line, file_of
-from codescent.train.rendezvous import stay_until_read
+from codescent.train.compared import stay_until_read
 
 HUNG = 2
 """Exit code of a rank that has written that its call hangs."""

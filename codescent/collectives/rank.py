@@ -25,7 +25,8 @@ from codescent.collectives.calls import CALLS, Call, Here
 from codescent.collectives.probe import Probe, check
 from codescent.collectives.task import BF16, FP32, GROUP, PROBE, TIME, YES, Task, name_of
 from codescent.launch.environment import read
-from codescent.train.addresses import name_interface
+from codescent.train.addresses import is_local
+from codescent.train.interfaces import name_interface
 from codescent.train.rendezvous import Meeting, meet
 
 MEET_S = 300.0
@@ -44,7 +45,7 @@ def main(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
     warnings.simplefilter("ignore")
     task = Task.read(folder)
     meeting = meet(place, timedelta(seconds=MEET_S))
-    name_interface(place, meeting.address)
+    name_interface(f"rank {place.rank}", meeting.address, is_local=is_local(place))
     device = _device(task.device, place)
     probe = Probe(folder, meeting.store, place, task.limit_s)
     if all_are(probe(GROUP, partial(_join, task, meeting.store, place)), YES):

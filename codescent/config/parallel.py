@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from codescent.config.keys import Period, Section, Servers, WireText, at_least, auto, key, one_of, other_than
+from codescent.config.keys import Period, Section, Servers, Text, WireText, at_least, auto, key, one_of, other_than
 
 AVERAGES = other_than("parallel.average_every", 0)
 """Only a run whose replicas train apart reads the key."""
@@ -180,3 +180,8 @@ class Parallel(Section):
         0, "how often a worker of asynchronous servers that has died is started again, and joins the others", ge=0
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
+    meet_s: float = key(300.0, "seconds that a rank waits at its start until all ranks are there", gt=0, le=604_800)
+    listen: Text | None = auto(
+        'network interface at which rank 0 listens, such as "eth0", or "all"; auto: loopback where all ranks are on '
+        "one machine, else the interface of the route to MASTER_ADDR"
+    )

@@ -10,7 +10,8 @@ import sys
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
-from codescent.train.addresses import interfaces, route_to
+from codescent.train.addresses import route_to
+from codescent.train.interfaces import interfaces
 
 
 def address_of(host: str, peer: str = "") -> str:

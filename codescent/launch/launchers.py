@@ -38,7 +38,7 @@ class Launcher:
     hosts: tuple[str, ...] = ()  # lists of machines; rank 0 is on the first machine
     job: tuple[tuple[str, ...], ...] = ()  # alternatives; each is equal on all ranks and unique to this start
     proxy: str = ""  # parent program of the ranks of a machine; its process id identifies a job of one machine
-    attempt: str = ""  # counts restarts of the job
+    attempt: str = ""  # counts restarts of the job, alike on all machines (torchrun's agents count apart)
     fills: bool = True  # True: no address is needed on one machine, and no port if the job has an identifier
     hand_over: str = "export NAME=VALUE"  # how a user sets a variable for every rank
     where: Callable[[Mapping[str, str]], bool] = lambda env: True  # whether the marks are valid in this environment
@@ -55,7 +55,6 @@ TORCHRUN = Launcher(
     local_rank=("LOCAL_RANK",),
     world_size=("WORLD_SIZE",),
     local_world_size=("LOCAL_WORLD_SIZE",),
-    attempt="TORCHELASTIC_RESTART_COUNT",
     fills=False,
 )
 """torch itself uses these names, and users export them. So other launchers accept them as a last alternative."""

@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from codescent.base import output
+from codescent.base import cause, output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
-from codescent.train.rendezvous import meet
+from codescent.own.steps import most_steps
+from codescent.train.rendezvous import reach, report_failure
+from codescent.train.silent import is_lost_peer
 
 FIRST = "codescent_failed"
 """Key of the store under which the first rank that fails writes its rank and its error."""
@@ -76,6 +78,9 @@ class ErrorHook:
 
         At a prompt (`python` without a script) it does not: the session goes on.
         """
+        if not self._retired:
+            cause.is_consequence(is_lost_peer(error))
+            cause.write_error_file(error, os.environ, most_steps())
         if isinstance(error, UserError) and not self._retired:
             self._ends(error)
             self._refuse(error, trace)
@@ -88,7 +93,7 @@ class ErrorHook:
         self._ends(error, said=True)
         if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):
             return
-        mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}"}
+        mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}", "who": cause.place(most_steps())}
         try:
             self._name_first(mine, self._claim(mine))
         except RuntimeError:  # the store has ended, and so has rank 0, which serves it
@@ -136,7 +141,7 @@ class ErrorHook:
         lines = [f"error: {place}{problem}" for problem in error.problems]
         if self._alone:
             return _print(lines)
-        mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}"}
+        mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}", "who": cause.place(most_steps())}
         try:
             self.store = self.store or self._connected()
             first = self._claim(mine)
@@ -152,7 +157,9 @@ class ErrorHook:
     def _connected(self) -> Store:
         """A connection to ranks that raise the same error before they are connected."""
         assert self.place is not None
-        return meet(self.place, PATIENCE).store
+        store = reach(self.place, PATIENCE).store
+        report_failure(store, self.place)
+        return store
 
     def _part(self, first: dict[str, Any]) -> None:
         """Stay until the first rank has printed, because a launcher ends all ranks when one ends. Rank 0 serves the
@@ -176,7 +183,7 @@ def watch() -> ErrorHook:
 
 
 def _words(failure: dict[str, Any]) -> str:
-    return f"rank {failure['rank']} failed: {failure['error']}"
+    return f"rank {failure['rank']} failed: {failure['error']} ({failure['who']})"
 
 
 def _print(lines: list[str]) -> None:

@@ -26,7 +26,7 @@ from codescent.own import steps as _steps  # noqa: F401 - from now on the steps 
 from codescent.own.arguments import COUNT, SECONDS, TEXT, number, public, shown
 from codescent.own.failure import ErrorHook, watch
 from codescent.own.gather import gathered
-from codescent.train.world import World
+from codescent.train.world import MEET_S, World
 
 if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
@@ -46,10 +46,10 @@ class Ranks:
         is_first: whether this is rank 0, which prints.
     """
 
-    def __init__(self, place: Rank, device: str, timeout_s: float) -> None:
+    def __init__(self, place: Rank, device: str, timeout_s: float, meet_s: float, listen: str | None) -> None:
         # A single process does not change the number of threads.
         num_threads = torch.get_num_threads() if place.world_size == 1 else None
-        self.world = World(place, device, num_threads, timeout_s, shards_alone=True)
+        self.world = World(place, device, num_threads, timeout_s, shards_alone=True, meet_s=meet_s, listen=listen)
         self.rank, self.world_size, self.local_rank = place.rank, place.world_size, place.local_rank
         self.device = self.world.device
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
@@ -163,8 +163,8 @@ class Ranks:
 _ranks: Ranks | None = None
 
 
-@public("codescent.init", device=TEXT, timeout_s=SECONDS)
-def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
+@public("codescent.init", device=TEXT, timeout_s=SECONDS, meet_s=SECONDS, listen=TEXT.or_none())
+def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S, listen: str | None = None) -> Ranks:
     """Connect to the other ranks. Call it first. Without a launcher this process is the only rank.
 
     It reads the launcher's variables (torchrun, srun, mpirun and others: docs/launch.md), chooses the device, and
@@ -174,6 +174,9 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
     Args:
         device: "cpu", "cuda" or "auto". "auto" is CUDA if the machine has it, one device for each local rank.
         timeout_s: how long a collective waits for the other ranks.
+        meet_s: how long to wait until all ranks are there.
+        listen: the network interface at which rank 0 listens, such as "eth0", or "all". None: loopback where all ranks
+            are on one machine, else the interface of the route to MASTER_ADDR.
 
     Raises:
         UserError: the launcher's variables contradict each other, the ranks cannot connect, the device does not exist,
@@ -194,13 +197,19 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
     if device not in DEVICES:
         raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(DEVICES)}')
     try:
-        _ranks = Ranks(place, device, timeout_s)
+        _ranks = Ranks(place, device, timeout_s, meet_s, listen)
     except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
-        raise UserError(
-            *(problem.replace("train.device", "codescent.init: device") for problem in error.problems)
-        ) from error
+        refused = UserError(*map(_in_words_of_init, error.problems))
+        refused.everywhere = error.everywhere
+        raise refused from error
     hook.retire()
     return _ranks
+
+
+def _in_words_of_init(problem: str) -> str:
+    for key, argument in {"train.device": "device", "parallel.meet_s": "meet_s", "parallel.listen": "listen"}.items():
+        problem = problem.replace(key, f"codescent.init: {argument}")
+    return problem
 
 
 def joined(caller: str) -> Ranks:

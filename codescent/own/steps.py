@@ -16,6 +16,11 @@ def steps_of(optimizer: torch.optim.Optimizer) -> int:
     return _steps.get(optimizer, 0)
 
 
+def most_steps() -> int | None:
+    """The steps of the optimizer that has taken most of them; None: none was taken."""
+    return max(_steps.values(), default=None)
+
+
 def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Set the number, to continue from a save."""
     _steps[optimizer] = steps

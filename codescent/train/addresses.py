@@ -1,19 +1,21 @@
-"""In: MASTER_ADDR, this machine's network interfaces. Out: the address that rank 0 listens on, the interface for gloo.
-Does not listen or connect (store.py and rendezvous.py do)."""
+"""In: MASTER_ADDR, parallel.listen, this machine's network interfaces. Out: addresses to listen on and to connect to.
+Does not listen or connect (store.py and rendezvous.py do). Interfaces for gloo and NCCL: interfaces.py."""
 
 from __future__ import annotations
 
-import fcntl
-import ipaddress
 import os
 import socket
-import struct
-import sys
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.train.interfaces import GLOO, interfaces, is_loopback, outside, shown
 
-SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+ALL = "all"
+"""The value of parallel.listen for every interface."""
+EVERY = "0.0.0.0"
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that an agent of torchrun sets for its ranks, which get MASTER_ADDR from it."""
+LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
 def is_local(place: Rank) -> bool:
@@ -21,35 +23,124 @@ def is_local(place: Rank) -> bool:
     return place.local_world_size == place.world_size
 
 
-def listening_address(place: Rank) -> str:
+def has_first(place: Rank) -> bool:
+    """Whether rank 0 is on this machine for certain: all lower ranks are."""
+    return place.local_rank == place.rank
+
+
+def listening_address(place: Rank, listen: str | None = None) -> str:
     """The address that rank 0 listens on.
 
     It is loopback if all ranks are on this machine. Otherwise it is the address of this machine from which packets to
-    MASTER_ADDR leave. If MASTER_ADDR is "localhost" or a loopback address, rank 0 listens there: containers on one
-    machine may share their loopback interface.
+    MASTER_ADDR leave.
+
+    Args:
+        place: this process among the ranks.
+        listen: parallel.listen; None: auto.
 
     Raises:
-        UserError: ranks are on several machines, and MASTER_ADDR is a host name that resolves to loopback here.
+        UserError: ranks are on several machines, and MASTER_ADDR means this one alone; or there is no such interface.
     """
-    given = place.master_addr
-    if is_local(place) or given == "localhost":
+    if listen == ALL:
+        return EVERY
+    if listen is not None:
+        return _of_interface(place, listen)
+    if is_local(place):
         return LOOPBACK
-    if _is_loopback(given):
-        return given
+    refuse_loopback(place)
+    given = place.master_addr
+    if names_loopback(given):
+        return LOOPBACK if given in LOOPBACK_NAMES else given
     address = route_to(given)
-    if not _is_loopback(address):
+    if not is_loopback(address):
         return address
-    outside = {name: address for name, address in interfaces().items() if not _is_loopback(address)}
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if wanted in outside or len(outside) == 1:  # Debian's /etc/hosts maps a machine's own name to 127.0.1.1
-        return outside.get(wanted) or next(iter(outside.values()))
-    listed = ", ".join(f"{name} ({address})" for name, address in outside.items()) or "none found"
+    found, wanted = outside(), os.environ.get(GLOO, "")
+    if wanted in found or len(found) == 1:  # Debian's /etc/hosts maps a machine's own name to 127.0.1.1
+        return found.get(wanted) or next(iter(found.values()))
     raise UserError(
-        f"rank {place.rank} of {place.world_size}: the ranks are on several machines, but {given} resolves to "
-        f"{address} on this one, which no other machine can reach; set GLOO_SOCKET_IFNAME (with CUDA also "
-        f"NCCL_SOCKET_IFNAME) to the network interface that connects the machines, for every rank; interfaces here: "
-        f"{listed}"
+        f"{_who(place)}: the ranks are on several machines, but {given} resolves to "
+        f"{address} on this one, which no other machine can reach; set MASTER_ADDR to the address of this machine, or "
+        f"parallel.listen (with an own loop {GLOO}) to the network interface that connects the machines, for every "
+        f"rank; interfaces here: {shown(found)}"
     )
+
+
+def addresses_of_first(place: Rank, listen: str | None = None) -> list[str]:
+    """The addresses at which rank 0 may listen, by its launcher's variables. They are IP addresses, never names.
+
+    A name that means loopback here may be this machine's own: rank 0 then listens at another of its addresses.
+
+    Raises:
+        OSError: MASTER_ADDR cannot be resolved.
+        UserError: as `listening_address`.
+    """
+    if is_local(place):
+        return [LOOPBACK if listen in (None, ALL) else listening_address(place, listen)]
+    refuse_loopback(place, listen)
+    if names_loopback(place.master_addr):
+        return [LOOPBACK] if place.master_addr in LOOPBACK_NAMES else [place.master_addr]
+    found = resolved(place.master_addr)
+    return [one for one in found if not is_loopback(one)] or list(outside().values())
+
+
+def means_this_machine(place: Rank) -> bool:
+    """Whether ranks are on several machines, and MASTER_ADDR is a name that means loopback here."""
+    if is_local(place) or names_loopback(place.master_addr):
+        return False
+    try:
+        return all(is_loopback(one) for one in resolved(place.master_addr))
+    except OSError:
+        return False
+
+
+def refuse_loopback(place: Rank, listen: str | None = None) -> None:
+    """Raise UserError if ranks are on several machines, and MASTER_ADDR is loopback.
+
+    A user who names the loopback interface says that the machines share it, as containers may.
+    """
+    wanted = interfaces().get(listen or os.environ.get(GLOO, ""))
+    if is_local(place) or not names_loopback(place.master_addr) or (wanted and is_loopback(wanted)):
+        return
+    raise UserError(
+        f"{_who(place)}: MASTER_ADDR={place.master_addr} is this machine alone, but only {place.local_world_size} of "
+        f"{place.world_size} ranks are on it; {fix(place)}. If all machines are this one, export {GLOO}=lo, for every "
+        "rank"
+    )
+
+
+def fix(place: Rank) -> str:
+    """Which address would do, in words."""
+    found = outside()
+    here = f"{' or '.join(found.values())}" if found and has_first(place) else "the address of the machine of rank 0"
+    if place.agent_store or TORCHRUN in os.environ:
+        own = next(iter(found.values())) if len(found) == 1 else "ADDRESS"
+        return (
+            f"start torchrun on each machine with --local-addr and its address (here --local-addr={own}), and with "
+            f"--master-addr or --rdzv-endpoint {here}"
+        )
+    return f"set MASTER_ADDR={here}, for every rank" if found and has_first(place) else f"set MASTER_ADDR to {here}"
+
+
+def names_loopback(host: str) -> bool:
+    """Whether a value of MASTER_ADDR is loopback by itself. A host name that resolves to loopback is not."""
+    return host in LOOPBACK_NAMES or is_loopback(host)
+
+
+def resolved(host: str) -> list[str]:
+    """The IP addresses of a name. Raises OSError: it is unknown here."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def is_mine(address: str) -> bool:
+    """Whether this machine has an IP address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def route_to(host: str) -> str:
@@ -63,52 +154,15 @@ def route_to(host: str) -> str:
         return LOOPBACK
 
 
-def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface that has one, by name; empty on systems other than Linux."""
-    found: dict[str, str] = {}
-    if sys.platform != "linux":
-        return found
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # the interface has no IPv4 address
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
-
-
-def name_interface(place: Rank, address: str) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface of `address`, so that gloo listens on this interface only.
-
-    A value that the user has set stays. On several machines without Linux, gloo uses the address of the host's name.
-
-    Args:
-        place: this process among the ranks.
-        address: of this machine, from which this rank has connected to rank 0.
-
-    Raises:
-        UserError: ranks are on several machines, `address` has no interface, and the host's name resolves to loopback.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    if is_local(place):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-        return
-    name = next((name for name, found in interfaces().items() if found == address), None)
-    if name is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-    elif _is_loopback(route_to(socket.gethostname())):
+def _of_interface(place: Rank, name: str) -> str:
+    found = interfaces()
+    if name not in found:
         raise UserError(
-            f"rank {place.rank} of {place.world_size}: the ranks are on several machines, but the name of this one, "
-            f"{socket.gethostname()}, resolves to loopback, which no other machine can reach; set GLOO_SOCKET_IFNAME "
-            "(with CUDA also NCCL_SOCKET_IFNAME) to the network interface that connects the machines, such as eth0, "
-            "for every rank"
+            f'{_who(place)}: parallel.listen = "{name}": no network interface of this machine; it has {shown(found)}; '
+            f'"{ALL}" is every one'
         )
+    return found[name]
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a host name, not an address
-        return False
+def _who(place: Rank) -> str:
+    return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"

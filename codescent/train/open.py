@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from codescent import tasks
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
+from codescent.base.output import copy_to, warn
 from codescent.base.rank import Rank
 from codescent.build import Began, saved_plan, task_request
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
@@ -36,6 +37,7 @@ from codescent.preflight import (
     run_folder,
 )
 from codescent.record import CHECKPOINTS, RunFolder
+from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
 from codescent.train.world import World
@@ -131,7 +133,17 @@ def connect(config: Config, place: Rank) -> World:
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
     restarts = config.parallel.restarts > 0
-    return World(place, train.device, train.num_threads, config.parallel.timeout_s, facts, restarts=restarts)
+    parallel = config.parallel
+    return World(
+        place,
+        train.device,
+        train.num_threads,
+        parallel.timeout_s,
+        facts,
+        restarts=restarts,
+        meet_s=parallel.meet_s,
+        listen=parallel.listen,
+    )
 
 
 def open_resumed(config: Config, world: World) -> RunFolder | None:
@@ -212,10 +224,22 @@ def open_run(
             config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
         )
         _check_saved(run)
+        _keep_output(path, world.place)
     except BaseException:
         close_folder(held, is_new=not resume)
         raise
     return run
+
+
+def _keep_output(path: Path, place: Rank) -> None:
+    """Keep what each of several ranks prints in the run folder, under every launcher."""
+    if place.world_size == 1:
+        return
+    log = path / LOGS / f"rank-{place.rank}.log"
+    try:
+        copy_to(log)
+    except OSError as error:
+        warn(f"codescent: rank {place.rank}: {log}: what it prints is not kept there: {error.strerror}")
 
 
 def close_folder(folder: RunFolder | None, *, is_new: bool) -> None:

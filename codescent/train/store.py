@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
@@ -21,6 +21,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
+from codescent.train.members import Members
 from codescent.transport.authenticate import NotProved, prove
 
 MOST_HANDSHAKES = 512
@@ -29,6 +30,10 @@ MOST_BYTES = 8 << 20
 """Largest message, as in torch's TCPStore."""
 SILENT_S = 10.0
 """Seconds that a rank waits for an answer after its deadline. Then the server has stopped, or the network is broken."""
+CONNECT_S = 10.0
+"""Seconds in which the server takes a further connection."""
+AFTER_END_S = 0.5
+"""Seconds between the end of the server and that of the process of rank 0, which has printed its error by then."""
 KEEPALIVE_S = 60
 """After this many seconds without a message the kernel tests whether the other machine still answers."""
 REPORTED = 3
@@ -41,10 +46,15 @@ class StoreServer:
     """Serves the values on a listening socket, in a thread of rank 0, to peers that know the key.
 
     Each side proves that it knows the key (`_prove`).
+
+    Args:
+        listener: the socket.
+        key: the secret of the run.
+        members: decides which processes are the ranks; None: nobody asks.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes) -> None:
-        self._listener, self._key = listener, key
+    def __init__(self, listener: socket.socket, key: bytes, members: Members | None = None) -> None:
+        self._listener, self._key, self._members = listener, key, members
         self._values: dict[str, bytes] = {}
         self._waiting: defaultdict[str, list[_Waiter]] = defaultdict(list)
         self._deadlines: list[_Waiter] = []
@@ -52,7 +62,7 @@ class StoreServer:
         self._accepted: list[Connection[Any, Any]] = []  # have proved the key; not registered for service yet
         self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
         self._rejected = 0
-        acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait, self._clock)
+        acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait, self._clock, self._meet)
         self._acts = {act.__name__[1:]: act for act in acts}
         self._wake_reader, self._wake_writer = os.pipe()
         self._closed = False
@@ -112,6 +122,8 @@ class StoreServer:
             self._acts[head["do"]](peer, head, data)
         except (EOFError, OSError, ValueError, LookupError, TypeError):  # the peer has ended, or sent a wrong message
             self._selector.unregister(peer)
+            if self._members is not None:
+                self._members.left(peer)
             peer.close()
 
     def _put(self, key: str, value: bytes) -> None:
@@ -152,6 +164,11 @@ class StoreServer:
 
     def _clock(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
         _send(peer, {"time_ns": time.time_ns()}, [])
+
+    def _meet(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        if self._members is None:
+            raise ValueError("the ranks of this store do not meet")
+        _send(peer, self._members.ask(peer, head), [])
 
     def _wait(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
         waiter = _Waiter(peer, head["keys"], time.monotonic() + float(head["timeout_s"]))
@@ -263,6 +280,26 @@ class TokenStore(Store):
     def clock(self) -> int:
         """The time of the server's clock, in nanoseconds since 1970."""
         return int(self._ask({"do": "clock"}, [])[0]["time_ns"])
+
+    def meet(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask to be one of the ranks: see `Members.ask`."""
+        return self._ask({"do": "meet", **about}, [])[0]
+
+    def stay(self) -> None:
+        """From now on connect to this server alone, wherever rank 0 of a later start listens."""
+        where = self._idle[-1]
+        with socket.socket(fileno=os.dup(where.fileno())) as again:
+            server = again.getpeername()[:2]
+        self._connect = lambda: socket.create_connection(server, timeout=CONNECT_S)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until the server has ended, or so many seconds. All ranks have an error then, which rank 0 prints."""
+        end_s = time.monotonic() + seconds
+        with contextlib.suppress(DistStoreError):
+            while time.monotonic() < end_s:
+                self.check([""])
+                time.sleep(0.05)
+        time.sleep(AFTER_END_S)
 
     def address(self) -> str:
         """The address of this machine from which it has connected to the server."""

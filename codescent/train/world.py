@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from codescent.base import cause
 from codescent.base.agreement import from_first, kept, together
 from codescent.base.beats import Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
@@ -30,15 +31,22 @@ from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.addresses import is_local, name_interface
+from codescent.train.addresses import is_local
+from codescent.train.compared import compare, differences, stay_until_read
 from codescent.train.devices import choose_device, name_of
+from codescent.train.facts import facts_of_process
+from codescent.train.interfaces import name_interface
 from codescent.train.messages import Messages
 from codescent.train.past import StoredPast
-from codescent.train.rendezvous import compare, differences, meet, stay_until_read
-from codescent.train.silent import tell
+from codescent.train.rendezvous import meet
+from codescent.train.silent import is_lost_peer, tell
 
 T = TypeVar("T")
 
+MEET_S = 300.0
+"""Default of parallel.meet_s."""
+PRINTED, PRINTED_S = "an error of all ranks is printed", 2.0
+"""Key that the rank sets that prints it, and how long the others wait for it: less than FREE_S."""
 DATASET_WAIT = timedelta(days=2)
 """Longest time that ranks wait, at the store, for a rank that prepares the dataset. A large corpus takes hours."""
 
@@ -54,10 +62,11 @@ class World:
         facts: JSON values by name, which must be equal on all ranks.
         shards_alone: a single rank may call torch's fully_shard, too: see `backends`.
         restarts: ranks that die may be started again.
+        meet_s: parallel.meet_s.
+        listen: parallel.listen.
 
     Raises:
-        UserError: the device does not exist, ranks cannot connect, or they differ in a fact, in the version of torch
-            or in the code of this package.
+        UserError: the device does not exist, ranks cannot connect, or they differ in a fact or in what facts.py lists.
     """
 
     def __init__(
@@ -70,21 +79,26 @@ class World:
         *,
         shards_alone: bool = False,
         restarts: bool = False,
+        meet_s: float = MEET_S,
+        listen: str | None = None,
     ) -> None:
         if place.child and place.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {place.rank} of {place.world_size}")
+        cause.is_rank(place)
         self.place = place
         self.is_first = place.rank == 0  # prints and writes the run folder
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
-        self.meeting = meet(place, self.timeout)
+        self.meeting = meet(place, timedelta(seconds=meet_s), listen)
         self.store = self.meeting.store
-        own = {"codescent": code_digest(), "torch": torch.__version__}
+        backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
+        own = facts_of_process(code_digest(), backend, os.environ)
         try:
             topology = compare(self.store, place, device, name_of(self.device), {**own, **facts})
         except BaseException:
             self.meeting.close()
             raise
+        self.store.set_timeout(self.timeout)
         self.leaders = topology.leaders
         keeps = place.late or (restarts and self.is_first)
         self.past = StoredPast(self.store, is_late=place.late) if keeps else None
@@ -92,7 +106,8 @@ class World:
         self.tries_threads = given is None
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
-        name_interface(place, self.meeting.address)
+        who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+        name_interface(who, self.meeting.address, is_local=is_local(place))
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (place.rank,) if place.late else tuple(range(place.world_size))
@@ -255,6 +270,7 @@ class World:
 
     def at(self, position: float) -> None:
         """Write this rank's progress, in steps, to shared memory for the launcher: see `base/beats.py`."""
+        cause.is_in_step(position)
         if self.beats is not None:
             self.beats.put(self.place.rank, position, self.stage)
 
@@ -300,13 +316,25 @@ class World:
             said: whether it is printed already.
         """
 
+        cause.is_consequence(is_lost_peer(error))
+
         def free() -> None:
+            self._let_one_print(error)
             if not is_local(self.place):
                 tell(self.store, self.place, self.living, error)
             if self.device.type == "cuda":
                 abort_groups()
 
         fail(error, free, said=said)
+
+    def _let_one_print(self, error: BaseException) -> None:
+        """A launcher may end all ranks when one has ended. So those that print nothing end after the one that does."""
+        if not getattr(error, "everywhere", False):
+            return
+        if cause.prints(error, os.environ):
+            within(PRINTED_S, lambda: self.store.set(PRINTED, ""))
+        else:
+            within(PRINTED_S, lambda: self.store.wait([PRINTED], timedelta(seconds=PRINTED_S)))
 
 
 def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:

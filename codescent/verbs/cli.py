@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
+from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
 from codescent.base.published import in_words, is_full
@@ -67,7 +68,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
     except UserError as error:
-        _say(*(f"error: {problem}" for problem in error.problems))
+        cause.write_error_file(error, os.environ)
+        if cause.prints(error, os.environ):
+            _say(*(f"error: {problem}" for problem in error.problems), *cause.last_words(error, os.environ))
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")

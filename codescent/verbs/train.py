@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from codescent.base import cause
 from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
 from codescent.base.errors import UserError
@@ -52,6 +53,8 @@ def main(arguments: Namespace) -> int:
         signal.signal(number, lambda *_: os._exit(LATER))
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
+    if rank is not None:
+        cause.is_rank(rank)
     resume = is_begun(config) if arguments.resume is None else arguments.resume
     if arguments.find_learning_rate:
         _refuse_apart(config)

@@ -1,0 +1,125 @@
+"""In: the address of the store of torchrun's agent. Out: the address of rank 0, which rank 0 writes there.
+Does not trust it: anyone can write to that store, and it keeps what ranks of earlier starts have written.
+
+A false or old address only delays the meeting. At any address a rank proves that it knows the token without sending
+it, and only a rank 0 of its own start takes it as one of the ranks (members.py). It reads the address anew each time.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK, Rank
+from codescent.train.addresses import fix, is_local, means_this_machine
+
+T = TypeVar("T")
+
+KEY = "rank 0"
+LOOK_S = 0.2
+ANSWER_S = 10.0
+"""Seconds in which the agent's store answers. torch's own timeout does not see a link that was cut."""
+HERE_S = 8.0
+"""Seconds in which an agent on this machine answers. Later a name that means this machine is a wrong one."""
+
+
+class AgentStore:
+    """The store of torchrun's agent.
+
+    Args:
+        place: this process among the ranks.
+        seconds: how long to wait for it.
+
+    Raises:
+        UserError: no agent answers there.
+    """
+
+    def __init__(self, place: Rank, seconds: float) -> None:
+        self._place = place
+        at = self._reached(seconds), place.master_port
+        limit = timedelta(seconds=ANSWER_S)
+        try:
+            agent = _within(lambda: TCPStore(*at, place.world_size, False, limit, wait_for_workers=False))
+        except (DistError, OSError) as error:
+            raise self._silent(seconds, error) from error
+        self._store = PrefixStore(f"codescent {place.job}", agent)
+
+    def publish(self, addresses: list[str], port: int) -> None:
+        """Rank 0: write where it listens. A fresh number makes each start's text another one."""
+        said = json.dumps([addresses, port, secrets.token_hex(8)])
+        _within(lambda: self._store.set(KEY, said))
+
+    def where(self) -> tuple[list[str], int]:
+        """Where rank 0 listens, as it was written last. Raises OSError: it is not there yet, or the store is silent."""
+        try:
+            if not _within(lambda: self._store.check([KEY])):
+                raise ConnectionError("it has not said yet where it listens")
+            addresses, port, _ = json.loads(_within(lambda: self._store.get(KEY)))
+        except (DistError, ValueError) as error:
+            raise ConnectionError(f"torchrun's store does not answer: {error}") from error
+        return [str(address) for address in addresses], int(port)
+
+    def _reached(self, seconds: float) -> str:
+        """Wait until the agent listens, and return its address. torch's store would print each of its attempts.
+
+        Where all ranks are on this machine, it is loopback: the agent's name may not be known here.
+        """
+        place = self._place
+        wrong = means_this_machine(place)
+        end_s = time.monotonic() + (min(HERE_S, seconds) if wrong else seconds)
+        why: OSError = ConnectionError()
+        names = [*([LOOPBACK] if is_local(place) else []), place.master_addr]
+        while True:
+            for name in names:
+                try:
+                    with socket.create_connection((name, place.master_port), timeout=ANSWER_S) as agent:
+                        return str(agent.getpeername()[0])
+                except OSError as error:
+                    why = error
+            if time.monotonic() > end_s:
+                raise self._silent(seconds, why, wrong=wrong) from why
+            time.sleep(LOOK_S)
+
+    def _silent(self, seconds: float, error: Exception, *, wrong: bool = False) -> UserError:
+        place = self._place
+        who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+        at = f"{place.master_addr}:{place.master_port}"
+        if wrong:
+            return UserError(
+                f"{who}: torchrun gave MASTER_ADDR={place.master_addr}, a name that means this machine, where no agent "
+                f"listens at port {place.master_port}; {fix(place)}"
+            )
+        return UserError(
+            f"{who}: torchrun's store at {at} did not answer within {seconds:g} s ({error}); either its agent has "
+            f"ended, or the address is wrong: {fix(place)}"
+        )
+
+
+def _within(act: Callable[[], T]) -> T:
+    """The result of a call of torch's store, which may hang. Raises TimeoutError: there is none after ANSWER_S."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="codescent agent store", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S + 1)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise TimeoutError(f"torchrun's store gave no answer for {ANSWER_S:g} s")
+    return found[0]

@@ -1,0 +1,101 @@
+"""In: this machine, an address of it. Out: its network interfaces; gloo and NCCL are told which one they use.
+Does not choose an address (addresses.py does)."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from codescent.base.errors import UserError
+
+SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+IPV6 = Path("/proc/net/if_inet6")
+"""Lines with an address, and at the end the name of its interface."""
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of each network interface that has one, by name; empty on systems other than Linux."""
+    found: dict[str, str] = {}
+    if sys.platform != "linux":
+        return found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # the interface has no IPv4 address
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def outside() -> dict[str, str]:
+    """Those that other machines may reach."""
+    return {name: address for name, address in interfaces().items() if not is_loopback(address)}
+
+
+def shown(found: Mapping[str, str]) -> str:
+    """Interfaces in a sentence."""
+    return ", ".join(f"{name} ({address})" for name, address in found.items()) or "none found"
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has an IPv4 or IPv6 address; None: it is not known."""
+    if ":" not in address:
+        return next((name for name, found in interfaces().items() if found == address), None)
+    packed = ipaddress.ip_address(address.partition("%")[0]).packed.hex()
+    try:
+        lines = IPV6.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((line.split()[-1] for line in lines if line.split()[0] == packed), None)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is loopback. A host name is not."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def name_interface(who: str, address: str, *, is_local: bool) -> None:
+    """Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of `address`: both listen on this one only.
+
+    Values that the user has set stay; NCCL then takes the interface of gloo. On several machines without Linux, gloo
+    uses the address of the host's name.
+
+    Args:
+        who: this rank, in messages.
+        address: of this machine, from which this rank has connected to rank 0.
+        is_local: whether all ranks are on this machine.
+
+    Raises:
+        UserError: ranks are on several machines, `address` has no interface, and the host's name means loopback.
+    """
+    name = os.environ.get(GLOO) or interface_of(address)
+    if name is None and is_local:
+        name = "lo0" if sys.platform == "darwin" else "lo"
+    if name is not None:
+        os.environ.setdefault(GLOO, name)
+        os.environ.setdefault(NCCL, f"={name}")  # exactly this one: without "=", eth1 is also eth10
+    elif _own_name_is_loopback():
+        raise UserError(
+            f"{who}: the ranks are on several machines, but the name of this one, {socket.gethostname()}, resolves to "
+            f"loopback, which no other machine can reach; set {GLOO} (with CUDA also {NCCL}) to the network interface "
+            "that connects the machines, such as eth0, for every rank"
+        )
+
+
+def _own_name_is_loopback() -> bool:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return True
+    return all(is_loopback(str(one[4][0])) for one in found)

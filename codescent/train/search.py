@@ -1,0 +1,293 @@
+"""In: a rank, as its launcher has numbered it. Out: a connection to rank 0 of the same start, once all ranks are there.
+Rank 0 serves the store. Does not decide who belongs together (members.py does)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from multiprocessing import AuthenticationError
+from typing import Any
+
+from torch.distributed import DistError
+
+from codescent.base import token
+from codescent.base.errors import UserError
+from codescent.base.output import warn
+from codescent.base.rank import LOOPBACK, Rank
+from codescent.train.addresses import (
+    EVERY,
+    addresses_of_first,
+    fix,
+    is_local,
+    is_mine,
+    listening_address,
+    means_this_machine,
+    resolved,
+    route_to,
+)
+from codescent.train.agent_store import AgentStore
+from codescent.train.interfaces import outside
+from codescent.train.members import Members, listed
+from codescent.train.store import StoreServer, TokenStore
+
+_Where = Callable[[], tuple[list[str], int]]
+
+AGAIN_S = 0.1
+"""Seconds between two attempts to reach rank 0."""
+CONNECT_S = 3.0
+"""Seconds of one attempt. The address may be one of an earlier start, on a machine that is off."""
+STRANGER_S = 3.0
+"""A rank tries again for this many seconds if another job answers at rank 0's port: that job may be about to end."""
+ANSWER_S = 5.0
+"""Rank 0 has ended, or is cut off, if it does not answer for this many seconds and `store.SILENT_S`."""
+NOTICE_S = 10.0
+"""After this many seconds a rank that waits says for whom."""
+CHECK_S = 8.0
+"""Seconds after which rank 0 refuses a MASTER_ADDR that leads elsewhere, and a rank one that means its own machine."""
+ENDS_S = 2.0
+"""Seconds in which all ranks hear of an error of the meeting: the first prints it before a launcher ends all."""
+
+
+def about(place: Rank) -> dict[str, Any]:
+    """This process, as `Members` wants to know it. Its number is new for each start."""
+    return {
+        "number": secrets.token_hex(16),
+        "rank": place.rank,
+        "ranks": place.world_size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "late": place.late,
+        "agrees": 0,
+    }
+
+
+class Search:
+    """One rank that looks for the others. Rank 0 serves the store from the beginning.
+
+    Attributes:
+        key: the secret of this start of the run.
+        server: None except on rank 0.
+    """
+
+    def __init__(self, place: Rank, seconds: float, listen: str | None) -> None:
+        self._place, self._seconds = place, seconds
+        self._begin_s, self._parent = time.monotonic(), os.getppid()
+        self._has_said = self._listens_everywhere = False
+        # The key differs between jobs, so that a rank of another job at the same port is rejected.
+        self.key = token.key_of(os.environ, f"{place.job} attempt {place.attempt}")
+        self.server: StoreServer | None = None
+        self._members: Members | None = None
+        self._where: _Where = lambda: (addresses_of_first(place, listen), place.master_port)
+        listener = _listening(place, listen) if place.rank == 0 else None
+        agent = AgentStore(place, seconds) if place.agent_store else None
+        if listener is not None:
+            here = listener.getsockname()[:2]
+            self._listens_everywhere = here[0] == EVERY
+            self._members = Members(place.world_size, seconds)
+            self.server = StoreServer(listener, self.key, self._members)
+            self._where = lambda: ([LOOPBACK if here[0] == EVERY else here[0]], here[1])
+            if agent is not None:
+                agent.publish([_towards(place) if here[0] == EVERY else here[0]], here[1])
+            else:
+                self._refuse_foreign_address(*here)
+        elif agent is not None:
+            self._where = agent.where
+
+    def close(self) -> None:
+        """Rank 0: stop to serve."""
+        if self.server is not None:
+            self.server.close()
+
+    def join(self) -> TokenStore:
+        """Connect to rank 0, again and again, until all ranks are there. Raises UserError."""
+        while True:
+            store = self.connect()
+            try:
+                if self._is_member(store):
+                    store.stay()
+                    return store
+                error: Exception = UserError("its ranks have met without this one")
+            except DistError as lost:
+                error = lost
+            except UserError:
+                self._let_first_print(store)
+                raise
+            store.close()
+            if self._spent_s() > self._seconds:
+                raise self._unreached(error)
+            time.sleep(AGAIN_S)
+
+    def connect(self) -> TokenStore:
+        """Connect to rank 0, and try again until it listens. Raises UserError: it does not, or has another key."""
+        stranger: tuple[str, float] | None = None
+        while True:
+            try:
+                return TokenStore(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
+            except AuthenticationError as error:
+                at, now_s = self._shown(), time.monotonic()
+                if stranger is None or stranger[0] != at:
+                    stranger = at, now_s
+                if now_s - stranger[1] > min(STRANGER_S, self._seconds):
+                    raise self._other_token(at) from error
+            except OSError as error:
+                self._refuse_own_name(error)
+                if self._spent_s() > self._seconds:
+                    raise self._unreached(error) from error
+                self._notice(f"rank 0 at {self._shown()} ({error})")
+            time.sleep(AGAIN_S)
+
+    def address(self, store: TokenStore) -> str:
+        """The address of this machine that the others reach. Rank 0 reaches itself at loopback if it listens on all."""
+        mine = store.address()
+        return mine if is_local(self._place) or not self._listens_everywhere else _towards(self._place)
+
+    def _is_member(self, store: TokenStore) -> bool:
+        """Ask until all ranks are there. Returns False: others have met at this rank 0, so it is of another start.
+
+        Raises:
+            DistError: rank 0 has ended.
+            UserError: the ranks do not meet.
+        """
+        place = self._place
+        me = about(place)
+        pause_s = min(0.2, 0.005 + 0.001 * place.world_size)
+        while True:
+            answer = store.meet(me)
+            if "met" in answer or "refused" in answer:
+                return "met" in answer
+            if "problems" in answer:
+                error = UserError(*answer["problems"])
+                error.everywhere = True
+                raise error
+            if place.child and os.getppid() != self._parent:  # its launcher has ended, and perhaps started another one
+                raise UserError(f"{_who(place)}: its launcher has ended")
+            if me["agrees"] != answer["list"]:
+                me["agrees"] = answer["list"]
+                continue
+            if place.rank == 0 and answer["missing"]:
+                self._notice(f"{listed(answer['missing'])} ({answer['came']} of {place.world_size} are there)")
+            time.sleep(pause_s)
+
+    def _let_first_print(self, store: TokenStore) -> None:
+        """All ranks have the same error. Rank 0 stays until all have it, then ends first; the others end after it."""
+        if self._members is None:
+            return store.wait_for_end(ENDS_S)
+        end_s = time.monotonic() + ENDS_S
+        while not self._members.all_told() and time.monotonic() < end_s:
+            time.sleep(AGAIN_S / 2)
+
+    def _socket(self) -> socket.socket:
+        addresses, port = self._where()
+        error: OSError = ConnectionError("no address")
+        for address in addresses:
+            try:
+                return socket.create_connection((address, port), timeout=max(1.0, min(self._seconds, CONNECT_S)))
+            except OSError as failed:
+                error = failed
+        raise error
+
+    def _spent_s(self) -> float:
+        return time.monotonic() - self._begin_s
+
+    def _notice(self, what: str) -> None:
+        """Say once that this rank waits."""
+        if not self._has_said and NOTICE_S < self._spent_s() < self._seconds:
+            self._has_said = True
+            warn(f"codescent: {_who(self._place)}: waits for {what}, for {self._seconds:g} s (parallel.meet_s)")
+
+    def _shown(self) -> str:
+        try:
+            addresses, port = self._where()
+            return f"{' or '.join(addresses)}:{port}"
+        except OSError:
+            return f"{self._place.master_addr}:{self._place.master_port}"
+
+    def _refuse_foreign_address(self, address: str, port: int) -> None:
+        """Raise UserError if MASTER_ADDR does not lead to this machine, where rank 0 is."""
+        place = self._place
+        if is_local(place) or address == EVERY:
+            return
+        why: Exception = OSError("no address")
+        while True:
+            try:
+                found = resolved(place.master_addr)
+                if any(is_mine(one) for one in found):
+                    return
+                there = partial(socket.create_connection, (found[0], port), 1.0)
+                TokenStore(there, self.key, _SHORT).close()
+                return  # it is forwarded to this machine
+            except (OSError, AuthenticationError) as error:
+                why = error
+            if self._spent_s() > min(CHECK_S, self._seconds):
+                self.close()
+                raise UserError(
+                    f"{_who(place)}: MASTER_ADDR={place.master_addr} does not lead to this machine, where rank 0 is "
+                    f"({why}); {fix(place)}"
+                ) from why
+            time.sleep(AGAIN_S)
+
+    def _refuse_own_name(self, error: Exception) -> None:
+        """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""
+        place = self._place
+        if place.agent_store or place.rank == 0 or self._spent_s() < CHECK_S or not means_this_machine(place):
+            return
+        raise UserError(
+            f"{_who(place)}: MASTER_ADDR={place.master_addr} is a name that means this machine, and rank 0 does not "
+            f"listen here at port {place.master_port}; {fix(place)}"
+        ) from error
+
+    def _other_token(self, at: str) -> UserError:
+        return UserError(
+            f"{_who(self._place)}: the process that listens at {at} has another token than this rank. "
+            f"Either another job uses this port: set MASTER_PORT to a free port, for every rank. Or the "
+            f"machines have different files {token.FILE}: copy one to all machines, or set {token.TOKEN} to "
+            "the same text, hard to guess, for every rank"
+        )
+
+    def _unreached(self, error: Exception) -> UserError:
+        return UserError(
+            f"{_who(self._place)}: rank 0 did not answer at {self._shown()} within {self._seconds:g} s "
+            f"(parallel.meet_s): {error}; either rank 0 has ended (see its error message), or it is on another "
+            f"machine: {fix(self._place)}"
+        )
+
+
+_SHORT = timedelta(seconds=2)
+
+
+def _towards(place: Rank) -> str:
+    """The address of this machine towards MASTER_ADDR, or its first other one if that is its own name."""
+    address = route_to(place.master_addr)
+    return address if address != LOOPBACK else next(iter(outside().values()), LOOPBACK)
+
+
+def _listening(place: Rank, listen: str | None) -> socket.socket:
+    """The socket on which rank 0 serves the store: on loopback, or on the interface that other machines reach."""
+    port = 0 if place.agent_store else place.master_port
+    if place.store_fd is not None:
+        given = socket.socket(fileno=place.store_fd)
+        if listen is None:
+            return given
+        given.close()
+    address = listening_address(place, listen)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=max(128, place.world_size))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"{_who(place)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free port, for "
+                f"every rank ({error})"
+            ) from error
+        raise UserError(f"{_who(place)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
+
+
+def _who(place: Rank) -> str:
+    by = f", numbered by {place.launcher}," if place.launcher else ""
+    return f"rank {place.rank} of {place.world_size}{by} on {socket.gethostname()}"
