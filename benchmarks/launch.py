@@ -1,4 +1,4 @@
-"""In: hosts that this makes on one machine. Out: seconds from a command to its first step, beside torchrun; from SIGUSR1
+"""In: hosts that this makes on one machine. Out: seconds from a command to a first step, beside torchrun; from USR1
 to a checkpoint of GPT-2 124M. Needs root for several hosts, and writes only into a temporary folder."""
 
 from __future__ import annotations
