@@ -22,7 +22,7 @@ from systems import die_with_parent
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 NODES = 3
-WAIT_S = 120.0
+WAIT_S = 60.0
 """Longest wait for what takes seconds on an idle machine."""
 
 # A requeued job waits for as long as credentials of its last start are valid: cred_expire, at least 5 seconds. KillWait:
