@@ -33,8 +33,9 @@ sys.exit(75 if got == ["SIGUSR1"] else 143 if got else 0)
 """
 
 
-def agent(folder: Path, *words: str, waits: bool = False) -> subprocess.Popen[str]:
-    (folder / "program.py").write_text(PROGRAM)
+def agent(folder: Path, *words: str, waits: bool = False, listens: bool = True) -> subprocess.Popen[str]:
+    listening = "(signal.SIGTERM, signal.SIGUSR1)"
+    (folder / "program.py").write_text(PROGRAM if listens else PROGRAM.replace(listening, "()"))
     command = [sys.executable, "-m", "codescent.launch.agent", *words, "--"]
     command += [sys.executable, "program.py", str(folder), *(["waits"] if waits else [])]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -103,6 +104,48 @@ def test_without_input_signals_go_to_the_ranks(tmp_path: Path) -> None:
     assert place["loopback"]
     started.send_signal(signal.SIGUSR1)
     assert started.wait(60) == 75
+
+
+def test_a_line_that_comes_with_the_token_is_not_lost(tmp_path: Path) -> None:
+    """The agent listens before it reads. Either it starts no rank, or the ranks get the signal, which ends this one."""
+    started = agent(tmp_path, "--ranks", "1", "--follow", waits=True)
+    give(started, "a secret\nTERM\n")
+    assert started.wait(60) == 143
+
+
+def test_a_rank_that_does_not_listen_fails_by_the_signal(tmp_path: Path) -> None:
+    """Nothing is saved: 75 would start the job again, for nothing."""
+    started = agent(tmp_path, "--ranks", "1", waits=True, listens=False)
+    read(tmp_path, "rank0")
+    started.send_signal(signal.SIGUSR1)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 128 + signal.SIGUSR1
+    assert "rank 0 of 1 (pid " in err
+    assert "was killed by SIGUSR1 (10)" in err
+
+
+@pytest.mark.parametrize(("line", "code"), [("USR1\n", 75), ("TERM\n", 143)])
+def test_the_script_reads_the_exit_code_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int
+) -> None:
+    """So no launcher above the agents takes a stop for a failure."""
+    monkeypatch.setenv("CODESCENT_EXIT_FILE", str(tmp_path / "code"))
+    started = agent(tmp_path, "--ranks", "2", "--follow", waits=True)
+    give(started, "a secret\n")
+    for rank in range(2):
+        read(tmp_path, f"rank{rank}")
+    give(started, line)
+    assert started.wait(60) == 0
+    assert (tmp_path / "code").read_text() == f"{code}\n"
+
+
+def test_a_failure_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODESCENT_EXIT_FILE", str(tmp_path / "code"))
+    started = agent(tmp_path, "--ranks", "1", waits=True, listens=False)
+    read(tmp_path, "rank0")
+    started.send_signal(signal.SIGUSR1)
+    assert started.wait(60) == 128 + signal.SIGUSR1
+    assert not (tmp_path / "code").exists()
 
 
 @pytest.mark.parametrize(

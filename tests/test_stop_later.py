@@ -77,10 +77,17 @@ def test_a_signal_to_one_rank_stops_all(project: Path, runs: list[Run]) -> None:
     assert re.search(r"stopped at step \d+ by SIGUSR1 to rank 1 ", out)
 
 
+def prepare(project: Path) -> None:
+    """Prepare the data of the runs."""
+    done = codescent(project, "data", "corpus.txt", "--tokenizer", "byte")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_saves_before_the_time_is_over(
     project: Path, monkeypatch: pytest.MonkeyPatch, runs: list[Run], ranks: int
 ) -> None:
+    prepare(project)
     monkeypatch.setenv("CODESCENT_STOP_AT", str(int(time.time())))
     runs.append(run := Run(project, ranks))
     code, out, err = run.end()

@@ -1,13 +1,15 @@
-"""In: a signal, environment variables. Out: whether it asks a run to stop, the exit code for it; when the time is over.
-Does not handle signals (train/stop.py and launch/local.py do)."""
+"""In: a signal, environment variables. Out: the exit code for it, and where that is written; when the time is over.
+Does not handle signals (early.py, train/stop.py and launch/local.py do)."""
 
 from __future__ import annotations
 
 import math
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 
 LATER = 75
 """Exit code of a run that has saved and asks to be started again: EX_TEMPFAIL of sysexits.h."""
@@ -18,6 +20,12 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVING = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals of a scheduler that will start the run again: before the time limit, or where others come first."""
 
+TIME_LIMIT = "the time limit of the job"
+"""Stands in the place of a signal."""
+
+EXIT_FILE = "CODESCENT_EXIT_FILE"
+"""Variable with the path of a file on this host, which gets the exit code of a stop on request: see `reported`."""
+
 STOP_AT, JOB_END = "CODESCENT_STOP_AT", "SLURM_JOB_END_TIME"
 """Variables with a time in seconds since 1970: when to save and stop; when SLURM will end the job."""
 GRACE_S = 60.0
@@ -27,6 +35,29 @@ GRACE_S = 60.0
 def exit_code_of(number: int) -> int:
     """The exit code of a run that has stopped on this signal: 128 and its number, or LATER."""
     return LATER if number in SAVING else 128 + number
+
+
+def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
+    """The exit code of a process that has stopped on request with `code`: 0 where EXIT_FILE is set, else `code`.
+
+    Launchers take every other code for a failure: they kill the other ranks, or start them again. The script that has
+    set the variable reads the code in the file.
+
+    Args:
+        code: 0, or of a stop on request.
+        env: of this process.
+        writes: whether this process writes the file: one for each host.
+    """
+    path = env.get(EXIT_FILE, "")
+    if not (code and path):
+        return code
+    if writes:
+        try:
+            Path(path).write_text(f"{code}\n", encoding="ascii")
+        except OSError as error:
+            warn(f"codescent: {EXIT_FILE}: {path}: {error.strerror}: this process ends with {code} instead")
+            return code
+    return 0
 
 
 def stop_at(env: Mapping[str, str]) -> float:

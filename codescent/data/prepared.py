@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codescent.base.durable import sha256_of, write_synced
+from codescent.base.early import heed
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.published import NO_SPACE, commit, is_full
@@ -31,6 +33,7 @@ JOURNAL = "progress.json"
 """A file in an unfinished folder. The next process continues a folder with a journal, and deletes one without."""
 SPLITS = ("train", "validation")
 AGAIN = "delete this folder and prepare it again"
+WAIT_S = 0.2
 _EDGE_BYTES = 1 << 16
 
 T = TypeVar("T")
@@ -223,13 +226,26 @@ def _lock(partial: Path) -> int:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             warn(f"another process is preparing this dataset in {partial}: waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _wait_for(handle)
         except OSError as error:
             message = f"{partial}: no file locks on this disk ({error.strerror}): prepare a dataset in one process only"
             warnings.warn(message, stacklevel=4)
         if _is_held(partial, handle):
             return handle
         os.close(handle)  # the process that held the lock has renamed the folder
+
+
+def _wait_for(handle: int) -> None:
+    """Lock a file when no other process holds its lock. A request to stop ends the wait: StopAsked."""
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            heed()
+            time.sleep(WAIT_S)
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def _is_held(partial: Path, handle: int) -> bool:

@@ -1,5 +1,5 @@
 """In: the total size of some work, and the size of each finished piece. Out: a bar on a terminal, else lines.
-Does not print more than one line in ten seconds where there is no terminal."""
+Does not print more than one line in ten seconds where there is no terminal. A request to stop ends the work."""
 
 from __future__ import annotations
 
@@ -11,18 +11,33 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from codescent.base.early import heed
 from codescent.base.visible import visible
 
 LINE_EVERY_S = 10.0
 
 
 @contextmanager
-def stage(title: str, total: int, enabled: bool, done: int = 0) -> Iterator[Callable[[int], None]]:
+def stage(
+    title: str, total: int, enabled: bool, done: int = 0, *, may_end: bool = True
+) -> Iterator[Callable[[int], None]]:
     """Show the progress of a stage on the standard error. Yields a function to call with each piece's size.
 
-    `total` is in bytes or characters, 0 if it is not known; `done` of it was finished before.
+    `total` is in bytes or characters, 0 if it is not known; `done` of it was finished before. The function raises
+    StopAsked where the work may end so (base/early.py), and `may_end` is true.
     """
-    title = visible(title)
+    with _shown(visible(title), total, enabled, done) as show:
+
+        def advance(count: int) -> None:
+            show(count)
+            if may_end:
+                heed()
+
+        yield advance
+
+
+@contextmanager
+def _shown(title: str, total: int, enabled: bool, done: int) -> Iterator[Callable[[int], None]]:
     if not enabled:
         yield lambda _: None
     elif sys.stderr.isatty():

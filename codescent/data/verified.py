@@ -94,7 +94,7 @@ def _read_all(paths: list[Path], title: str, size_bytes: int) -> list[_Read | st
     stopped = threading.Event()
     pool = ThreadPoolExecutor(available_cores())
     try:
-        with stage(title, size_bytes, size_bytes >= LONG_BYTES) as advance:
+        with stage(title, size_bytes, size_bytes >= LONG_BYTES, may_end=False) as advance:
 
             def advance_or_stop(count: int) -> None:
                 if stopped.is_set():

@@ -9,10 +9,14 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
+from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
+from codescent.base.stopping import SAVING
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.group import Group
 from codescent.launch.local import run_ranks
@@ -29,9 +33,11 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if asked.follow:
             env[TOKEN] = sys.stdin.readline().strip()
+            listen(SENT.values())  # `run_ranks` takes what comes before it listens itself
             threading.Thread(target=_follow, daemon=True).start()
         group = Group(asked.ranks, asked.first, asked.world, address, port, env.get(TOKEN) or fresh())
-        return run_ranks(asked.command, group, env)
+        blocked = SAVING if _trains(asked.command) else ()
+        return run_ranks(asked.command, group, env, blocked=blocked, reports=True)
     except UserError as error:
         warn(*(f"error: {problem}" for problem in error.problems))
         return error.exit_code
@@ -58,6 +64,11 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
             f"--first {asked.first}: with --ranks {asked.ranks} of {asked.world or asked.ranks} it is too high"
         )
     return asked
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Whether the command is `codescent train`, which listens to the signals of SAVING from its first moment on."""
+    return any(Path(one).name == "codescent" and two == "train" for one, two in pairwise(words))
 
 
 def _endpoint(text: str) -> tuple[str, int]:

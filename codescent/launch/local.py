@@ -18,9 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
+from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.stopping import SAVING, STOPPING, exit_code_of
+from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
@@ -38,7 +39,8 @@ STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is a repetition by a wrapper (make, uv)
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
 STOP_SIGNALS = (*STOPPING, *SAVING)
-CLEAN_STOPS = {0, *map(exit_code_of, STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
+CLEAN_STOPS = {0, *map(exit_code_of, STOP_SIGNALS), *(-number for number in STOPPING)}
+"""How ranks end after a request. One that SAVING has killed did not listen, and has saved nothing."""
 
 
 def run_ranks(
@@ -49,6 +51,8 @@ def run_ranks(
     saves: bool = True,
     of_memory: Callable[[int], Sequence[str]] = lambda rank: (),
     roles: Roles | None = None,
+    blocked: Collection[int] = (),
+    reports: bool = False,
 ) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
@@ -57,7 +61,8 @@ def run_ranks(
     Rank 0 writes to this process's stdout. All other output goes to log files. After a failure the log of the failed
     rank is printed.
 
-    SIGINT, SIGTERM and SIGHUP are forwarded to the ranks once. A second SIGINT kills the ranks. When a rank fails, the
+    SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the ranks once. A second SIGINT kills the ranks. After
+    one that has come before (base/early.py) no rank is started. When a rank fails, the
     other ranks are stopped. Messages name a rank that is stopped, frozen or far behind the others. All processes have
     ended when this function returns. On Linux they also end if this process is killed.
 
@@ -68,6 +73,8 @@ def run_ranks(
         saves: whether the ranks save when they are asked to stop, for the message.
         of_memory: called with a rank that the kernel has probably killed for lack of memory; returns lines to print.
         roles: what ranks are in messages, and which of them the run can lose.
+        blocked: signals that wait until a rank listens to them (base/early.py), for ranks that do.
+        reports: whether this process obeys EXIT_FILE (base/stopping.py) after a stop on request.
 
     Returns:
         0 if every rank returned 0. Otherwise the exit code of the first rank that failed; or 128 + the number of the
@@ -81,20 +88,34 @@ def run_ranks(
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
     group = ranks if isinstance(ranks, Group) else Group(ranks)
-    with SignalQueue(signals) as queue, _Ranks(command, group, env, roles or Roles(), saves=saves) as processes:
-        code = processes.watch(queue)
-        if (killed := processes.report()) is not None:
-            for line in of_memory(killed):
-                _say(line)
-    return code
+    env = {**env}
+    exit_file = {EXIT_FILE: env.pop(EXIT_FILE, "")} if reports else {}  # ranks report to this process
+    with SignalQueue(signals) as queue:
+        if (early := first_signal()) is not None:
+            warn(f"codescent: {signal.Signals(early).name}: no rank is started")
+            return reported(exit_code_of(early), exit_file)
+        with _Ranks(command, group, env, roles or Roles(), saves=saves, blocked=blocked) as processes:
+            code = processes.watch(queue)
+            if (killed := processes.report()) is not None:
+                for line in of_memory(killed):
+                    _say(line)
+    return reported(code, exit_file) if processes.stopped else code
 
 
 class _Ranks:
     """The processes of one launch, their logs and their exit codes."""
 
     def __init__(
-        self, command: Sequence[str], group: Group, env: Mapping[str, str], roles: Roles, *, saves: bool
+        self,
+        command: Sequence[str],
+        group: Group,
+        env: Mapping[str, str],
+        roles: Roles,
+        *,
+        saves: bool,
+        blocked: Collection[int],
     ) -> None:
+        self._blocked = blocked
         self._roles, self._group = roles, group
         self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
@@ -109,6 +130,7 @@ class _Ranks:
         self._stop_signal: int | None = None  # the first stop request
         self._interrupted_s: float | None = None  # time of the first SIGINT
         self._killed = False
+        self._unsaved = False  # ranks that did not react to a stop request were killed
         self._stopping = False  # True: later exits of ranks are not failures
         self._stop_code = 0  # exit code of ranks that another process asked to stop
         self._over = ""  # why the death of a rank has ended the run
@@ -153,6 +175,7 @@ class _Ranks:
         elif rank == 0 and listener is not None:
             passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)  # a process inherits the mask
         with self._log(rank).open("ab") as log:
             try:
                 self._processes[rank] = subprocess.Popen(
@@ -167,6 +190,13 @@ class _Ranks:
                 )
             except BlockingIOError as error:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the ranks have ended on request, by themselves."""
+        return not (self._failed or self._killed or self._unsaved)
 
     def watch(self, queue: SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
@@ -184,6 +214,8 @@ class _Ranks:
         if self._failed:
             code = self._failed[self._culprit()]
             return (code or RUN_FAILED) if code >= 0 else 128 - code
+        if self._unsaved and self._stop_signal in SAVING:
+            return 128 + signal.SIGKILL  # LATER would say that the run is saved
         return self._stop_code if self._stop_signal is None else exit_code_of(self._stop_signal)
 
     def _look(self) -> None:
@@ -199,7 +231,7 @@ class _Ranks:
         if self._watch.stuck and now_s >= self._answer_s:
             ranks = ", ".join(f"rank {rank} {how}" for rank, how in self._watch.stuck.items())
             _say(f"codescent: {ranks}, and does not react: all ranks are killed; resume from the last checkpoint")
-            self._stopping = True
+            self._stopping = self._unsaved = True
             self._send(signal.SIGKILL)
 
     def _on_signal(self, number: int) -> None:

@@ -8,7 +8,7 @@ import atexit
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 from weakref import WeakSet
 
 import torch
@@ -26,6 +26,7 @@ from codescent.own import steps as _steps  # noqa: F401 - from now on the steps 
 from codescent.own.arguments import COUNT, SECONDS, TEXT, number, public, shown
 from codescent.own.failure import ErrorHook, watch
 from codescent.own.gather import gathered
+from codescent.own.stopping import Stopping
 from codescent.train.world import World
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Ranks:
         self.is_first = self.world.is_first
         self.closing: WeakSet[AveragedGradients | Rounds] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
+        self._stopping = Stopping(self.world)
         self._has_failed = False  # an exception has left the `with` block
         self._hook = ErrorHook(place, self.world.store, self.world.give_up)
         atexit.register(self._at_exit)
@@ -108,6 +110,38 @@ class Ranks:
         """
         return gathered(tensor)
 
+    @public("codescent: ranks.stopping")
+    def stopping(self) -> bool:
+        """Whether a signal or the time limit of the job asks this run to save and to stop. Collective.
+
+            optimizer.step()
+            if ranks.stopping():
+                codescent.save("run/last", model, optimizer, epoch=epoch)
+                ranks.stop()
+
+        Every rank gets the same answer, also if one rank alone has received the signal. A call costs an all-reduce of
+        one number between the hosts' processors. The first call begins to listen: before it signals do what they did
+        before `init`, and most of them end the process. Afterwards they do nothing but being recorded.
+
+        Raises:
+            UserError: on every rank: it is first called in another thread than the main one, or CODESCENT_STOP_AT is no
+                time.
+        """
+        return self._stopping.asked()
+
+    @public("codescent: ranks.stop")
+    def stop(self) -> NoReturn:
+        """End this process after `stopping` was True and the script has saved. Every rank calls it.
+
+        It raises SystemExit. The exit code is 75 if the job should be started again (SIGUSR1, SIGUSR2, the time limit),
+        and 128 + the signal's number after another signal. Where CODESCENT_EXIT_FILE is set, the exit code is 0, and
+        the file has this number.
+
+        Raises:
+            UserError: nothing has asked the ranks to stop.
+        """
+        self._stopping.stop()
+
     def print(self, *words: object) -> None:
         """Print on rank 0 only."""
         if self.is_first:
@@ -138,13 +172,17 @@ class Ranks:
             return
         _ranks = None
         atexit.unregister(self._at_exit)
+        self._stopping.retire(fails=self._has_failed or hasattr(sys, "last_type"))  # an error that nobody has caught
         self._hook.retire()
+        if self._stopping.is_obeyed and dist.is_initialized():
+            self.world.leave()
         for user in self.closing:
             user.close()
         self.closing.clear()
         self._meshes.clear()
         if dist.is_initialized():  # the user's script may have destroyed the process group already
-            self.world.close(alone=self._has_failed or sys.exc_info()[0] is not None)
+            fails = self._has_failed or sys.exc_info()[0] is not None
+            self.world.close(alone=fails and not self._stopping.is_obeyed)
 
     def _at_exit(self) -> None:
         """The interpreter ends: after an error at once, without the other ranks."""
@@ -155,9 +193,9 @@ class Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # after an error, the hook first sends the error to the other ranks
+        if kind is None or self._stopping.is_obeyed:  # after an error, the hook first sends it to the other ranks
             self.close()
-        self._has_failed = kind is not None
+        self._has_failed = kind is not None and not self._stopping.is_obeyed
 
 
 _ranks: Ranks | None = None

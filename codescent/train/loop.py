@@ -20,6 +20,7 @@ from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.base.stopping import stop_at
 from codescent.config.sections import Config
+from codescent.preflight import run_folder
 from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
@@ -36,7 +37,7 @@ from codescent.train.ranks import RankTimes
 from codescent.train.regroup import regroup, report_changes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
-from codescent.train.starts import refuse_idle
+from codescent.train.starts import before_it_begins, refuse_idle
 from codescent.train.stop import StopRequest
 from codescent.train.threads import Watch
 from codescent.train.validate import validation_loss
@@ -78,7 +79,8 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     Raises:
         UserError: on every rank: the run cannot begin with this config, data or machine; or later, the disk is full.
         RunFailed: on every rank: loss, gradients or weights are no longer finite, or copies of the same tensors
-            differ; that step is not saved.
+            differ; that step is not saved. Or a job is started in vain.
+        StopAsked: on every rank: one was asked to stop before the run began.
     """
     with connect(config, place) as world, with_past(world.past):
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
@@ -87,8 +89,9 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         world.from_first(lambda: loggers.extend(load(config.log.to)))
         resume = world.from_first(lambda: resume)
         folder = open_resumed(config, world) if resume else None
-        world.from_first(lambda: folder and refuse_idle(folder, os.environ))
-        config, plan, dataset = open_data(config, world, folder, resume=resume)
+        refuse_idle(folder, world)
+        with before_it_begins(None if resume else run_folder(config), world):
+            config, plan, dataset = open_data(config, world, folder, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1, end_s=end_s) as stop,
             closing(open_run(config, plan, dataset, world, folder, resume=resume)) as run,
@@ -106,7 +109,9 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
                     explained.watch = trainer.executor.memory
                     outcome = _Steps(run, trainer, report, stop, profiler).take()
             world.at(ENDED)
-            return outcome
+        if outcome.exit_code:
+            world.leave()
+        return outcome
 
 
 def _nothing_to_do(run: OpenRun) -> Outcome | None:
@@ -169,6 +174,7 @@ class _Steps:
                 stops, before = self._finish(launched, newest=True), None
             self.profiler.stepped(step)
             if stops and step < self.last:
+                self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
         self._rotate()

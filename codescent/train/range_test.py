@@ -23,7 +23,7 @@ from codescent.train.choices import choose
 from codescent.train.execute import Executor
 from codescent.train.open import connect, open_data
 from codescent.train.optimize import learning_rate
-from codescent.train.stop import StopRequest
+from codescent.train.stop import STOPS, StopRequest
 
 STEPS = 100
 LOWEST, HIGHEST = 1e-7, 10.0
@@ -72,7 +72,7 @@ def range_test(config: Config, place: Rank) -> RangeTest:
         config, plan, dataset = open_data(config, world, None, resume=False)
         compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
-            StopRequest(alone=place.world_size == 1, saves=False) as stop,
+            StopRequest(alone=place.world_size == 1, does=STOPS) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop, compiles)) as trainer,
             ends_soon(place.world_size),
         ):

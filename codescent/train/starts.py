@@ -1,32 +1,101 @@
-"""In: the events of a run that is resumed, the environment of its job. Out: an error if it is started again in vain.
+"""In: what a run folder says of earlier starts, the environment of the job. Out: an error if a job starts in vain.
 Does not end a run that a person has started: only a scheduler counts its starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from codescent.base.errors import RunFailed
+from codescent.base.durable import write_json
+from codescent.base.early import StopAsked, first_signal
+from codescent.base.errors import RunFailed, UserError
 from codescent.record import RunFolder
+from codescent.record.run_folder import JOBS
+
+if TYPE_CHECKING:
+    from codescent.train.world import World
 
 COUNTS = ("SLURM_RESTART_COUNT", "CODESCENT_START")
 """Variables with the number of the starts before this one: of SLURM, and of our script for PBS."""
+FIRST = ("SLURM_JOB_ID", "PBS_JOBID")
+"""Variables of jobs, which have none of COUNTS at their first start."""
 IDLE_STARTS = 2
+UNBEGUN = "unbegun.json"
+"""In the folder of the run's jobs: the number of the last start that has ended before the run began."""
 
 
-def refuse_idle(folder: RunFolder, env: Mapping[str, str]) -> None:
-    """Raise RunFailed if a scheduler starts a run again, and the last two starts have saved no step.
+def refuse_idle(folder: RunFolder | None, world: World) -> None:
+    """Raise RunFailed on every rank if a scheduler starts a run again, and the last two starts have saved no step.
 
     Such a job would be started for ever: its machine fails, or its time is shorter than what a step and a save take.
+    `folder`: of the run to resume, on rank 0.
     """
-    texts = [env.get(name, "") for name in COUNTS]
-    if max((int(text) for text in texts if text.isascii() and text.isdigit()), default=0) < IDLE_STARTS:
-        return
+    if problem := world.from_first(lambda: "" if folder is None else _idle(folder, os.environ)):
+        raise RunFailed(problem)
+
+
+def _idle(folder: RunFolder, env: Mapping[str, str]) -> str:
+    """Why the run is not started again, in a sentence; "": it is."""
+    if (_start(env) or 0) < IDLE_STARTS:
+        return ""
     events = folder.read_events()
     starts = [event["step"] for event in events if event["kind"] in ("start", "resume")][-IDLE_STARTS:]
     saved = max((event["step"] for event in events if event["kind"] == "checkpoint"), default=0)
     if len(starts) == IDLE_STARTS and len(set(starts)) == 1 and saved <= starts[0]:
-        raise RunFailed(
+        return (
             f"the last {IDLE_STARTS} starts of this job began at step {starts[0]} and saved no further step: it is not "
             "started again; look at the job's log, give it more time, or save more often (checkpoint.every); a new "
             "submission of the script goes on"
         )
+    return ""
+
+
+@contextmanager
+def before_it_begins(path: Path | None, world: World) -> Iterator[None]:
+    """A block before the first step. If a rank was asked to stop by its end, every rank raises StopAsked. Collective.
+
+    `path`: of the folder of a new run; None: the run has begun in an earlier command.
+    """
+    from codescent.base.agreement import together  # noqa: PLC0415 - imports torch, which a process without ranks lacks
+
+    try:
+        yield
+        if asked := [number for number in together(UserError, first_signal) if number is not None]:
+            raise StopAsked(signal.Signals(asked[0]).name)
+    except StopAsked:
+        if problem := world.from_first(lambda: "" if path is None else unbegun(path, os.environ)):
+            raise RunFailed(problem) from None
+        raise
+
+
+def unbegun(path: Path, env: Mapping[str, str]) -> str:
+    """A new run was asked to stop before it began. Why it is not started again, if the start before has ended so, too;
+    otherwise "". Only a job writes that down.
+
+    `path`: of the run folder that is not there yet.
+    """
+    start = _start(env)
+    if start is None:
+        return ""
+    file, before = path / JOBS / UNBEGUN, None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none is there, or no start has written it whole
+        before = json.loads(file.read_text(encoding="utf-8"))["start"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"start": start})
+    if start and before == start - 1:
+        return (
+            f"the last {IDLE_STARTS} starts of this job ended before the run began: it is not started again; prepare "
+            "the data before (codescent data), or give the job more time; a new submission of the script goes on"
+        )
+    return ""
+
+
+def _start(env: Mapping[str, str]) -> int | None:
+    """How often a scheduler has started this job before; None: this is not a job."""
+    counts = [int(text) for name in COUNTS if (text := env.get(name, "")).isascii() and text.isdigit()]
+    return max(counts, default=0 if any(name in env for name in FIRST) else None)

@@ -8,17 +8,18 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from codescent.base.stopping import LATER, SAVING, STOPPING, exit_code_of
+from codescent.base.early import first_signal
+from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
 
+SAVES, STOPS = "saves and stops after this step", "stops after this step"
+"""What a run does when it is asked to stop."""
 AGAIN_S = 0.5
 """Seconds in which a repeated SIGINT is ignored: one Ctrl-C may arrive from both the terminal and a launcher."""
-
-TIME_LIMIT = "the time limit of the job"
-"""Stands in the place of a signal."""
 
 
 class StopRequest:
@@ -28,30 +29,44 @@ class StopRequest:
 
     Args:
         alone: this is the only rank.
-        saves: whether a checkpoint is saved at the stop, for the message.
+        does: what follows, for the message.
         end_s: seconds since 1970 from which on the run is asked to stop; infinite: it has no limit.
+        spares: signals that a script handles itself.
     """
 
-    def __init__(self, *, alone: bool, saves: bool = True, end_s: float = math.inf) -> None:
-        self.alone, self.does, self.end_s = alone, "saves and stops" if saves else "stops", end_s
+    def __init__(
+        self, *, alone: bool, does: str = SAVES, end_s: float = math.inf, spares: Collection[int] = ()
+    ) -> None:
+        self.alone, self.does, self.end_s = alone, does, end_s
         self.signal: int | None = None
         self.is_over = False  # the time limit has come before any signal
+        self.is_obeyed = False  # this process ends by the request, its own or another rank's
         self._first = 0.0
+        self._spares, self._process = spares, os.getpid()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in (*STOPPING, *SAVING):
+        for number in {*STOPPING, *SAVING}.difference(self._spares):
             # Respect nohup, which ignores SIGHUP. A shell's `&` ignores SIGINT, too, but a stop must be possible.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
+        if (early := first_signal()) is not None and self.signal is None:
+            self._handle(early, None)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if not self.is_obeyed:
+                signal.signal(number, handler)
+            elif number != signal.SIGINT:  # a repeated signal changes nothing, also while the interpreter ends
+                signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
+        if os.getpid() != self._process:  # of a process that was forked, such as a worker of multiprocessing.Pool
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self.signal is None:
             self.signal, self._first = number, time.monotonic()
             if self.alone:  # for several ranks the launcher prints it
                 self._say(signal.Signals(number).name)
@@ -61,7 +76,7 @@ class StopRequest:
     def _say(self, why: str) -> None:
         """Print what comes, with os.write: `print` is not reentrant."""
         with suppress(OSError):
-            os.write(2, f"codescent: {why}: {self.does} after this step\n".encode())
+            os.write(2, f"codescent: {why}: {self.does}\n".encode())
 
     def is_requested(self) -> bool:
         """Whether this rank has received a signal to stop, or the time of its job is nearly over."""

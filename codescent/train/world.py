@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +22,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from codescent.base.agreement import from_first, kept, together
-from codescent.base.beats import Beats
+from codescent.base.beats import ENDED, Beats
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
+from codescent.base.early import StopAsked, may_end
 from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
@@ -41,6 +44,10 @@ T = TypeVar("T")
 
 DATASET_WAIT = timedelta(days=2)
 """Longest time that ranks wait, at the store, for a rank that prepares the dataset. A large corpus takes hours."""
+
+
+LEAVE = timedelta(seconds=10)
+"""Longest time that a rank waits for the others before it ends on request."""
 
 
 class World:
@@ -240,23 +247,39 @@ class World:
 
         Raises:
             UserError: on every rank, if `work` raises it on rank 0 or on the first rank of a machine.
+            StopAsked: on every rank, if one of these ranks was asked to stop.
         """
         for turn in ([0], [rank for rank in self.leaders if rank != 0]):
             keys = [f"in_turn{rank}" for rank in turn]
             if self.place.rank in turn:
-                self.store.set(f"in_turn{self.place.rank}", json.dumps(_problems_of(work)))
+                self.store.set(f"in_turn{self.place.rank}", json.dumps(_tried(work)))
             self.store.wait(keys, DATASET_WAIT)
-            found = self.store.multi_get(keys) if keys else []
-            problems = [problem for one in found for problem in json.loads(one)]
-            if problems:
+            found = [json.loads(one) for one in (self.store.multi_get(keys) if keys else [])]
+            problems = [problem for one in found for problem in one["problems"]]
+            asked = [one["asked"] for one in found if one["asked"]]
+            if problems or asked:
                 stay_until_read(self.store, self.place, "problems")
-                raise UserError(*dict.fromkeys(problems))
+                raise UserError(*dict.fromkeys(problems)) if problems else StopAsked(asked[0])
         work()
 
+    def leave(self) -> None:
+        """Wait for the other ranks, at most LEAVE: all have written what they write. Some launchers end all ranks as
+        soon as one ends with a code other than 0."""
+        sys.stdout.flush()
+        with suppress(RuntimeError):  # a rank has died, or rank 0, which serves the store, was faster
+            self.store.set(f"leaves{self.place.rank}", "")
+            self.store.wait([f"leaves{rank}" for rank in self.living], LEAVE)
+
     def at(self, position: float) -> None:
-        """Write this rank's progress, in steps, to shared memory for the launcher: see `base/beats.py`."""
-        if self.beats is not None:
-            self.beats.put(self.place.rank, position, self.stage)
+        """Write this rank's progress, in steps, to shared memory for the launcher: see `base/beats.py`.
+
+        The launcher of one of several machines does not compare ranks. It only learns that this one has ended well.
+        """
+        beats = self.beats
+        if beats is None and position == ENDED:
+            beats = Beats.of(os.environ, self.place.world_size)
+        if beats is not None:
+            beats.put(self.place.rank, position, self.stage)
 
     def meets(self, step: int) -> None:
         """Write for the launcher that this rank is in the collectives after a step; 0: it is in none."""
@@ -328,12 +351,18 @@ def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[s
     return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
 
 
-def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
+def _tried(work: Callable[[], object]) -> dict[str, Any]:
+    """Call `work`. What it found wrong, and why it has ended before its time, as JSON data."""
+    problems: tuple[str, ...] = ()
+    asked = ""
     try:
-        work()
+        with may_end():
+            work()
+    except StopAsked as error:
+        asked = error.why
     except UserError as error:
-        return error.problems
-    return ()
+        problems = error.problems
+    return {"problems": problems, "asked": asked}
 
 
 def code_digest() -> str:

@@ -4,8 +4,8 @@ Only ranks import torch."""
 
 from __future__ import annotations
 
+import math
 import os
-import signal
 import sys
 import tomllib
 from argparse import Namespace
@@ -16,11 +16,12 @@ from pathlib import Path
 
 from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
-from codescent.base.errors import UserError
+from codescent.base.early import StopAsked, hand_on, heed_signal, listen, may_end
+from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command
 from codescent.base.rank import Rank
-from codescent.base.stopping import LATER, SAVING
+from codescent.base.stopping import LATER, SAVING, reported, stop_at
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.effects import is_default
@@ -35,6 +36,7 @@ from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
+from codescent.train.starts import unbegun
 from codescent.verbs.resume import config_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
@@ -48,8 +50,35 @@ def main(arguments: Namespace) -> int:
     if arguments.find_learning_rate and arguments.resume is not False:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     end_with_command()
-    for number in SAVING:  # until the run listens itself, there is nothing to save
-        signal.signal(number, lambda *_: os._exit(LATER))
+    _listen()
+    try:
+        return _main(arguments)
+    except StopAsked as asked:
+        return _stopped_early(asked)
+
+
+def _listen() -> None:
+    """Until the run itself listens, SIGUSR1 and SIGUSR2 and the time limit end long work, where it may end.
+
+    Other signals end the process at once: nothing is ever half written under its final name.
+    """
+    try:
+        end_s = stop_at(os.environ)
+    except UserError:  # the run refuses it, once for all ranks
+        end_s = math.inf
+    listen(SAVING, end_s)
+
+
+def _stopped_early(asked: StopAsked) -> int:
+    """Say on one rank that the run has stopped before it began. Returns the exit code."""
+    rank = read(os.environ) or Rank()
+    if not rank.rank:
+        warn(f"codescent: {asked}")
+    return reported(LATER, os.environ, writes=not rank.local_rank)
+
+
+def _main(arguments: Namespace) -> int:
+    """See `main`. Raises StopAsked, too."""
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
     resume = is_begun(config) if arguments.resume is None else arguments.resume
@@ -84,6 +113,7 @@ def main(arguments: Namespace) -> int:
         return _start_ranks(arguments, config, env, resume=resume)
     if restarts:
         # glibc reads its tunables when a process starts: replace this process once by itself.
+        hand_on(SAVING)
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
     if arguments.find_learning_rate:
         return _find_learning_rate(config, rank or Rank())
@@ -124,10 +154,18 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     finds = arguments.find_learning_rate
     if not finds:
         introduce(config, resume=resume)
-    plan = check(config, ranks, resume=resume, creates_folder=not finds)
+    stop_at(os.environ)  # refuses what is no time, before the ranks do
+    try:
+        with may_end():
+            plan = check(config, ranks, resume=resume, creates_folder=not finds)
+        heed_signal()
+    except StopAsked:
+        if not (finds or resume) and (problem := unbegun(run_folder(config), os.environ)):
+            raise RunFailed(problem) from None
+        raise
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
-    start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env)
+    start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env, blocked=SAVING, reports=True)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
     code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, config))
@@ -186,7 +224,7 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)
-    return outcome.exit_code
+    return reported(outcome.exit_code, os.environ, writes=not rank.local_rank)
 
 
 def _num_events(folder: Path) -> int:
@@ -213,7 +251,7 @@ def _find_learning_rate(config: Config, rank: Rank) -> int:
         warn(f"stopped: {len(found.losses)} learning rates are too few to suggest one; nothing is written")
     elif not rank.rank:
         report(found, config.optimizer, run_folder(config))
-    return found.exit_code
+    return reported(found.exit_code, os.environ, writes=not rank.local_rank)
 
 
 def _sample(config: Config, folder: Path, *, best: bool) -> None:

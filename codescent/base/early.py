@@ -1,0 +1,86 @@
+"""In: signals that come before anything listens to them in earnest. Out: which one came; a long preparation that ends.
+Does not end the process: a handler here only records the first signal."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from codescent.base.stopping import TIME_LIMIT
+
+
+class StopAsked(Exception):
+    """The process was asked to stop before its run began. There is nothing to save, and nothing is half written.
+
+    `why`: the signal's name, or the time limit.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}: stopped before the run began; what is prepared of the data stays")
+        self.why = why
+
+
+_first: int | None = None  # signals belong to a process
+_end_s = math.inf
+_may_end = False
+
+
+def listen(numbers: Collection[int], end_s: float = math.inf) -> None:
+    """From now on these signals do nothing but being recorded, and blocked ones arrive.
+
+    `end_s`: seconds since 1970 at which a preparation ends, as by a signal.
+    """
+    global _end_s
+    _end_s = end_s
+    for number in numbers:
+        signal.signal(number, _record)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def first_signal() -> int | None:
+    """The first signal that was recorded; None: none was."""
+    return _first
+
+
+def hand_on(numbers: Collection[int]) -> None:
+    """Before this process is replaced by exec: these signals wait for the next program, and so does a recorded one."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    if _first is not None:
+        os.kill(os.getpid(), _first)
+
+
+@contextmanager
+def may_end() -> Iterator[None]:
+    """A block in which `heed` may raise: no rank waits for this one, or each is told of it."""
+    global _may_end
+    before, _may_end = _may_end, True
+    try:
+        yield
+    finally:
+        _may_end = before
+
+
+def heed() -> None:
+    """Raise StopAsked after a signal, or when the time is over, inside of `may_end`. Long work calls it often, where it
+    may be interrupted."""
+    if _may_end:
+        heed_signal()
+        if time.time() >= _end_s:
+            raise StopAsked(TIME_LIMIT)
+
+
+def heed_signal() -> None:
+    """Raise StopAsked after a signal. The time limit does not count: what is ready takes a step before it stops."""
+    if _first is not None:
+        raise StopAsked(signal.Signals(_first).name)
+
+
+def _record(number: int, frame: FrameType | None) -> None:
+    global _first
+    if _first is None:
+        _first = number
