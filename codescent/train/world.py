@@ -5,13 +5,11 @@ Does not start processes (launch does) or communicate gradients (strategies do) 
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -21,6 +19,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 
 from codescent.base.agreement import from_first, kept, together
 from codescent.base.beats import Beats
+from codescent.base.code_digest import code_digest
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import UserError
@@ -334,15 +333,6 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
     except UserError as error:
         return error.problems
     return ()
-
-
-def code_digest() -> str:
-    """A hash of the sources of this package, to check that all ranks run the same code."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _given_threads(env: Mapping[str, str]) -> int | None:
