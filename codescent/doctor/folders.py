@@ -19,14 +19,16 @@ AGAIN_S = 0.1
 def look(path: str, name: str, text: str) -> dict[str, Any]:
     """What this host has at a path, or at the nearest folder above it that exists; there it writes a small file.
 
-    Returns "path", "exists": the folder that exists, "free_bytes", "written": the file; "error": why none was written.
+    Returns "path", "exists": the folder that exists, "free_bytes", "all_bytes", "written": the file; "error": why none
+    was written.
     """
     wanted = Path(path).absolute()
     exists = next(one for one in (wanted, *wanted.parents) if one.is_dir())
-    found: dict[str, Any] = {"path": str(wanted), "exists": str(exists), "written": "", "error": "", "free_bytes": None}
+    found: dict[str, Any] = {"path": str(wanted), "exists": str(exists), "written": "", "error": ""}
+    found |= {"free_bytes": None, "all_bytes": None}
     try:
         room = os.statvfs(exists)
-        found["free_bytes"] = room.f_bavail * room.f_frsize
+        found |= {"free_bytes": room.f_bavail * room.f_frsize, "all_bytes": room.f_blocks * room.f_frsize}
         file = exists / name
         with file.open("x", encoding="ascii") as made:
             found["written"] = str(file)

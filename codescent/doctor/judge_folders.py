@@ -47,13 +47,13 @@ def judge_folder(
 
 
 def _room(what: str, looks: Mapping[str, Mapping[str, Any]], needs_bytes: int | None, key: str) -> Iterator[Finding]:
-    """One finding for each amount of free room: the hosts of one file system have the same."""
+    """One finding for hosts with the same path and size: most often that is one file system."""
     short: dict[tuple[str, int], list[str]] = {}
     for host, look in looks.items():
-        free = look["free_bytes"]
-        if free is not None and free < (needs_bytes or LEAST_FREE_BYTES):
-            short.setdefault((look["exists"], free), []).append(host)
-    for (path, free), hosts in short.items():
+        if look["free_bytes"] is not None and look["free_bytes"] < (needs_bytes or LEAST_FREE_BYTES):
+            short.setdefault((look["exists"], look["all_bytes"]), []).append(host)
+    for (path, _), hosts in short.items():
+        free = min(looks[host]["free_bytes"] for host in hosts)
         text = f"{path} has {of_bytes(free)} free for the {what}"
         expected = f"{of_bytes(needs_bytes)} for the checkpoints" if needs_bytes else of_bytes(LEAST_FREE_BYTES)
         mend = f"remove old checkpoints, lower checkpoint.keep_last, or set {key} to a larger disk"

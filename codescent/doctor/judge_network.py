@@ -64,7 +64,7 @@ def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Find
             mend = f"ip link set dev {device} mtu {wanted}"
             yield Finding(WARNING, "mtu", (host,), what, f"{wanted}, as on the other hosts", mend)
     own = {host.name: host.mtu for host in hosts}
-    short = {pair: mtu for pair, mtu in paths.items() if mtu < (own[pair[0]] or 0)}
+    short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0)}
     for host, pairs in blamed(short):
         least, (source, target) = min((short[pair], pair) for pair in pairs)
         what = f"packets of {own[source]} bytes from {source} do not reach {target}; {least} bytes do"
@@ -145,14 +145,14 @@ def judge_link(rates: Mapping[Pair, float], declared: Mapping[str, float]) -> It
 
 
 def judge_timeout(rates: Mapping[Pair, float], message_bytes: float, what: str, timeout_s: float) -> Iterator[Finding]:
-    """Whether the slowest link carries the largest message of a run in time."""
-    if not rates or not message_bytes:
+    """Whether every link carries the largest message of a run in time."""
+    late = [pair for pair, rate in rates.items() if message_bytes / rate > TIMEOUT_SHARE * timeout_s]
+    if not late:
         return
-    pair = min(rates, key=lambda one: rates[one])
+    hosts = tuple(host for host, _ in blamed(late))
+    pair = min(late, key=lambda one: rates[one])
     seconds = message_bytes / rates[pair]
-    if seconds > TIMEOUT_SHARE * timeout_s:
-        host = blamed([pair])[0][0]
-        text = f"{what} take {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
-        mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or parallel.bucket_bytes smaller"
-        severity = WRONG if seconds > timeout_s else WARNING
-        yield Finding(severity, "timeouts", (host,), text, f"well below parallel.timeout_s = {timeout_s:g}", mend)
+    text = f"{what}: {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
+    mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or a smaller parallel.bucket_bytes"
+    severity = WRONG if seconds > timeout_s else WARNING
+    yield Finding(severity, "timeouts", hosts, text, f"well below parallel.timeout_s = {timeout_s:g}", mend)

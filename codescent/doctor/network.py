@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from codescent.base.counted import counted
 from codescent.doctor import judge_network as judge
 from codescent.doctor.facts import Host
-from codescent.doctor.finding import Finding
+from codescent.doctor.finding import Finding, listed
 from codescent.doctor.hub import Hub
 from codescent.doctor.judge_network import Pair
 from codescent.doctor.wanted import Wanted
@@ -19,6 +19,8 @@ VOLLEY_S, ALONE_S = 0.3, 0.6
 MOST_ROUNDS = 15
 """With more hosts than that each one measures its bandwidth to so many others."""
 MOST_AGAIN = 24
+BUSY_CORES = 1.0
+"""A volley wants about 3 cores where cores limit it, and at most a fifth of one where the link does."""
 
 
 @dataclass
@@ -83,6 +85,8 @@ class _Walk:
         self.errors: dict[Pair, str] = {}
         self.measured = Measured()
         self._silent: list[Pair] = []  # pairs without an answer to a datagram
+        self._wanted: dict[Pair, float] = {}  # cores that the threads of a volley wanted
+        self._busy: list[Pair] = []  # slow pairs of which not the link is the reason
 
     def ping(self) -> None:
         """Every host reaches every other one."""
@@ -139,10 +143,12 @@ class _Walk:
                 self._volley([pair for pair in pairs if pair not in self.errors], VOLLEY_S)
 
     def slow_again(self) -> list[Pair]:
-        """The pairs that are slow, and are so alone, too."""
+        """The pairs that are slow, and are so alone, too, although their hosts had cores to spare."""
         for pair in judge.slow_pairs(self.measured.rates)[:MOST_AGAIN]:
             self._volley([pair], ALONE_S)
-        return judge.slow_pairs(self.measured.rates)
+        slow = judge.slow_pairs(self.measured.rates)
+        self._busy = [pair for pair in slow if self._wanted[pair] > BUSY_CORES]
+        return [pair for pair in slow if pair not in self._busy]
 
     def _volley(self, pairs: Sequence[Pair], seconds: float) -> None:
         requests = {}
@@ -157,12 +163,16 @@ class _Walk:
                 self.errors[pair] = answer["error"]
             else:
                 self.measured.rates[pair] = max(answer["bytes_per_s"], self.measured.rates.get(pair, 0.0))
+                self._wanted[pair] = min(answer["wanted"], self._wanted.get(pair, answer["wanted"]))
 
     def notes(self) -> Iterator[str]:
         """What could not be measured."""
         if self._silent:
             pairs = counted(len(self._silent), "pair")
             yield f"no datagram is answered between {pairs} of hosts: MTUs are not measured"
+        if self._busy:
+            pairs = listed((f"{source} to {target}" for source, target in self._busy), 3)
+            yield f"bandwidth: cores were too busy to judge the links {pairs}"
         if len(self._hosts) > MOST_ROUNDS + 1 and self.measured.rates:
             yield f"bandwidth: each host has measured {MOST_ROUNDS} others"
 

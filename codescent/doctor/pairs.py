@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from codescent.doctor.meeting import CONNECT_S, PURPOSE
@@ -25,6 +26,7 @@ BLOCK_BYTES = 1 << 18
 WARM_SHARE = 0.25
 """First part of a volley that is not counted: TCP finds its rate, and shapers spend what they have saved."""
 PEER_S = 30.0
+SCHEDULED = Path("/proc/thread-self/schedstat")
 AT_ONCE = 16
 Address = tuple[str, int]
 
@@ -70,7 +72,8 @@ class PairServer:
 
 
 def _drained(peer: socket.socket, seconds: float) -> dict[str, float]:
-    """Read for some seconds. Returns the bytes and the seconds after the first part."""
+    """Read for some seconds. Returns the bytes and the seconds after the first part, and the share of `_wanted_s`."""
+    wanted_s = _wanted_s()
     buffer, counted, begin_s = bytearray(BLOCK_BYTES * 4), 0, time.monotonic()
     warm_s, end_s = begin_s + WARM_SHARE * seconds, begin_s + seconds
     while (now_s := time.monotonic()) < end_s:
@@ -81,7 +84,17 @@ def _drained(peer: socket.socket, seconds: float) -> dict[str, float]:
         except TimeoutError:
             break
         counted += count if time.monotonic() > warm_s else 0
-    return {"bytes": counted, "seconds": max(1e-3, time.monotonic() - warm_s)}
+    wanted = (_wanted_s() - wanted_s) / (time.monotonic() - begin_s)
+    return {"bytes": counted, "seconds": max(1e-3, time.monotonic() - warm_s), "wanted": wanted}
+
+
+def _wanted_s() -> float:
+    """Seconds for which this thread has run, or could have run and found no core free; 0: the system does not say."""
+    try:
+        running_ns, waiting_ns, _ = SCHEDULED.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0.0
+    return (int(running_ns) + int(waiting_ns)) / 1e9
 
 
 def _discard(peer: socket.socket) -> None:
@@ -122,13 +135,18 @@ def _trip_s(peer: socket.socket) -> float:
 
 
 def volley(to: Address, key: bytes, seconds: float) -> dict[str, Any]:
-    """Send as fast as possible for some seconds. Returns "bytes_per_s" that have arrived; or "error"."""
+    """Send as fast as possible for some seconds. Returns "bytes_per_s" that have arrived; or "error".
+
+    "wanted" is the share of the time in which the threads of a host wanted a core. Where it is high, the link was not
+    what limited the rate.
+    """
     try:
         with ThreadPoolExecutor(STREAMS) as pool:
             arrived = list(pool.map(lambda _: _sent(to, key, seconds), range(STREAMS)))
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    return {"bytes_per_s": sum(one["bytes"] / one["seconds"] for one in arrived)}
+    wanted = max(sum(one[side] for one in arrived) for side in ("wanted", "sender_wanted"))
+    return {"bytes_per_s": sum(one["bytes"] / one["seconds"] for one in arrived), "wanted": wanted}
 
 
 def _sent(to: Address, key: bytes, seconds: float) -> dict[str, float]:
@@ -136,11 +154,13 @@ def _sent(to: Address, key: bytes, seconds: float) -> dict[str, float]:
     block = memoryview(bytes(BLOCK_BYTES))
     with _connect(to, key, seconds) as peer:
         peer.setblocking(False)
-        end_s = time.monotonic() + seconds + PEER_S
+        begin_s, wanted_s = time.monotonic(), _wanted_s()
+        end_s = begin_s + seconds + PEER_S
         while time.monotonic() < end_s:
             readable, writable, _ = select.select([peer], [peer], [], 1.0)
             if readable:
                 found: dict[str, float] = receive(peer, PEER_S)
+                found["sender_wanted"] = (_wanted_s() - wanted_s) / (time.monotonic() - begin_s)
                 # what has not been sent yet is dropped
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 return found

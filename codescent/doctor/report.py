@@ -18,9 +18,6 @@ from codescent.doctor.network import Measured, mapping_of
 WIDTH = 80
 FORMAT = 1
 """Of the JSON data."""
-MOST_IN_TABLE = 7
-"""Hosts of a table of pairs: more do not fit the width."""
-MOST_NAME = 20
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Report:
         where = f", rank 0 at {self.listens}" if self.world_size > 1 else ""
         yield f"{counted(ranks, 'rank')} on {counted(len(self.hosts), 'host')}{where}"
         yield ""
-        yield from _table([_HEADER, *map(_row, self.hosts)])
+        yield from self._hosts()
         yield from self._pairs()
         for note in self.notes:
             yield from textwrap.wrap(note, WIDTH)
@@ -78,8 +75,19 @@ class Report:
             yield from _told(finding)
         yield self._end()
 
+    def _hosts(self) -> Iterator[str]:
+        """The map: a table, or where it is too wide a paragraph for each host."""
+        rows = list(map(_row, self.hosts))
+        table = list(_table([_HEADER, *rows]))
+        if max(map(len, table)) <= WIDTH:
+            yield from table
+            return
+        for row in rows:
+            told = ", ".join(f"{title} {cell}" for title, cell in zip(_HEADER[1:], row[1:], strict=True))
+            yield from textwrap.wrap(f"{row[0]}: {told}", WIDTH, subsequent_indent="    ")
+
     def _pairs(self) -> Iterator[str]:
-        """Latency and bandwidth: a table of all pairs, of many hosts the range."""
+        """Latency and bandwidth: a table of all pairs, the range alone where it is too wide."""
         for title, values, shown in (
             ("latency", self.measured.latencies, of_seconds),
             ("bandwidth", self.measured.rates, _rate),
@@ -89,8 +97,9 @@ class Report:
             yield ""
             low, high = min(values.values()), max(values.values())
             yield f"{title} from each host to each other: {shown(low)} to {shown(high)}"
-            if 2 < len(self.hosts) <= MOST_IN_TABLE:
-                yield from _table(_square([host.name for host in self.hosts], values, shown))
+            table = list(_table(_square([host.name for host in self.hosts], values, shown)))
+            if len(self.hosts) > 2 and max(map(len, table)) <= WIDTH:
+                yield from table
 
     def _end(self) -> str:
         wrong = sum(finding.severity == WRONG for finding in self.findings)
@@ -114,13 +123,9 @@ def _row(host: Host) -> tuple[str, ...]:
     names = [f"{list(uuids.values()).count(name)} {name}" for name in dict.fromkeys(uuids.values())]
     memory = of_bytes(first["memory_bytes"]).replace(".00", "")
     return (
-        _short(host.name), _span(host.ranks), first["address"], used, str(host.mtu or NOTHING),
+        host.name, _span(host.ranks), first["address"], used, str(host.mtu or NOTHING),
         _span(sorted(cores)) if cores else str(first["cores"]), memory, listed(names, 1) or NOTHING,
     )  # fmt: skip
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -131,9 +136,9 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _square(names: Sequence[str], values: Mapping[Pair, float], shown: Any) -> list[Sequence[str]]:
-    rows = [["", *map(_short, names)]]
+    rows = [["", *names]]
     for name in names:
-        rows.append([_short(name), *(shown(values[name, other]) if (name, other) in values else "" for other in names)])
+        rows.append([name, *(shown(values[name, other]) if (name, other) in values else "" for other in names)])
     return [*rows]
 
 
