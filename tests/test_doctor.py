@@ -325,7 +325,11 @@ def test_with_torchruns_store_the_port_is_another_one() -> None:
         (["--link", "1gbit", "--no-bandwidth"], "does not measure it"),
         (["--hosts", "a:0"], '--hosts: given "a:0"'),
         (["--hosts", "a,a"], "a is named twice"),
-        (["--site", "lab"], "--site: says what --hosts need"),
+        (["--site", "lab"], "--site lab: there is no file"),
+        (["--nodes", "2"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
+        (["site.time=00:10:00"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
+        (["--to", "slurm", "--nodes", "2", "--devices", "4"], "--to slurm needs the time limit"),
+        (["--to", "ssh"], "--to ssh needs the names of the machines"),
         (["--json", "no/such/file"], "there is no folder"),
         (["train.num_steps=1"], "name it first"),
         (["run.toml", "train.num_steps=0"], "train.num_steps"),
@@ -364,3 +368,23 @@ def test_hosts_are_reached_by_ssh(project: Path) -> None:
     done = doctor(project, "--hosts=127.0.0.1:2", "--json=found.json", PATH=path)
     assert done.stdout.startswith("2 ranks on 1 host, rank 0 at 127.0.0.1:29400"), done.stderr
     assert json.loads((project / "found.json").read_text())["world_size"] == 2
+
+
+SLURM = ("--nodes=2", "--devices=4", "site.time=00:10:00", "site.devices=--gpus-per-node={n}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "slurm", *SLURM], "srun"),
+        (["--to", "ssh", "--hosts", "a:2,b:1"], "ssh -o BatchMode=yes"),
+        (["--to", "torchrun", "--hosts", "a:2,b:2"], "torchrun --nproc-per-node=2"),
+        (["--to", "mpirun", "--hosts", "a:2,b:2", "site.mpi=openmpi"], "mpirun"),
+    ],
+)
+def test_a_script_starts_it_elsewhere(project: Path, words: list[str], said: str) -> None:
+    done = called(project, "doctor", "run.toml", "train.num_steps=7", "--no-bandwidth", *words)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert "doctor run.toml train.num_steps=7 --no-bandwidth --wait=30" in done.stdout.replace(" \\\n    ", " ")
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True, timeout=20)

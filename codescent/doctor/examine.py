@@ -79,14 +79,22 @@ def _report(place: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: flo
         network = look_at_network(hosts, hub, wanted)
         findings += network.findings
         measured, notes = network.measured, [*notes, *network.notes]
-    for rank, why in hub.lost.items():
-        host = next(host.name for host in hosts if rank in host.ranks)
-        mend = "look at that host: its process, its link (ping), its log"
-        findings.append(Finding(WRONG, "ranks", (host,), f"rank {rank} was lost: {why}", "an answer", mend, (rank,)))
+    findings += _unanswered(hosts, hub)
     order = {WRONG: 0, WARNING: 1}
     findings.sort(key=lambda one: order[one.severity])
     seconds = time.monotonic() - begin_s
     return Report(place.world_size, hosts, findings, measured, notes, seconds, f"{found.address}:{found.port}")
+
+
+def _unanswered(hosts: list[Host], hub: Hub) -> Iterator[Finding]:
+    """Ranks that were lost meanwhile, and checks that a host could not do."""
+    names = {rank: host.name for host in hosts for rank in host.ranks}
+    for rank, why in hub.lost.items():
+        mend = "look at that host: its process, its link (ping), its log"
+        yield Finding(WRONG, "ranks", (names[rank],), f"rank {rank} was lost: {why}", "an answer", mend, (rank,))
+    for rank, what, why in dict.fromkeys(hub.failed):
+        mend = f"mend what it says; the check needs it: {why}"
+        yield Finding(WARNING, "ranks", (names[rank],), f'the check "{what}" failed: {why}', "an answer", mend, (rank,))
 
 
 def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ def look(path: str, name: str, text: str) -> dict[str, Any]:
     was written.
     """
     wanted = Path(path).absolute()
-    exists = next(one for one in (wanted, *wanted.parents) if one.is_dir())
+    exists = next(one for one in (wanted, *wanted.parents) if _is_folder(one))
     found: dict[str, Any] = {"path": str(wanted), "exists": str(exists), "written": "", "error": ""}
     found |= {"free_bytes": None, "all_bytes": None}
     try:
@@ -55,6 +55,13 @@ def remove(file: str) -> bool:
     if file:
         Path(file).unlink(missing_ok=True)
     return True
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a folder above may not be entered
+        return False
 
 
 def _text(file: Path) -> str:

@@ -15,7 +15,7 @@ ANSWER_S = 60.0
 """A rank that has not answered by then is lost."""
 IDLE_S = 3_600.0
 """So long a rank waits for a request: others are asked meanwhile."""
-END = "end"
+END, FAILED = "end", "failed"
 
 Request = Mapping[str, Any]
 Handler = Callable[[Request], Any]
@@ -26,11 +26,13 @@ class Hub:
 
     Attributes:
         lost: why a rank answers no more, by rank.
+        failed: requests that a rank could not do: its number, the request, why.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket], own: Handler) -> None:
         self._connections, self._own = dict(connections), own
         self.lost: dict[int, str] = {}
+        self.failed: list[tuple[int, str, str]] = []
 
     def ask(self, requests: Mapping[int, Request], within_s: float = ANSWER_S) -> dict[int, Any]:
         """The answers of the ranks that have one. A request that fails on a rank has no answer."""
@@ -42,16 +44,21 @@ class Hub:
         return {rank: answer for rank, answer in found.items() if answer is not None}
 
     def _one(self, rank: int, request: Request, within_s: float) -> Any:
-        if rank == 0:
-            return self._own(request)
         if rank in self.lost:
             return None
         try:
-            send(self._connections[rank], dict(request))
-            return receive(self._connections[rank], within_s)
+            if rank == 0:
+                answer = self._own(request)
+            else:
+                send(self._connections[rank], dict(request))
+                answer = receive(self._connections[rank], within_s)
         except OSError as error:
             self.lost[rank] = error.strerror or str(error)
             return None
+        if isinstance(answer, dict) and FAILED in answer:
+            self.failed.append((rank, request["do"], answer[FAILED]))
+            return None
+        return answer
 
     def clock(self, rank: int) -> tuple[float, float] | None:
         """How many seconds the clock of a rank is ahead of that of rank 0, and the uncertainty; None: no answer."""

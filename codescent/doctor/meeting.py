@@ -45,6 +45,7 @@ class Gathered:
     connections: dict[int, socket.socket] = field(default_factory=dict)
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
+    is_over: bool = False  # nobody is waited for any more
 
 
 def ports(place: Rank) -> list[int]:
@@ -67,7 +68,10 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> Gath
         threading.Thread(target=_accept, args=(listener, key, place, found, change), daemon=True).start()
         with change:
             change.wait_for(lambda: len(found.facts) == place.world_size, wait_s)
-            return Gathered(address, port, taken, {**found.connections}, {**found.facts}, [*found.rejected])
+            found.is_over = True
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
+    return found
 
 
 def _listen(place: Rank) -> tuple[socket.socket, str]:
@@ -100,7 +104,7 @@ def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, c
             hello = receive(peer, HELLO_S)
             rank = int(hello["rank"])
             with change:
-                if not 0 < rank < place.world_size or rank in found.facts:
+                if found.is_over or not 0 < rank < place.world_size or rank in found.facts:
                     raise ConnectionRefusedError(f"rank {rank} is there already, or is none of this run")
                 found.connections[rank], found.facts[rank] = peer, hello
                 watch(peer)
@@ -130,7 +134,8 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
             try:
                 peer = socket.create_connection((host, port), timeout=CONNECT_S)
             except OSError as error:
-                problems[port] = error
+                if not isinstance(problems.get(port), NotProved):  # rank 0 has been there, and has gone meanwhile
+                    problems[port] = error
                 continue
             try:
                 prove(peer, key, serves=False, purpose=PURPOSE)

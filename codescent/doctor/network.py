@@ -76,8 +76,7 @@ class _Walk:
 
     def __init__(self, hosts: Sequence[Host], hub: Hub) -> None:
         self._hub, self._nonce = hub, secrets.token_hex(16)
-        ports = hub.ask({host.leader: {"do": "serve", "nonce": self._nonce} for host in hosts})
-        self._ports = {rank: one for rank, one in ports.items() if "error" not in one}
+        self._ports = hub.ask({host.leader: {"do": "serve", "nonce": self._nonce} for host in hosts})
         self._hosts = [host for host in hosts if host.leader in self._ports]
         self._names = {host.leader: host.name for host in hosts}
         self._address = {host.leader: host.first["address"] for host in hosts}

@@ -49,6 +49,8 @@ class PairServer:
 
     def close(self) -> None:
         """Listen no more."""
+        with suppress(OSError):
+            self._tcp.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
         self._tcp.close()
         self._udp.close()
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from codescent.doctor import folders, pairs
-from codescent.doctor.hub import Request
+from codescent.doctor.hub import FAILED, Request
 from codescent.doctor.mtu import path_mtu
 from codescent.doctor.names import resolved
 from codescent.doctor.processes import left_behind, listener, on_devices, own_mark
@@ -41,12 +41,12 @@ class Tasks:
         }
 
     def __call__(self, request: Request) -> Any:
-        """Do it. A failure of the system is an answer: {"error": ...}."""
+        """Do it. A failure of the system is an answer, too: {FAILED: why}."""
         words = {name: value for name, value in request.items() if name != "do"}
         try:
             return self._tasks[request["do"]](**words)
         except OSError as error:
-            return {"error": error.strerror or str(error)}
+            return {FAILED: error.strerror or str(error)}
 
     def close(self) -> None:
         """Listen no more."""

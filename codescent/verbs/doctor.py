@@ -1,14 +1,11 @@
 """In: arguments of `codescent doctor`. Out: what is wrong with this machine, or with all machines of a job, printed.
-Does not check anything (doctor/ does). Imports no torch: the answer comes within seconds."""
+Does not check anything (doctor/ does) and starts no other machine (doctor_elsewhere.py does). Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,22 +23,38 @@ from codescent.verbs.arguments import OVERRIDE
 if TYPE_CHECKING:
     from codescent.config.sections import Config
     from codescent.cost.network import HostLinks
-    from codescent.jobs.site import Site
 
-STANDARD_OUTPUT = "-"
+STANDARD_OUTPUT, SITE = "-", "site."
+ELSEWHERE = ("hosts", "to", "nodes", "devices", "site")
+"""Options for other machines."""
 
 
 def main(arguments: Namespace) -> int:
     """Check, and print the report on rank 0. Returns 0: nothing; 1: warnings; 2: something is wrong."""
-    link = _refuse(arguments)
-    if arguments.hosts is not None:
-        return _on_hosts(arguments)
-    place = read(os.environ) or Rank()
+    if (arguments.config or "").startswith(SITE):
+        arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
+    if OVERRIDE.match(arguments.config or ""):
+        raise UserError(f"{arguments.config}: is of a config; name it first: codescent doctor CONFIG")
+    problems: list[str] = []
+    link, place, config = _link(arguments, problems), read(os.environ) or Rank(), None
+    if arguments.json not in (None, STANDARD_OUTPUT) and not Path(arguments.json).absolute().parent.is_dir():
+        problems.append(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
+    try:
+        if arguments.config is not None and place.rank == 0:
+            config = _config(arguments)
+    except UserError as error:
+        problems += error.problems
+    site_words = [word for word in arguments.overrides if word.startswith(SITE)]
+    if site_words or any(getattr(arguments, name) is not None for name in ELSEWHERE):
+        from codescent.verbs import doctor_elsewhere
+
+        return doctor_elsewhere.main(arguments, site_words, config, place, problems)
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
     wanted = Wanted(link=link, bandwidth=not arguments.no_bandwidth, wait_s=float(arguments.wait))
-    if place.rank == 0 and arguments.config is not None:
+    if config is not None:
         from codescent.doctor.from_config import of_config
 
-        config = _config(arguments)
         ranks = place.world_size if place.launcher else config.parallel.ranks
         wanted = of_config(wanted, config, ranks, socket.gethostname())
     report = examine(place, os.environ, wanted)
@@ -51,63 +64,25 @@ def main(arguments: Namespace) -> int:
     return report.exit_code
 
 
-def _refuse(arguments: Namespace) -> HostLinks | None:
-    """The declared links. Raises UserError with all problems of the arguments."""
-    problems: list[str] = []
-    link = None
-    if arguments.link is not None:
-        from codescent.verbs.plan_link import host_links_of
+def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
+    """The declared links."""
+    if arguments.link is None:
+        return None
+    from codescent.verbs.plan_link import host_links_of
 
-        try:
-            link = host_links_of(arguments.link)
-        except UserError as error:
-            problems += [f"--link: {problem}" for problem in error.problems]
-        if arguments.no_bandwidth:
-            problems.append("--link: says what bandwidth is expected, and --no-bandwidth does not measure it; give one")
-    if OVERRIDE.match(arguments.config or ""):
-        raise UserError(f"{arguments.config}: is of a config; name it first: codescent doctor CONFIG")
-    if arguments.site is not None and arguments.hosts is None:
-        problems.append("--site: says what --hosts need before the command; give --hosts, too")
-    for given, check in (
-        (arguments.hosts, lambda: _read_hosts(arguments)),
-        (arguments.site, lambda: _site(arguments)),
-        (arguments.config, lambda: _config(arguments) if (read(os.environ) or Rank()).rank == 0 else None),
-    ):
-        try:
-            if given is not None:
-                check()
-        except UserError as error:
-            problems += error.problems
-    if arguments.json not in (None, STANDARD_OUTPUT) and not Path(arguments.json).absolute().parent.is_dir():
-        problems.append(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
-    return link
+    if arguments.no_bandwidth:
+        problems.append("--link: says what bandwidth is expected, and --no-bandwidth does not measure it; give one")
+    try:
+        return host_links_of(arguments.link)
+    except UserError as error:
+        problems += [f"--link: {problem}" for problem in error.problems]
+        return None
 
 
 def _config(arguments: Namespace) -> Config:
     from codescent.config.load import load
 
-    return load(arguments.config, arguments.overrides).config
-
-
-def _read_hosts(arguments: Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    from codescent.jobs.job import read_hosts
-
-    place = read(os.environ)
-    if place is not None and place.world_size > 1:
-        raise UserError(f"--hosts: {place.launcher} has started this process already; leave --hosts out")
-    return read_hosts(arguments.hosts)
-
-
-def _site(arguments: Namespace) -> Site:
-    """The site, with the virtual environment of this command where it names none."""
-    from codescent.jobs.site import load_site
-
-    site = load_site(arguments.site).site
-    if site.environment is None and sys.prefix != sys.base_prefix:
-        return site.model_copy(update={"environment": sys.prefix})
-    return site
+    return load(arguments.config, [word for word in arguments.overrides if not word.startswith(SITE)]).config
 
 
 def _give(report: Report, file: str | None) -> None:
@@ -122,23 +97,3 @@ def _give(report: Report, file: str | None) -> None:
             replace_file(Path(file), text)
         except OSError as error:
             raise UserError(f"--json {file}: {error.strerror}") from error
-
-
-def _on_hosts(arguments: Namespace) -> int:
-    """Start the ranks on hosts that ssh reaches, as `codescent launch --to ssh` does. Returns the exit code."""
-    from codescent.jobs import hosts
-    from codescent.jobs.job import Job
-
-    names, slots = _read_hosts(arguments)
-    words = ["codescent", "doctor", *([arguments.config] if arguments.config else []), *arguments.overrides]
-    words += ["--wait", str(arguments.wait)]
-    for name in ("link", "json"):
-        if (value := getattr(arguments, name)) is not None:
-            words.append(f"--{name}={value}")
-    if arguments.no_bandwidth:
-        words.append("--no-bandwidth")
-    job = Job(
-        "doctor", shlex.join(words), tuple(words), ("-m", *words), Path.cwd(), slots, names,
-        _site(arguments),         mark=str(Path.cwd() / "codescent-doctor"),
-    )  # fmt: skip
-    return subprocess.run(["bash", "-c", hosts.ssh(job)], check=False).returncode
