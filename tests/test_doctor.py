@@ -22,7 +22,7 @@ from runs import called, environment, make_project
 from codescent.base.rank import Rank
 from codescent.doctor import judge_network as judge
 from codescent.doctor.devices import chosen, visible
-from codescent.doctor.facts import facts_of, hosts_of
+from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import ports
@@ -197,6 +197,18 @@ def test_cores_and_threads(masks: list[list[int]], threads: int | None, words: s
     found = [one for one in judge_hosts(hosts_of(every), len(masks)) if one.check == "cores"]
     assert bool(found) == (words is not None)
     assert words is None or words in found[0].what
+
+
+def test_the_cores_of_a_job_are_those_it_was_given(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/slurm/job_1/step_0\n")
+    assert cores_of_the_job({}, tmp_path / "none", own) == os.cpu_count()
+    (tmp_path / "slurm/job_1").mkdir(parents=True)
+    (tmp_path / "cpuset.cpus.effective").write_text("0-63\n")
+    (tmp_path / "slurm/job_1/cpuset.cpus.effective").write_text("0-3,8,10-11\n")
+    assert cores_of_the_job({}, tmp_path, own) == 7
+    assert cores_of_the_job({"SLURM_CPUS_ON_NODE": "2"}, tmp_path, own) == 2
+    assert cores_of_the_job({"SLURM_CPUS_ON_NODE": "2(x3)"}, tmp_path, own) == 7
 
 
 @linux

@@ -24,7 +24,10 @@ from codescent.doctor.interfaces import interfaces
 SHM = Path("/dev/shm")
 INFINIBAND = Path("/sys/class/infiniband")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-CPUSETS = ("cpuset.cpus.effective", "cpuset/cpuset.effective_cpus")
+CPUSET, CPUSET_1 = "cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"
+"""Cores of a control group, of version 2 and 1."""
+GIVEN_CORES = ("SLURM_CPUS_ON_NODE", "NCPUS")
+"""Variables of SLURM and PBS: the cores of the job on this host."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface of the ranks."""
 
@@ -54,7 +57,7 @@ def facts_of(place: Rank, env: Mapping[str, str], address: str) -> dict[str, Any
         "versions": versions(),
         "mask": sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [],
         "cores": available_cores(),
-        "machine_cores": _cores_of_the_job(),
+        "machine_cores": cores_of_the_job(env),
         "threads": _threads(env),
         "memory_bytes": memory_bytes(),
         "files": resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -102,16 +105,32 @@ def _threads(env: Mapping[str, str]) -> int | None:
     return int(text) or None if text.isdigit() and OUR_THREADS not in env else None
 
 
-def _cores_of_the_job(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that the machine, or the control group of this job, has: a launcher may have bound the rank to fewer."""
-    for name in CPUSETS:
+def cores_of_the_job(
+    env: Mapping[str, str], cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Cores of the machine, or those that this job was given: a launcher may have bound the rank to fewer."""
+    found = os.cpu_count() or 1
+    if cpus := _cpuset(cgroup, own):
+        found = sum(_length(part) for part in cpus.split(","))
+    given = [int(env[name]) for name in GIVEN_CORES if env.get(name, "").isdigit()]
+    return max(1, min([found, *given]))
+
+
+def _cpuset(cgroup: Path, own: Path) -> str:
+    """The cores of the control group of this process, or of the nearest one above it; "": it is not limited."""
+    try:
+        groups = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        groups = []
+    paths = [line.split(":", 2)[2].lstrip("/") for line in groups if line.startswith("0::")] or [""]
+    folder = cgroup / paths[0]
+    for file in (*(one / CPUSET for one in (folder, *folder.parents) if one.is_relative_to(cgroup)), cgroup / CPUSET_1):
         try:
-            text = (cgroup / name).read_text(encoding="ascii").strip()
+            if text := file.read_text(encoding="ascii").strip():
+                return text
         except OSError:
             continue
-        if text:
-            return sum(_length(part) for part in text.split(","))
-    return os.cpu_count() or 1
+    return ""
 
 
 def _length(part: str) -> int:
