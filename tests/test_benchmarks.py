@@ -53,6 +53,7 @@ SCRIPTS = (
     "gpu_generate",
     "slow_network",
     "slow_rank",
+    "doctor",
 )
 
 PEER = """

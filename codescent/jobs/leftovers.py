@@ -35,8 +35,18 @@ class Left:
 
 def find(mark: str) -> list[Left]:
     """This user's processes with the mark, without this process and those above it."""
-    wanted, own = f"{MARK}={mark}".encode(), set(_above(os.getpid()))
-    return [Left(pid, _command(pid)) for pid in sorted(_pids()) if pid not in own and _has(pid, wanted)]
+    own = above(os.getpid())
+    return [left for left, its in marked() if its == mark and left.pid not in own]
+
+
+def marked() -> list[tuple[Left, str]]:
+    """This user's processes with any mark, and the mark of each."""
+    begin, found = f"{MARK}=".encode(), list[tuple[Left, str]]()
+    for pid in sorted(_pids()):
+        words = (word for word in _environment(pid) if word.startswith(begin))
+        if (word := next(words, None)) is not None:
+            found.append((Left(pid, _command(pid)), os.fsdecode(word.removeprefix(begin))))
+    return found
 
 
 def end(mark: str, found: Sequence[Left]) -> int:
@@ -68,21 +78,28 @@ def _pids() -> Iterator[int]:
     yield from (int(one.name) for one in PROC.iterdir() if one.name.isdigit())
 
 
-def _above(pid: int) -> Iterator[int]:
+def above(pid: int) -> list[int]:
     """A process and those above it."""
+    found: list[int] = []
     while pid > 0:
-        yield pid
+        found.append(pid)
         try:
             pid = int((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         except (OSError, IndexError):
-            return
+            break
+    return found
 
 
 def _has(pid: int, wanted: bytes) -> bool:
+    return wanted in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables of a process; none: it has ended, or is another user's."""
     try:
-        return wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is another user's
-        return False
+        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _command(pid: int) -> str:

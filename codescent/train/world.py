@@ -5,7 +5,6 @@ Does not start processes (launch does) or communicate gradients (strategies do) 
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import socket
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -24,6 +22,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 from codescent.base import cause
 from codescent.base.agreement import from_first, kept, together
 from codescent.base.beats import ENDED, Beats
+from codescent.base.code_digest import code_digest
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.early import StopAsked, may_end
 from codescent.base.ending import FREE_S, fail, within
@@ -391,15 +390,6 @@ def _tried(work: Callable[[], object]) -> dict[str, Any]:
     except UserError as error:
         problems = error.problems
     return {"problems": problems, "asked": asked}
-
-
-def code_digest() -> str:
-    """A hash of the sources of this package, to check that all ranks run the same code."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _given_threads(env: Mapping[str, str]) -> int | None:

@@ -153,6 +153,22 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     add("--kill", action="store_true", help="end what the run has left on this machine, and on --hosts by ssh")
 
 
+def _doctor(verb: argparse.ArgumentParser) -> None:
+    _config_arguments(verb, optional=True)
+    add = verb.add_argument
+    add("--link", type=_text, metavar="RATE[,LATENCY][;...]", help="the network card that each host should have")
+    add("--no-bandwidth", action="store_true", help="do not measure bandwidth: an answer within seconds")
+    add("--wait", type=_positive, default=30, metavar="SECONDS", help="for ranks that do not come (default 30)")
+    add("--json", type=_text, metavar="FILE|-", help="write everything as JSON; -: to standard output, nothing else")
+    add = verb.add_argument_group("on other machines (else: on the ranks of a launcher, or here)").add_argument
+    add("--hosts", type=_text, metavar="HOST:SLOTS,...", help="start it there by ssh, with so many ranks on each")
+    to_help = f"print the script with which others start it: {', '.join(LAUNCH_TARGETS)}"
+    add("--to", choices=LAUNCH_TARGETS, metavar="TARGET", help=to_help)
+    add("--nodes", type=_nodes, metavar="N", help="machines of the script")
+    add("--devices", type=_positive, metavar="N", help="ranks of each machine of the script")
+    add("--site", type=_text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+
+
 def _prove(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     add = verb.add_argument
@@ -296,6 +312,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("train", "train a model", _train),
     ("plan", "print memory, traffic and FLOPs of a run, without running it", _plan),
     ("launch", "write a script that starts a run on a cluster or on other machines", _launch),
+    ("doctor", "look at machines before a run: network, names, folders, devices, limits, leftovers", _doctor),
     ("prove", "train with every layout and compare losses and gradient norms with one process", _prove),
     ("collectives", "show which collectives each backend of torch offers, and what an all-reduce does", _collectives),
     ("config", "print every value of a config and its origin", _config),

@@ -20,6 +20,7 @@ VERBS: Mapping[str, str] = {
     "train": "train.main",
     "plan": "plan.main",
     "launch": "launch.main",
+    "doctor": "doctor.main",
     "prove": "prove.main",
     "collectives": "collectives.main",
     "config": "config.main",

@@ -1,0 +1,154 @@
+"""In: this process among the ranks, what is wanted. Out: on rank 0 the report of all checks, in their order.
+Does not judge (judge_*.py do) and does not print (report.py does)."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from codescent.base.counted import counted
+from codescent.base.errors import RunFailed
+from codescent.base.rank import LOOPBACK, Rank
+from codescent.base.token import key_of
+from codescent.doctor.facts import Host, facts_of, hosts_of
+from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
+from codescent.doctor.hub import Hub, serve
+from codescent.doctor.judge_devices import judge_devices
+from codescent.doctor.judge_folders import judge_folder, judge_processes
+from codescent.doctor.judge_host import judge_hosts
+from codescent.doctor.judge_names import judge_names
+from codescent.doctor.judge_network import Pair
+from codescent.doctor.meeting import Gathered, gather, join
+from codescent.doctor.network import Measured, look_at_network
+from codescent.doctor.processes import listener
+from codescent.doctor.report import Report
+from codescent.doctor.tasks import Tasks
+from codescent.doctor.wanted import Wanted
+
+
+def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | None:
+    """Run all checks. Returns the report on rank 0, None on the others. Collective.
+
+    Raises:
+        UserError: this rank cannot listen, or cannot reach rank 0.
+        RunFailed: rank 0 has gone before the end.
+    """
+    key = key_of(env, f"doctor {place.job} of {place.world_size}")
+    mine = facts_of(place, env, "")
+    if place.rank:
+        peer = join(place, key, mine, wanted.wait_s)
+        with peer:
+            tasks = Tasks(peer.getsockname()[0], key)
+            ended = serve(peer, tasks)
+            tasks.close()
+        if not ended:
+            raise RunFailed(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
+        return None
+    alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
+    found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s)
+    begin_s = time.monotonic()
+    tasks = Tasks(found.address, key)
+    hub = Hub(found.connections, tasks)
+    try:
+        return _report(place, found, hub, wanted, begin_s)
+    finally:
+        hub.end()
+        tasks.close()
+
+
+def _own_address(facts: Mapping[str, Any]) -> str:
+    """An address of this machine that is not loopback, where it has one."""
+    every = [address for one in facts["interfaces"] if one["name"] != "lo" for address in one["addresses"]]
+    return next(iter(every), LOOPBACK)
+
+
+def _report(place: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: float) -> Report:
+    hosts = hosts_of(found.facts)
+    findings = [*wanted.problems, *_came(place, found, hosts), *judge_hosts(hosts, place.world_size)]
+    measured, notes = Measured(), [*wanted.notes]
+    seen = hub.ask({host.leader: {"do": "processes", "pids": [one["pid"] for one in host.facts]} for host in hosts})
+    findings += judge_processes(hosts, {rank: one["left"] for rank, one in seen.items()}, wanted.mark or None)
+    findings += judge_devices(hosts, wanted.device, {rank: one["on_devices"] for rank, one in seen.items()})
+    findings += _folders(hosts, hub, wanted)
+    if len(hosts) > 1:
+        names = list(dict.fromkeys(host.first["host"] for host in hosts))
+        findings += judge_names(hosts, hub.ask({host.leader: {"do": "names", "names": names} for host in hosts}))
+        network = look_at_network(hosts, hub, wanted)
+        findings += network.findings
+        measured, notes = network.measured, [*notes, *network.notes]
+    findings += _unanswered(hosts, hub)
+    order = {WRONG: 0, WARNING: 1}
+    findings.sort(key=lambda one: order[one.severity])
+    seconds = time.monotonic() - begin_s
+    return Report(place.world_size, hosts, findings, measured, notes, seconds, f"{found.address}:{found.port}")
+
+
+def _unanswered(hosts: list[Host], hub: Hub) -> Iterator[Finding]:
+    """Ranks that were lost meanwhile, and checks that a host could not do."""
+    names = {rank: host.name for host in hosts for rank in host.ranks}
+    for rank, why in hub.lost.items():
+        mend = "look at that host: its process, its link (ping), its log"
+        yield Finding(WRONG, "ranks", (names[rank],), f"rank {rank} was lost: {why}", "an answer", mend, (rank,))
+    for rank, what, why in dict.fromkeys(hub.failed):
+        mend = f"mend what it says; the check needs it: {why}"
+        yield Finding(WARNING, "ranks", (names[rank],), f'the check "{what}" failed: {why}', "an answer", mend, (rank,))
+
+
+def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
+    """Ranks that have not come, strangers, and a port that is taken."""
+    first = (hosts[0].name,)
+    missing = sorted({*range(place.world_size)} - found.facts.keys())
+    if missing:
+        came = f"{counted(len(found.facts), 'rank')} of {place.world_size} came, on {listed(h.name for h in hosts)}"
+        mend = f"look at their own messages; they must reach {found.address}, port {found.port}"
+        what = f"{of_ranks(missing)} did not come: {came}"
+        yield Finding(WRONG, "ranks", first, what, "all ranks", mend, tuple(missing))
+    if found.rejected:
+        addresses = list(dict.fromkeys(found.rejected))
+        what = f"a process at {listed(addresses)} did not know the token of this run"
+        mend = "export CODESCENT_TOKEN, the same text on every host, or copy ~/.codescent/token to all of them"
+        yield Finding(WRONG, "token", tuple(addresses), what, "the same token on every host", mend)
+    if found.taken:
+        who = listener(place.master_port) or "a process of another user"
+        mend = "end it, or export MASTER_PORT=N with a free port, for every rank"
+        yield Finding(WRONG, "port", first, f"{found.taken} is taken by {who}", "a free port for rank 0", mend)
+
+
+def _folders(hosts: list[Host], hub: Hub, wanted: Wanted) -> Iterator[Finding]:
+    """Write a file on each host, look from each host for the others' files, remove them."""
+    for what, path, key, shared in (
+        ("run folder", wanted.run_folder, "run.folder", True),
+        ("data folder", wanted.data_folder, "data.folder", False),
+    ):
+        if not path:
+            continue
+        nonce = secrets.token_hex(8)
+        name = {host.leader: f".codescent-doctor-{nonce}-{host.leader}" for host in hosts}
+        looks = hub.ask(
+            {rank: {"do": "look", "path": path, "name": file, "text": f"{nonce} {rank}"} for rank, file in name.items()}
+        )
+        try:
+            unseen = list(_unseen(hosts, hub, looks, name, nonce)) if shared else []
+        finally:
+            hub.ask({rank: {"do": "remove", "file": look["written"]} for rank, look in looks.items()})
+        of_host = {host.name: looks[host.leader] for host in hosts if host.leader in looks}
+        yield from judge_folder(what, of_host, unseen, wanted.checkpoint_bytes if shared else None, key)
+
+
+def _unseen(
+    hosts: list[Host], hub: Hub, looks: Mapping[int, Mapping[str, Any]], name: Mapping[int, str], nonce: str
+) -> Iterator[Pair]:
+    """Pairs of hosts: the first does not see what the second has written."""
+    written = {rank for rank, look in looks.items() if look["written"] and not look["error"]}
+    texts = {rank: {name[other]: f"{nonce} {other}" for other in written - {rank}} for rank in looks}
+    seen = hub.ask(
+        {rank: {"do": "seen", "folder": look["exists"], "texts": texts[rank]} for rank, look in looks.items()}
+    )
+    names = {host.leader: host.name for host in hosts}
+    for rank, found in seen.items():
+        for other in sorted(written - {rank}):
+            if name[other] not in found:
+                yield names[rank], names[other]

@@ -1,0 +1,158 @@
+"""In: what pairs of hosts have measured. Out: findings: pairs that are not reached, packets that do not pass, clocks,
+slow links and the host to blame. Does not measure (pairs.py does)."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from codescent.base.amounts import of_rate, of_seconds, of_share
+from codescent.doctor.facts import Host
+from codescent.doctor.finding import WARNING, WRONG, Finding, listed
+from codescent.doctor.judge_host import common
+
+Pair = tuple[str, str]
+"""From a host to a host, by name."""
+CLOCK_S = 1.0
+SLOW_SHARE = 0.4
+"""A link is slow below this share of what is usual among the others."""
+LATE_TIMES, LATE_S = 5.0, 1e-3
+"""A latency is long if it is that many times the usual one, and that much longer."""
+TIMEOUT_SHARE = 0.5
+LINK_SHARE = 0.7
+"""A link is below its declared rate if it reaches less than this share of it."""
+
+
+def blamed(pairs: Collection[Pair]) -> list[tuple[str, list[Pair]]]:
+    """The hosts that explain the pairs: first the one with most of them, with its pairs, then that of the rest.
+
+    Of as many pairs, a host to which they lead comes before one from which they come.
+    """
+    left, found = list(pairs), list[tuple[str, list[Pair]]]()
+    while left:
+        counts = Counter(host for pair in left for host in pair)
+        into = Counter(host for _, host in left)
+        host = max(counts, key=lambda name: (counts[name], into[name]))
+        own = [pair for pair in left if host in pair]
+        found.append((host, own))
+        left = [pair for pair in left if host not in pair]
+    return found
+
+
+def judge_reach(errors: Mapping[Pair, str]) -> Iterator[Finding]:
+    """Pairs whose connection fails."""
+    for host, pairs in blamed(errors):
+        sources = [first for first, second in pairs if second == host]
+        targets = [second for first, second in pairs if first == host]
+        parts = [f"is not reached from {listed(sources)}"] if sources else []
+        parts += [f"does not reach {listed(targets)}"] if targets else []
+        what = f"{' and '.join(parts)} by TCP: {errors[pairs[0]]}"
+        mend = "let TCP through between all hosts, on ports above 1023 (nft list ruleset, iptables -S, security groups)"
+        yield Finding(WRONG, "ports", (host,), what, "a connection between every two hosts", mend)
+
+
+def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Finding]:
+    """Interfaces that differ, and packets of the own size that do not arrive."""
+    of_host = {host.name: str(host.mtu) for host in hosts if host.mtu is not None}
+    wanted = common(of_host) if of_host else ""
+    for host, mtu in of_host.items():
+        if mtu != wanted:
+            name = next(one.first for one in hosts if one.name == host)
+            device = next(one["name"] for one in name["interfaces"] if name["address"] in one["addresses"])
+            what = f"the MTU of {device} is {mtu}"
+            mend = f"ip link set dev {device} mtu {wanted}"
+            yield Finding(WARNING, "mtu", (host,), what, f"{wanted}, as on the other hosts", mend)
+    own = {host.name: host.mtu for host in hosts}
+    short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0)}
+    for host, pairs in blamed(short):
+        least, (source, target) = min((short[pair], pair) for pair in pairs)
+        what = f"packets of {own[source]} bytes from {source} do not reach {target}; {least} bytes do"
+        mend = f"the same MTU on hosts and switches; until then ip link set dev INTERFACE mtu {least} on every host"
+        yield Finding(WRONG, "mtu", (host,), what, "packets as large as the MTU of the interface", mend)
+
+
+def judge_clocks(ahead: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
+    """Clocks that differ: from that of most hosts.
+
+    Args:
+        ahead: by host: seconds ahead of the host of rank 0, and their uncertainty.
+    """
+    if len(ahead) < 2:
+        return
+    usual = statistics.median_low(seconds for seconds, _ in ahead.values())
+    for host, (seconds, uncertain_s) in ahead.items():
+        differs = seconds - usual
+        if abs(differs) - uncertain_s > CLOCK_S:
+            what = f"its clock is {of_seconds(abs(differs))} {'ahead' if differs > 0 else 'behind'}"
+            mend = "timedatectl set-ntp true, or chronyc makestep"
+            yield Finding(WARNING, "clocks", (host,), what, f"clocks within {of_seconds(CLOCK_S)}", mend)
+
+
+def slow_pairs(rates: Mapping[Pair, float]) -> list[Pair]:
+    """Pairs that are slow beside what is usual between the other hosts."""
+    return [pair for pair in rates if rates[pair] < SLOW_SHARE * _usual(rates, pair)]
+
+
+def late_pairs(latencies: Mapping[Pair, float]) -> list[Pair]:
+    """Pairs whose latency is long beside what is usual between the other hosts."""
+    return [
+        pair
+        for pair, latency_s in latencies.items()
+        if latency_s > LATE_TIMES * (usual := _usual(latencies, pair)) and latency_s - usual > LATE_S
+    ]
+
+
+def _usual(values: Mapping[Pair, float], pair: Pair) -> float:
+    """The median of the pairs without one of these hosts; with fewer hosts that of all others."""
+    apart = [value for other, value in values.items() if not {*other} & {*pair}]
+    rest = apart or [value for other, value in values.items() if other != pair]
+    return statistics.median(rest) if rest else values[pair]
+
+
+def judge_rates(rates: Mapping[Pair, float], slow: Collection[Pair]) -> Iterator[Finding]:
+    """The hosts of slow pairs. `slow`: those that were slow when they were measured again, alone."""
+    for host, pairs in blamed(slow):
+        pair = min(pairs, key=lambda one: rates[one])
+        usual = _usual({one: rate for one, rate in rates.items() if one == pair or one not in slow}, pair)
+        what = f"{of_rate(rates[pair], 'B/s')} from {pair[0]} to {pair[1]}"
+        mend = "its cable, port and speed (ethtool INTERFACE), other traffic, the interface of the ranks (ip route get)"
+        yield Finding(WARNING, "bandwidth", (host,), what, f"{of_rate(usual, 'B/s')}, as between the others", mend)
+
+
+def judge_latencies(latencies: Mapping[Pair, float], late: Collection[Pair]) -> Iterator[Finding]:
+    """The hosts of pairs with a long latency."""
+    for host, pairs in blamed(late):
+        pair = max(pairs, key=lambda one: latencies[one])
+        usual = _usual({one: seconds for one, seconds in latencies.items() if one == pair or one not in late}, pair)
+        what = f"{of_seconds(latencies[pair])} from {pair[0]} to {pair[1]}"
+        mend = "the way of its packets (ip route get, traceroute), and what else the host does (uptime)"
+        yield Finding(WARNING, "latency", (host,), what, f"{of_seconds(usual)}, as between the others", mend)
+
+
+def judge_link(rates: Mapping[Pair, float], declared: Mapping[str, float]) -> Iterator[Finding]:
+    """Hosts that send or receive less than --link says. `declared`: bytes per second by host."""
+    for host, wanted in declared.items():
+        own = [
+            (rate, pair)
+            for pair, rate in rates.items()
+            if host in pair and wanted == min(declared[one] for one in pair)
+        ]
+        if own and (best := max(own)[0]) < LINK_SHARE * wanted:
+            what = f"at most {of_rate(best, 'B/s')}, {of_share(best / wanted)} of its link"
+            mend = "give --link the rate that is there, or look at card, cable and switch (ethtool INTERFACE)"
+            yield Finding(WARNING, "bandwidth", (host,), what, f"{of_rate(wanted, 'B/s')}, as --link says", mend)
+
+
+def judge_timeout(rates: Mapping[Pair, float], message_bytes: float, what: str, timeout_s: float) -> Iterator[Finding]:
+    """Whether every link carries the largest message of a run in time."""
+    late = [pair for pair, rate in rates.items() if message_bytes / rate > TIMEOUT_SHARE * timeout_s]
+    if not late:
+        return
+    hosts = tuple(host for host, _ in blamed(late))
+    pair = min(late, key=lambda one: rates[one])
+    seconds = message_bytes / rates[pair]
+    text = f"{what}: {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
+    mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or a smaller parallel.bucket_bytes"
+    severity = WRONG if seconds > timeout_s else WARNING
+    yield Finding(severity, "timeouts", hosts, text, f"well below parallel.timeout_s = {timeout_s:g}", mend)

@@ -1,0 +1,176 @@
+"""In: this process among the ranks, the key of the run. Out: on rank 0 a connection to each rank that has come; on the
+others a connection to rank 0. Does not ask anything (hub.py does) and needs no torch: torchrun's store is not used."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK, Rank
+from codescent.doctor.messages import receive, send
+from codescent.launch.environment import PORTS
+from codescent.train.addresses import is_local, listening_address
+from codescent.transport.authenticate import NotProved, prove
+from codescent.transport.sockets import watch
+
+PURPOSE = b"codescent doctor 1 "
+OTHER_PORTS = 4
+"""Ports that are tried where MASTER_PORT is taken, or is that of torchrun's store."""
+CONNECT_S, AGAIN_S, HELLO_S = 2.0, 0.1, 10.0
+
+
+@dataclass
+class Gathered:
+    """The ranks that have come to rank 0.
+
+    Attributes:
+        connections: by rank.
+        facts: of each rank, with that of rank 0.
+        rejected: addresses of processes that did not know the token, or said that they are a rank that was there.
+        taken: what the port of the run is taken by, in words; "": it is free, or torchrun's.
+        address: at which rank 0 listens.
+        port: at which it listens.
+    """
+
+    address: str
+    port: int
+    taken: str = ""
+    connections: dict[int, socket.socket] = field(default_factory=dict)
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rejected: list[str] = field(default_factory=list)
+    is_over: bool = False  # nobody is waited for any more
+
+
+def ports(place: Rank) -> list[int]:
+    """The ports at which rank 0 may be, the same on every rank. With torchrun's store MASTER_PORT is the agent's."""
+    name = f"doctor {place.job} {place.master_addr}:{place.master_port}"
+    others = [PORTS[zlib.crc32(f"{name} {number}".encode()) % len(PORTS)] for number in range(OTHER_PORTS)]
+    return others if place.agent_store else [place.master_port, *others]
+
+
+def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> Gathered:
+    """Rank 0: wait until all ranks have come, or the time is over.
+
+    Raises UserError: rank 0 cannot listen.
+    """
+    listener, taken = _listen(place)
+    address, port = listener.getsockname()[:2]
+    found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
+    change = threading.Condition()
+    with listener:
+        threading.Thread(target=_accept, args=(listener, key, place, found, change), daemon=True).start()
+        with change:
+            change.wait_for(lambda: len(found.facts) == place.world_size, wait_s)
+            found.is_over = True
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
+    return found
+
+
+def _listen(place: Rank) -> tuple[socket.socket, str]:
+    """A listening socket, and what MASTER_PORT is taken by."""
+    if place.store_fd is not None:
+        return socket.socket(fileno=place.store_fd), ""
+    address, taken = listening_address(place), ""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports(place):
+        try:
+            return socket.create_server((address, port), family=family, backlog=max(128, place.world_size)), taken
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(
+                    f"rank 0 on {socket.gethostname()} cannot listen at {address}:{port}: {error.strerror}; set "
+                    "MASTER_ADDR to an address of this machine, for every rank"
+                ) from error
+            taken = taken or f"port {port} of {address}"
+    raise UserError(
+        f"rank 0 on {socket.gethostname()}: every port that it tried is taken; set MASTER_PORT to a free one"
+    )
+
+
+def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, change: threading.Condition) -> None:
+    """Let processes in, each by a thread of its own: a stranger that says nothing holds nobody up."""
+
+    def admit(peer: socket.socket, address: str) -> None:
+        try:
+            prove(peer, key, serves=True, purpose=PURPOSE)
+            hello = receive(peer, HELLO_S)
+            rank = int(hello["rank"])
+            with change:
+                if found.is_over or not 0 < rank < place.world_size or rank in found.facts:
+                    raise ConnectionRefusedError(f"rank {rank} is there already, or is none of this run")
+                found.connections[rank], found.facts[rank] = peer, hello
+                watch(peer)
+                send(peer, "welcome")
+                change.notify_all()
+        except (OSError, KeyError, TypeError, ValueError):
+            with suppress(OSError):
+                peer.close()
+            with change:
+                found.rejected.append(address)
+
+    with suppress(OSError):  # the listener is closed
+        while True:
+            peer, address = listener.accept()
+            threading.Thread(target=admit, args=(peer, address[0]), daemon=True).start()
+
+
+def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket.socket:
+    """Connect to rank 0, and say what this rank knows of itself.
+
+    Raises UserError: it cannot be reached in time, or has another token.
+    """
+    host = LOOPBACK if is_local(place) else place.master_addr
+    end_s, problems = time.monotonic() + wait_s, dict[int, OSError]()
+    while True:
+        for port in ports(place):
+            try:
+                peer = socket.create_connection((host, port), timeout=CONNECT_S)
+            except OSError as error:
+                if not isinstance(problems.get(port), NotProved):  # rank 0 has been there, and has gone meanwhile
+                    problems[port] = error
+                continue
+            try:
+                prove(peer, key, serves=False, purpose=PURPOSE)
+                send(peer, {**mine, "address": peer.getsockname()[0]})
+                receive(peer, HELLO_S)
+            except OSError as error:
+                peer.close()
+                problems[port] = error
+                continue
+            watch(peer)
+            return peer
+        if time.monotonic() > end_s:
+            raise _unreached(place, host, problems)
+        time.sleep(AGAIN_S)
+
+
+def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserError:
+    """Why this rank could not join."""
+    port = ports(place)[0]
+    who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+    stranger = next((one for one, error in problems.items() if isinstance(error, NotProved)), None)
+    if stranger is not None:
+        return UserError(
+            f"{who}: the process at {host}:{stranger} has another token; export CODESCENT_TOKEN, the same text on "
+            "every host, or copy ~/.codescent/token to all of them"
+        )
+    shown = f"{host}, which is {_resolved(host)} here" if _resolved(host) != host else host
+    return UserError(
+        f"{who}: cannot reach rank 0 at {shown}, port {port} ({problems[port].strerror or problems[port]}); let TCP "
+        f"through between the hosts, or set MASTER_ADDR to an address of rank 0 that this host reaches"
+    )
+
+
+def _resolved(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        return f"unknown ({error.strerror})"

@@ -1,0 +1,47 @@
+"""In: options of a command line. Out: `Wanted`: what the checks need to know of the run that will begin.
+Does not read a config (from_config.py does). Without one only what every run needs is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codescent.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from codescent.cost.network import HostLinks
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is checked.
+
+    Attributes:
+        device: train.device.
+        run_folder: of the run, as the config has it: relative to the folder in which ranks start.
+        data_folder: data.folder; "": it is not checked.
+        checkpoint_bytes: of all checkpoints that the run keeps, and the one that is being written; None: unknown.
+        mark: by which the run's processes are found; "": unknown.
+        timeout_s: parallel.timeout_s.
+        message_bytes: the most that a rank sends in one collective.
+        message: its purpose.
+        link: the declared links.
+        bandwidth: whether it is measured.
+        wait_s: how long rank 0 waits for the others.
+        problems: why the config does not fit.
+        notes: what could not be found out.
+    """
+
+    device: str = "auto"
+    run_folder: str = "runs"
+    data_folder: str = ""
+    checkpoint_bytes: int | None = None
+    mark: str = ""
+    timeout_s: float = 0.0
+    message_bytes: float = 0.0
+    message: str = ""
+    link: HostLinks | None = None
+    bandwidth: bool = True
+    wait_s: float = 30.0
+    problems: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()

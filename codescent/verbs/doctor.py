@@ -1,0 +1,99 @@
+"""In: arguments of `codescent doctor`. Out: what is wrong with this machine, or with all machines of a job, printed.
+Does not check anything (doctor/ does) and starts no other machine (doctor_elsewhere.py does). Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codescent.base.durable import replace_file
+from codescent.base.errors import UserError
+from codescent.base.output import say
+from codescent.base.rank import Rank
+from codescent.doctor.examine import examine
+from codescent.doctor.report import Report
+from codescent.doctor.wanted import Wanted
+from codescent.launch.environment import read
+from codescent.verbs.arguments import OVERRIDE
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+    from codescent.cost.network import HostLinks
+
+STANDARD_OUTPUT, SITE = "-", "site."
+ELSEWHERE = ("hosts", "to", "nodes", "devices", "site")
+"""Options for other machines."""
+
+
+def main(arguments: Namespace) -> int:
+    """Check, and print the report on rank 0. Returns 0: nothing; 1: warnings; 2: something is wrong."""
+    if (arguments.config or "").startswith(SITE):
+        arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
+    if OVERRIDE.match(arguments.config or ""):
+        raise UserError(f"{arguments.config}: is of a config; name it first: codescent doctor CONFIG")
+    problems: list[str] = []
+    link, place, config = _link(arguments, problems), read(os.environ) or Rank(), None
+    if arguments.json not in (None, STANDARD_OUTPUT) and not Path(arguments.json).absolute().parent.is_dir():
+        problems.append(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
+    try:
+        if arguments.config is not None and place.rank == 0:
+            config = _config(arguments)
+    except UserError as error:
+        problems += error.problems
+    site_words = [word for word in arguments.overrides if word.startswith(SITE)]
+    if site_words or any(getattr(arguments, name) is not None for name in ELSEWHERE):
+        from codescent.verbs import doctor_elsewhere
+
+        return doctor_elsewhere.main(arguments, site_words, config, place, problems)
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    wanted = Wanted(link=link, bandwidth=not arguments.no_bandwidth, wait_s=float(arguments.wait))
+    if config is not None:
+        from codescent.doctor.from_config import of_config
+
+        ranks = place.world_size if place.launcher else config.parallel.ranks
+        wanted = of_config(wanted, config, ranks, socket.gethostname())
+    report = examine(place, os.environ, wanted)
+    if report is None:
+        return 0
+    _give(report, arguments.json)
+    return report.exit_code
+
+
+def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
+    """The declared links."""
+    if arguments.link is None:
+        return None
+    from codescent.verbs.plan_link import host_links_of
+
+    if arguments.no_bandwidth:
+        problems.append("--link: says what bandwidth is expected, and --no-bandwidth does not measure it; give one")
+    try:
+        return host_links_of(arguments.link)
+    except UserError as error:
+        problems += [f"--link: {problem}" for problem in error.problems]
+        return None
+
+
+def _config(arguments: Namespace) -> Config:
+    from codescent.config.load import load
+
+    return load(arguments.config, [word for word in arguments.overrides if not word.startswith(SITE)]).config
+
+
+def _give(report: Report, file: str | None) -> None:
+    """Print the report; or write it as JSON, to a file beside."""
+    text = json.dumps(report.to_json(), indent=1) + "\n"
+    if file == STANDARD_OUTPUT:
+        print(text, end="")
+        return
+    say(report.lines())
+    if file is not None:
+        try:
+            replace_file(Path(file), text)
+        except OSError as error:
+            raise UserError(f"--json {file}: {error.strerror}") from error

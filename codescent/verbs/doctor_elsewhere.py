@@ -1,0 +1,79 @@
+"""In: arguments of `codescent doctor` that name other machines. Out: the doctor, run there by ssh; or a script.
+Does not say what a script looks like (jobs/ does) and submits nothing."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from codescent.base.errors import UserError
+from codescent.base.output import warn
+from codescent.base.rank import Rank
+from codescent.config.sections import Config
+from codescent.jobs.job import Job
+from codescent.jobs.shape import Asked, Shape, shape_of
+from codescent.jobs.site import LoadedSite, Site, load_site
+from codescent.jobs.targets import TARGETS, missing, unread
+
+SSH = "ssh"
+
+
+def main(
+    arguments: Namespace, site_words: Sequence[str], config: Config | None, place: Rank, problems: list[str]
+) -> int:
+    """Run it on --hosts, or print the script of --to. Returns the exit code.
+
+    Raises UserError: with all problems, those found before, too.
+    """
+    if place.world_size > 1:
+        given = "--to" if arguments.hosts is None else "--hosts"
+        problems.append(f"{given}: {place.launcher} has started this process already; leave {given} out")
+    target, loaded, shape = arguments.to or SSH, None, None
+    try:
+        loaded = load_site(arguments.site, site_words)
+        problems += missing(target, loaded)
+    except UserError as error:
+        problems += error.problems
+    if arguments.to is None and arguments.hosts is None:
+        problems.append("give --hosts HOST:SLOTS,... (by ssh), or --to TARGET: which machines are to be looked at?")
+    else:
+        try:
+            asked = Asked(arguments.nodes, arguments.devices, arguments.hosts)
+            shape = shape_of(target, asked, None if config is None else config.parallel.ranks)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    assert loaded is not None
+    assert shape is not None
+    text = TARGETS[target].script(_job(arguments, site_words, shape, loaded))
+    for sentence in unread(target, loaded):
+        warn(sentence)
+    if arguments.to is None:
+        return subprocess.run(["bash", "-c", text], check=False).returncode
+    print(text, end="")
+    return 0
+
+
+def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: LoadedSite) -> Job:
+    """The ranks of the doctor as a job."""
+    words = ["codescent", "doctor", *([arguments.config] if arguments.config else [])]
+    words += [word for word in arguments.overrides if word not in site_words]
+    words += [f"--{name}={value}" for name in ("link", "json") if (value := getattr(arguments, name)) is not None]
+    words += ["--no-bandwidth"] * arguments.no_bandwidth + [f"--wait={arguments.wait}"]
+    return Job(
+        "doctor", f"{shlex.join(words)} --to {arguments.to or SSH}", tuple(words), ("-m", *words), Path.cwd(),
+        shape.slots, shape.hosts, _in_environment(loaded.site), str(Path.cwd() / "codescent-doctor"),
+        least_nodes=shape.least_nodes,
+    )  # fmt: skip
+
+
+def _in_environment(site: Site) -> Site:
+    """The site, with the virtual environment of this command where it names none."""
+    if site.environment is not None or sys.prefix == sys.base_prefix:
+        return site
+    return site.model_copy(update={"environment": sys.prefix})

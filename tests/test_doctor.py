@@ -1,0 +1,402 @@
+"""In: facts of hosts and measurements of pairs, words of a command line. Out: the right findings, in 80 columns.
+Ranks on one machine by launchers, too, and refusals. Hosts with planted faults: test_doctor_faults.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import called, environment, make_project
+
+from codescent.base.rank import Rank
+from codescent.doctor import judge_network as judge
+from codescent.doctor.devices import chosen, visible
+from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
+from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
+from codescent.doctor.judge_host import judge_hosts
+from codescent.doctor.meeting import ports
+from codescent.doctor.mtu import echo, path_mtu
+from codescent.doctor.network import Measured, tournament
+from codescent.doctor.report import Report
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+GPUS = [{"index": str(number), "uuid": f"GPU-{number}a", "name": "A100"} for number in range(4)]
+HOSTS = ("a", "b", "c", "d")
+PAIRS = [(one, other) for one in HOSTS for other in HOSTS if one != other]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    make_project(tmp_path)
+    return tmp_path
+
+
+def doctor(folder: Path, *words: str, before: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "codescent", "doctor", *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+# --- devices ---
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [
+        (None, "0123"), ("", ""), ("2,1", "21"), ("GPU-3", "3"), ("GPU-3a,0", "30"), ("0,9,1", "0"), ("-1", ""),
+        ("0, 1", "01"), ("1,1", "1"), ("void", ""),
+    ],
+)  # fmt: skip
+def test_visible_devices_are_those_of_cuda(variable: str | None, seen: str) -> None:
+    env = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert "".join(one["index"] for one in visible(GPUS, env)) == seen
+
+
+def test_a_part_of_a_device_is_a_device() -> None:
+    (one,) = visible(GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-aaaa"})
+    assert one["uuid"] == "MIG-aaaa"
+
+
+def test_a_rank_takes_the_only_device_or_that_of_its_local_rank() -> None:
+    assert chosen(GPUS[2:3], 3) == GPUS[2]
+    assert chosen(GPUS, 3) == GPUS[3]
+    assert chosen(GPUS[:2], 2) is None
+    assert chosen([], 0) is None
+
+
+# --- whom to blame ---
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("way", ["into", "out of", "both"])
+def test_the_host_that_explains_the_pairs_is_blamed(host: str, way: str) -> None:
+    into = [pair for pair in PAIRS if pair[1] == host] if way != "out of" else []
+    out = [pair for pair in PAIRS if pair[0] == host] if way != "into" else []
+    assert [name for name, _ in judge.blamed([*into, *out])] == [host]
+
+
+@given(st.sets(st.sampled_from(PAIRS)))
+def test_each_pair_is_told_once(pairs: set[judge.Pair]) -> None:
+    told = [pair for _, own in judge.blamed(sorted(pairs)) for pair in own]
+    assert sorted(told) == sorted(pairs)
+    assert all(host in pair for host, own in judge.blamed(sorted(pairs)) for pair in own)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_slow_host_is_found_and_noise_is_not(host: str) -> None:
+    noisy = {pair: 1e9 * (1 + 0.5 * (number % 3)) for number, pair in enumerate(PAIRS)}
+    assert judge.slow_pairs(noisy) == []
+    slow = {pair: rate * (0.1 if host in pair else 1) for pair, rate in noisy.items()}
+    (finding,) = judge.judge_rates(slow, judge.slow_pairs(slow))
+    assert (finding.where, finding.severity) == ((host,), WARNING)
+
+
+def test_one_slow_pair_is_found_where_all_others_are_fast() -> None:
+    rates = dict.fromkeys(PAIRS, 1e9) | {("b", "c"): 1e7}
+    assert judge.slow_pairs(rates) == [("b", "c")]
+
+
+def test_a_late_host_is_found_and_a_busy_one_is_not() -> None:
+    busy = {pair: 50e-6 * (1 + number % 4) for number, pair in enumerate(PAIRS)}
+    assert judge.late_pairs(busy) == []
+    late = {pair: seconds + (5e-3 if "d" in pair else 0) for pair, seconds in busy.items()}
+    (finding,) = judge.judge_latencies(late, judge.late_pairs(late))
+    assert finding.where == ("d",)
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_clocks_are_those_of_most_hosts(count: int) -> None:
+    ahead = {str(host): (5.0 + host * 0.1, 0.01) for host in range(count)}  # rank 0's own clock is behind
+    ahead["0"] = (0.0, 0.0)
+    names = [finding.where for finding in judge.judge_clocks(ahead)]
+    assert names == ([("0",)] if count > 2 else [("1",)])
+
+
+def test_a_clock_whose_way_is_long_is_not_blamed() -> None:
+    assert list(judge.judge_clocks({"a": (0.0, 0.0), "b": (1.5, 0.8), "c": (0.0, 0.1)})) == []
+
+
+def test_a_link_below_its_declared_rate_is_found() -> None:
+    declared = {"a": 1e9, "b": 1e9, "c": 1e9, "d": 1e8}
+    rates = {pair: 0.95 * min(declared[pair[0]], declared[pair[1]]) for pair in PAIRS}
+    assert list(judge.judge_link(rates, declared)) == []
+    slow = {pair: rate * (0.5 if "b" in pair else 1) for pair, rate in rates.items()}
+    assert [finding.where for finding in judge.judge_link(slow, declared)] == [("b",)]
+
+
+@pytest.mark.parametrize(("timeout_s", "severity"), [(600, None), (15, WARNING), (9, WRONG)])
+def test_time_limits_are_compared_with_the_slowest_link(timeout_s: float, severity: str | None) -> None:
+    rates = dict.fromkeys(PAIRS, 1e9) | {("b", "c"): 1e6}
+    found = list(judge.judge_timeout(rates, 1e7, "gradients", timeout_s))
+    assert [finding.severity for finding in found] == ([] if severity is None else [severity])
+    assert all("from b to c" in finding.what for finding in found)
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_a_tournament_has_each_pair_once_and_each_host_once_a_round(count: int) -> None:
+    names = [str(number) for number in range(count)]
+    rounds = list(tournament(names))
+    assert len(rounds) == count - 1 + count % 2
+    assert all(len({host for pair in one for host in pair}) == 2 * len(one) for one in rounds)
+    met = sorted(tuple(sorted(pair)) for one in rounds for pair in one)
+    assert met == sorted(combinations(names, 2))
+
+
+# --- hosts ---
+
+
+def facts(rank: int, host: str, **changed: Any) -> dict[str, Any]:
+    own = facts_of(Rank(rank=rank, world_size=8), {}, f"10.0.0.{rank + 1}")
+    same = {"host": host, "machine": host, "mask": list(range(8)), "cores": 8, "machine_cores": 8, "device": None}
+    return own | same | {"files": (1024, 4096), "named_interfaces": {}, "folder": "/run"} | changed
+
+
+@linux
+def test_hosts_of_one_name_are_told_apart() -> None:
+    every = {0: facts(0, "node", machine="x"), 1: facts(1, "node", machine="y")}
+    hosts = hosts_of(every)
+    assert [host.name for host in hosts] == ["node (10.0.0.1)", "node (10.0.0.2)"]
+    (finding,) = judge_hosts(hosts, 2)
+    assert (finding.check, finding.severity) == ("names", WARNING)
+
+
+@linux
+def test_ranks_of_a_host_need_not_follow_each_other() -> None:
+    every = {rank: facts(rank, "ab"[rank % 2]) for rank in range(4)}
+    assert [host.ranks for host in hosts_of(every)] == [(0, 2), (1, 3)]
+
+
+@linux
+@pytest.mark.parametrize(
+    ("masks", "threads", "words"),
+    [
+        ([[0, 1], [2, 3]], None, None),
+        ([list(range(8))] * 2, None, None),
+        ([list(range(8))] * 2, 4, None),
+        ([list(range(8))] * 2, 5, "10 threads on cores"),
+        ([[0], [0]], None, "2 threads on core 0"),
+        ([[0], [1]], None, "bound to core 0 of 8"),
+        ([[0, 1, 2], [2, 3, 4]], None, "share 2"),
+        ([list(range(8))] * 9, None, "9 ranks share 8 cores"),
+    ],
+)
+def test_cores_and_threads(masks: list[list[int]], threads: int | None, words: str | None) -> None:
+    every = {rank: facts(rank, "a", mask=mask, threads=threads) for rank, mask in enumerate(masks)}
+    found = [one for one in judge_hosts(hosts_of(every), len(masks)) if one.check == "cores"]
+    assert bool(found) == (words is not None)
+    assert words is None or words in found[0].what
+
+
+def test_the_cores_of_a_job_are_those_it_was_given(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/slurm/job_1/step_0\n")
+    assert cores_of_the_job({}, tmp_path / "none", own) == os.cpu_count()
+    (tmp_path / "slurm/job_1").mkdir(parents=True)
+    (tmp_path / "cpuset.cpus.effective").write_text("0-63\n")
+    (tmp_path / "slurm/job_1/cpuset.cpus.effective").write_text("0-3,8,10-11\n")
+    assert cores_of_the_job({}, tmp_path, own) == 7
+    assert cores_of_the_job({"SLURM_CPUS_ON_NODE": "2"}, tmp_path, own) == 2
+    assert cores_of_the_job({"SLURM_CPUS_ON_NODE": "2(x3)"}, tmp_path, own) == 7
+
+
+@linux
+def test_locked_memory_counts_with_infiniband_only() -> None:
+    for there in (False, True):
+        every = {0: facts(0, "a", memlock=(65536, 65536), infiniband=there)}
+        assert [one.check for one in judge_hosts(hosts_of(every), 1)] == ["limits"] * there
+
+
+def test_the_exit_code_is_that_of_the_worst() -> None:
+    found = [Finding(severity, "x", ("a",), "", "", "") for severity in (WARNING, WRONG)]
+    assert [exit_code([]), exit_code(found[:1]), exit_code(found)] == [0, 1, 2]
+
+
+@linux
+@given(st.integers(1, 12), st.integers(1, 40))
+def test_a_report_fits_80_columns(count: int, length: int) -> None:
+    names = [f"{number}".rjust(length, "n") for number in range(count)]
+    hosts = hosts_of(
+        {number: FACTS | {"rank": number, "host": name, "machine": name} for number, name in enumerate(names)}
+    )
+    pairs = {(one, other): 123.4e9 for one in names for other in names if one != other}
+    finding = Finding(WRONG, "ports", tuple(names), "word " * 50, "word " * 30, "word " * 30, (1, 2))
+    report = Report(count, hosts, [finding], Measured(dict.fromkeys(pairs, 1e-4), pairs), ["note " * 40], 1.0, "a:1")
+    lines = list(report.lines())
+    assert max(map(len, lines)) <= 80
+    assert json.loads(json.dumps(report.to_json()))["exit_code"] == 2
+    assert lines[-1].startswith("1 wrong; checked in")
+
+
+FACTS: dict[str, Any] = facts(0, "a") if sys.platform == "linux" else {}
+
+
+# --- packets ---
+
+
+@pytest.fixture
+def echoing() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        threading.Thread(target=echo, args=(server, b"n" * 16), daemon=True).start()
+        yield server
+
+
+@linux
+def test_the_size_of_packets_is_found(echoing: socket.socket) -> None:
+    port = echoing.getsockname()[1]
+    assert path_mtu("127.0.0.1", port, b"n" * 16, 9000) == 9000
+    assert path_mtu("127.0.0.1", port, b"other nonce 1234", 9000) is None
+
+
+# --- the command ---
+
+
+@linux
+def test_one_machine_alone(project: Path) -> None:
+    done = doctor(project, "run.toml", "--json", "found.json")
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.stdout.startswith("1 rank on 1 host\n")
+    report = json.loads((project / "found.json").read_text())
+    assert report["exit_code"] == done.returncode
+    assert report["hosts"][0]["name"] == socket.gethostname()
+    assert not [one["check"] for one in report["findings"] if one["severity"] == "wrong"]
+    assert sorted(one.name for one in project.iterdir()) == ["corpus.txt", "found.json", "run.toml"]
+
+
+def test_torch_is_not_imported(project: Path) -> None:
+    code = "import sys; from codescent.verbs.cli import run; run(['doctor']); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done
+
+
+@linux
+def test_a_config_that_does_not_fit_is_a_finding(project: Path) -> None:
+    done = doctor(project, "run.toml", "model.vocab_size=256", "parallel.tp=3", "parallel.ranks=3", "--json=-")
+    assert done.returncode == 2
+    found = [one for one in json.loads(done.stdout)["findings"] if one["severity"] == "wrong"]
+    assert {one["check"] for one in found} == {"config"}
+
+
+LAUNCHERS = {
+    "our agent": ("-m", "codescent.launch.agent", "--ranks", "2", "--"),
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29477"),
+    "torchrun that meets": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
+}
+
+
+@linux
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_ranks_of_a_launcher_meet(project: Path, name: str) -> None:
+    before = (sys.executable, *LAUNCHERS[name], *((sys.executable,) if name == "our agent" else ()))
+    command = [*before, "-m", "codescent", "doctor", "--json=found.json"]
+    done = subprocess.run(
+        command, cwd=project, env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    report = json.loads((project / "found.json").read_text())
+    assert done.stdout.startswith("2 ranks on 1 host, rank 0 at 127.0.0.1:"), done.stderr
+    assert [one["rank"] for one in report["hosts"][0]["ranks"]] == [0, 1]
+    assert not [one for one in report["findings"] if one["severity"] == "wrong"]
+
+
+@linux
+def test_rank_0_does_not_wait_for_ever(project: Path) -> None:
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = doctor(project, "--wait=1", "--json=-", MASTER_PORT=str(port), **env)
+    assert done.returncode == 2
+    (finding,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "ranks"]
+    assert finding["ranks"] == [1]
+
+
+def test_with_torchruns_store_the_port_is_another_one() -> None:
+    place = Rank(world_size=2, master_addr="10.0.0.1", master_port=29400)
+    agents = Rank(world_size=2, master_addr="10.0.0.1", master_port=29400, agent_store=True)
+    assert ports(place)[0] == 29400
+    assert ports(agents) == ports(place)[1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "nosuch"),
+        (["--link", "fast"], "--link: 'fast' is no link"),
+        (["--link", "1gbit", "--no-bandwidth"], "does not measure it"),
+        (["--hosts", "a:0"], '--hosts: given "a:0"'),
+        (["--hosts", "a,a"], "a is named twice"),
+        (["--site", "lab"], "--site lab: there is no file"),
+        (["--nodes", "2"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
+        (["site.time=00:10:00"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
+        (["--to", "slurm", "--nodes", "2", "--devices", "4"], "--to slurm needs the time limit"),
+        (["--to", "ssh"], "--to ssh needs the names of the machines"),
+        (["--json", "no/such/file"], "there is no folder"),
+        (["train.num_steps=1"], "name it first"),
+        (["run.toml", "train.num_steps=0"], "train.num_steps"),
+        (["--wait", "0"], "is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_words_are_refused(project: Path, words: list[str], said: str) -> None:
+    done = called(project, "doctor", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert sorted(one.name for one in project.iterdir()) == ["corpus.txt", "run.toml"]
+
+
+def test_all_problems_are_told_at_once(project: Path) -> None:
+    done = called(project, "doctor", "--hosts", "a:x,b,b", "--link", "fast", "--json", "no/file")
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 4, done.stderr
+
+
+def test_hosts_are_refused_under_a_launcher(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert "has started this process already" in called(project, "doctor", "--hosts", "a,b").stderr
+
+
+@linux
+def test_hosts_are_reached_by_ssh(project: Path) -> None:
+    """An ssh that runs the words here: three agents of one machine find each other."""
+    programs = project / "programs"
+    programs.mkdir()
+    (programs / "ssh").write_text('#!/bin/bash\nshift 3\nexec bash -c "$*"\n')
+    (programs / "ssh").chmod(0o755)
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = doctor(project, "--hosts=127.0.0.1:2", "--json=found.json", PATH=path)
+    assert done.stdout.startswith("2 ranks on 1 host, rank 0 at 127.0.0.1:29400"), done.stderr
+    assert json.loads((project / "found.json").read_text())["world_size"] == 2
+
+
+SLURM = ("--nodes=2", "--devices=4", "site.time=00:10:00", "site.devices=--gpus-per-node={n}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "slurm", *SLURM], "srun"),
+        (["--to", "ssh", "--hosts", "a:2,b:1"], "ssh -o BatchMode=yes"),
+        (["--to", "torchrun", "--hosts", "a:2,b:2"], "torchrun --nproc-per-node=2"),
+        (["--to", "mpirun", "--hosts", "a:2,b:2", "site.mpi=openmpi"], "mpirun"),
+    ],
+)
+def test_a_script_starts_it_elsewhere(project: Path, words: list[str], said: str) -> None:
+    done = called(project, "doctor", "run.toml", "train.num_steps=7", "--no-bandwidth", *words)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert "doctor run.toml train.num_steps=7 --no-bandwidth --wait=30" in done.stdout.replace(" \\\n    ", " ")
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True, timeout=20)
