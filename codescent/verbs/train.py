@@ -51,10 +51,10 @@ def main(arguments: Namespace) -> int:
     end_with_command()
     for number in SAVING:  # until the run listens itself, there is nothing to save
         signal.signal(number, lambda *_: os._exit(LATER))
-    loaded = config_of(arguments)
-    config, rank = loaded.config, read(os.environ)
-    if rank is not None:
+    if (rank := read(os.environ)) is not None:
         cause.is_rank(rank)
+    loaded = config_of(arguments)
+    config = loaded.config
     resume = is_begun(config) if arguments.resume is None else arguments.resume
     if arguments.find_learning_rate:
         _refuse_apart(config)
