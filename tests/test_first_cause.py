@@ -34,9 +34,13 @@ with codescent.init("cpu", timeout_s=60) as ranks:
 """
 
 
+SECRET = "a token that no file and no command line has"
+
+
 def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = environment(CODESCENT_TOKEN=SECRET)
     return subprocess.run(
-        [*TORCHRUN, *words], cwd=folder, env=environment(), text=True, capture_output=True, timeout=150, check=False
+        [*TORCHRUN, *words], cwd=folder, env=env, text=True, capture_output=True, timeout=150, check=False
     )
 
 
@@ -78,7 +82,7 @@ def test_wrong_input_of_all_ranks_is_printed_once_after_they_have_met(tmp_path: 
     assert "nothing.txt" in root
 
 
-def test_each_rank_of_any_launcher_has_a_log_in_the_run_folder(tmp_path: Path) -> None:
+def test_s5_each_rank_has_a_log_in_the_run_folder_and_no_file_has_the_token(tmp_path: Path) -> None:
     make_project(tmp_path)
     words = ["run.name=logs", "train.num_steps=4", "train.eval_every=0", "log.metrics_every=1"]
     done = torchrun(tmp_path, "-m", "codescent", "train", "run.toml", *words)
@@ -87,6 +91,10 @@ def test_each_rank_of_any_launcher_has_a_log_in_the_run_folder(tmp_path: Path) -
     assert first.startswith("task    lm:")  # printed before there was a folder
     assert "step 4/4" in first
     assert "step 4/4" not in other
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert SECRET not in done.stdout + done.stderr
 
 
 # without processes
