@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map_only
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.strategies import shards
 from codescent.train import world
-from codescent.train.rendezvous import Meeting, Topology
+from codescent.train.compared import Topology
+from codescent.train.rendezvous import Meeting
 
 digest = functools.cache(world.code_digest)
 

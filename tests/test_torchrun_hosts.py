@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,6 +138,20 @@ def test_s1_ranks_of_one_machine_listen_on_loopback_alone(made: hosts.Hosts, fol
         assert nodes.stop() == [0]
 
 
+@pytest.mark.parametrize(("listen", "of_store"), [("all", "0.0.0.0"), ("eth0", hosts.address(0))])
+def test_s1_more_listens_only_where_it_is_asked_for(
+    made: hosts.Hosts, folder: Path, listen: str, of_store: str
+) -> None:
+    with Nodes(made, folder, stock=True) as nodes:
+        for host in range(2):
+            nodes.run(host, hosts.rank_environment({"LISTEN": listen}, host, 2, PORT))
+        first, other = (set(listeners_of_process(one.pid)) for one in nodes.train(2))
+        assert (of_store, PORT) in first
+        assert {address for address, _ in first - {(of_store, PORT)}} == {hosts.address(0)}  # gloo's
+        assert {address for address, _ in other} == {hosts.address(1)}
+        assert nodes.stop() == [0, 0]
+
+
 @pytest.mark.slow
 def test_f7_ranks_end_with_their_agent_and_the_others_with_them(made: hosts.Hosts, folder: Path) -> None:
     """Only the agent is killed: torch leaves its worker, which would train on as an orphan."""
@@ -211,6 +226,19 @@ def test_f21_ranks_of_runs_of_other_sizes_are_named_once(made: hosts.Hosts, fold
         nodes.run(1, hosts.rank_environment({}, 1, 3, PORT))
         assert nodes.finish(60) == [2, 2]
         assert nodes.said().count("rank 0 was started as one of 2 ranks, but rank 1 (pid ") == 1
+
+
+def test_f21_ranks_with_other_code_are_named_once_with_their_hosts(made: hosts.Hosts, folder: Path) -> None:
+    other = folder / "copy" / "loop.py"
+    other.parent.mkdir()
+    other.write_text(SCRIPT + "# changed on one machine")
+    with Nodes(made, folder) as nodes:
+        nodes.run(0, hosts.rank_environment({}, 0, 2, PORT))
+        nodes.run(1, hosts.rank_environment({}, 1, 2, PORT), "copy/loop.py")
+        assert nodes.finish(60) == [2, 2]
+        said = nodes.said()
+        assert len(re.findall(r"error: .*the ranks have different runs: script loop.py is", said)) == 1, said
+        assert re.search(r'"\w{16}" on rank 0 \(host0\); "\w{16}" on rank 1 \(host1\)', said)
 
 
 def test_f21_a_port_that_is_taken(made: hosts.Hosts, folder: Path) -> None:

@@ -4,11 +4,14 @@ Does not need CUDA: how many devices there are is pretended, and their names are
 from __future__ import annotations
 
 import os
+import platform
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +26,7 @@ from codescent.train import addresses, interfaces, world
 from codescent.train.addresses import addresses_of_first, listening_address
 from codescent.train.compared import Topology, _compared, compare
 from codescent.train.devices import choose_device, name_of, refusal
+from codescent.train.facts import facts_of_process
 from codescent.train.interfaces import name_interface
 from codescent.train.rendezvous import meet
 from codescent.train.world import backends
@@ -208,6 +212,29 @@ def test_nccl_starts_where_it_is_needed(
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda names, **more: asked.update(more, names=names))
     world.World(Rank(), device.type, 1, 1.0, shards_alone=shards_alone)
     assert (asked["names"], asked["device_id"]) == expected
+
+
+def test_what_decides_the_numbers_of_a_rank_is_compared() -> None:
+    env = {"NVIDIA_TF32_OVERRIDE": "1", "HOME": "/root"}
+    found = facts_of_process("code", "gloo", env)
+    assert found["Python"].endswith(platform.python_version())
+    assert (
+        found | {"codescent": "code", "torch": torch.__version__, "backend": "gloo", "NVIDIA_TF32_OVERRIDE": "1"}
+        == found
+    )
+    assert not {"HOME", "ATEN_CPU_CAPABILITY"} & set(found)
+
+
+def test_an_own_script_is_compared_and_a_module_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "loop.py"
+    digests = set()
+    for text in ("a = 1", "a = 2"):
+        script.write_text(text)
+        monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script), __spec__=None))
+        digests.add(facts_of_process("code", "gloo", {})["script loop.py"])
+    assert len(digests) == 2
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script), __spec__="of a module"))
+    assert "script loop.py" not in facts_of_process("code", "gloo", {})
 
 
 def test_a_cpu_has_a_name() -> None:

@@ -29,9 +29,9 @@ SCRIPT = """
 import json, os, sys, time
 import codescent
 
-with codescent.init("cpu", timeout_s=60, meet_s=60) as ranks:
+with codescent.init("cpu", timeout_s=60, meet_s=60, listen=os.environ.get("LISTEN")) as ranks:
     step = 0
-    while step < 1_000_000 and not os.path.exists("stop"):
+    while True:
         step += 1
         total = ranks.mean(ranks.rank) * ranks.world_size
         assert total == ranks.world_size * (ranks.world_size - 1) / 2, total
@@ -42,7 +42,8 @@ with codescent.init("cpu", timeout_s=60, meet_s=60) as ranks:
         if ranks.mean(os.path.exists("stop")):
             break
 """
-"""An own loop. Each rank writes its process id, its parent's, the number of ranks, its steps and its host."""
+"""An own loop. Each rank writes its process id, its parent's, the number of ranks, its steps and its host. All stop in
+the same step, once one has seen the file `stop`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Nodes:
 
     def __init__(self, made: hosts.Hosts, folder: Path, *, stock: bool = False) -> None:
         self.made, self.folder, self._stack = made, folder, ExitStack()
-        self.agents: dict[int | str, subprocess.Popen[str]] = {}
+        self.agents: dict[int, subprocess.Popen[str]] = {}
         self._hosts: Path | None = None
         if stock:
             self._hosts = folder / "hosts"
@@ -95,9 +96,9 @@ class Nodes:
         argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", *words, *program]
         self.agents[host] = self._started(host, argv, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env})
 
-    def run(self, host: int, env: dict[str, str], named: int | str | None = None) -> None:
-        """Start a rank of a host without an agent; it is one of `agents` all the same, by its host or its name."""
-        self.agents[host if named is None else named] = self._started(host, [sys.executable, "loop.py"], env)
+    def run(self, host: int, env: dict[str, str], script: str = "loop.py") -> None:
+        """Start a rank of a host without an agent; it is one of `agents` all the same."""
+        self.agents[host] = self._started(host, [sys.executable, script], env)
 
     def _started(self, host: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
         log = self._stack.enter_context((self.folder / f"host{host}.log").open("a"))
@@ -106,7 +107,7 @@ class Nodes:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
-    def kill(self, host: int | str) -> None:
+    def kill(self, host: int) -> None:
         """Kill all of a host: the agent and its ranks."""
         agent = self.agents.pop(host)
         for pid in [*children(agent.pid), agent.pid]:

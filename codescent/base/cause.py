@@ -25,6 +25,7 @@ class _Process:
     """What this process is, for its last words."""
 
     rank: Rank | None = None
+    has_met = False  # the others are connected
     step: int | None = None  # the step that is under way, from 1
     is_consequence = False  # the error only says that another rank does not answer
 
@@ -35,6 +36,17 @@ _mine = _Process()  # a process is one rank
 def is_rank(rank: Rank) -> None:
     """From now on this process is one of the ranks of a run."""
     _mine.rank = rank
+
+
+def has_met() -> None:
+    """From now on the ranks of this run are connected."""
+    _mine.has_met = True
+
+
+def may_be_shared(env: Mapping[str, str]) -> Rank | None:
+    """The rank of this process, if an error comes before the ranks have met: others may have the same one."""
+    rank = _mine.rank
+    return None if rank is None or rank.world_size == 1 or _mine.has_met or BEATS_FD in env else rank
 
 
 def is_in_step(step: float) -> None:

@@ -83,7 +83,7 @@ class ErrorHook:
             cause.write_error_file(error, os.environ, most_steps())
         if isinstance(error, UserError) and not self._retired:
             self._ends(error)
-            self._refuse(error, trace)
+            self.refuse(error, trace)
             self._ends(error, said=True)
             if hasattr(sys, "ps1"):
                 return
@@ -135,10 +135,10 @@ class ErrorHook:
         assert self.place is not None
         return [str(rank) for rank in range(self.place.world_size) if self.store.check([f"{ENDED} {rank}"])]
 
-    def _refuse(self, error: UserError, trace: TracebackType | None) -> None:
-        """Print the problems, unless another rank has printed the same."""
+    def refuse(self, error: UserError, trace: TracebackType | None, *more: str) -> None:
+        """Print the problems, unless another rank has printed the same. `more`: lines after them."""
         place = _place(trace)
-        lines = [f"error: {place}{problem}" for problem in error.problems]
+        lines = [*(f"error: {place}{problem}" for problem in error.problems), *more]
         if self._alone:
             return _print(lines)
         mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}", "who": cause.place(most_steps())}

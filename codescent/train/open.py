@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,8 +265,9 @@ def check_alike(dataset: AnyDataset, world: World) -> None:
     def compare() -> None:
         if dataset.fingerprint != first:
             raise UserError(
-                f"rank {world.place.rank}: the samples in {dataset.path} differ from those of rank 0 "
-                f"({dataset.fingerprint}, on rank 0 {first}); give every machine the same corpus and tokenizer"
+                f"rank {world.place.rank} on {socket.gethostname()}: the samples in {dataset.path} differ from those "
+                f"of rank 0 ({dataset.fingerprint}, on rank 0 {first}); give every machine the same corpus "
+                "and tokenizer"
             )
 
     together(UserError, compare)

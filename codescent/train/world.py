@@ -105,6 +105,7 @@ class World:
             self.meeting.close()
             raise
         self.store.set_timeout(self.timeout)
+        cause.has_met()
         self.leaders = topology.leaders
         keeps = place.late or (restarts and self.is_first)
         self.past = StoredPast(self.store, is_late=place.late) if keeps else None
@@ -234,7 +235,7 @@ class World:
         """Raise UserError on every rank if a fact (JSON value by name) differs between ranks. Collective."""
         everyone = together(UserError, lambda: {"host": socket.gethostname(), "facts": dict(facts)})
         if problems := differences(everyone):
-            raise UserError(*problems)
+            raise _of_all(problems)
 
     def all_agree(self, mine: bool) -> bool:
         """Whether `mine` is True on every rank. Collective."""
@@ -273,7 +274,7 @@ class World:
             asked = [one["asked"] for one in found if one["asked"]]
             if problems or asked:
                 stay_until_read(self.store, self.place, "problems")
-                raise UserError(*dict.fromkeys(problems)) if problems else StopAsked(asked[0])
+                raise _of_all(problems) if problems else StopAsked(asked[0])
         work()
 
     def leave(self) -> None:
@@ -376,6 +377,12 @@ def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[s
     if ranks > 1:
         return "cpu:gloo,cuda:nccl", device
     return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
+
+
+def _of_all(problems: Sequence[str]) -> UserError:
+    error = UserError(*dict.fromkeys(problems))
+    error.everywhere = True
+    return error
 
 
 def _tried(work: Callable[[], object]) -> dict[str, Any]:

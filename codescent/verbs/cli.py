@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from codescent.base import cause
@@ -70,7 +71,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         print(end="", flush=True)
     except UserError as error:
         cause.write_error_file(error, os.environ)
-        if cause.prints(error, os.environ):
+        if trains and cause.may_be_shared(os.environ) is not None and not error.everywhere:
+            _say_once(error)
+        elif cause.prints(error, os.environ):
             _say(*(f"error: {problem}" for problem in error.problems), *cause.last_words(error, os.environ))
         return error.exit_code
     except KeyboardInterrupt:
@@ -90,6 +93,13 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         _discard(1)
         return 141 if gone else 2
     return code
+
+
+def _say_once(error: UserError) -> None:
+    """Print an error that comes before the ranks have met, unless another rank prints the same."""
+    hook = import_module("codescent.own.failure").ErrorHook(cause.may_be_shared(os.environ))
+    with suppress(OSError):
+        hook.refuse(error, None, *cause.last_words(error, os.environ))
 
 
 def _say(*lines: str) -> None:

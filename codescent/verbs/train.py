@@ -80,10 +80,10 @@ def _stopped_early(asked: StopAsked) -> int:
 
 def _main(arguments: Namespace) -> int:
     """See `main`. Raises StopAsked, too."""
-    loaded = config_of(arguments)
-    config, rank = loaded.config, read(os.environ)
-    if rank is not None:
+    if (rank := read(os.environ)) is not None:
         cause.is_rank(rank)
+    loaded = config_of(arguments)
+    config = loaded.config
     resume = is_begun(config) if arguments.resume is None else arguments.resume
     if arguments.find_learning_rate:
         _refuse_apart(config)
