@@ -118,7 +118,9 @@ class Cluster:
         self._daemon(NODES, "slurmctld", "-D")
         for host in range(NODES):
             self._daemon(host, "slurmd", "-D", "-N", f"host{host}")
-        self.wait(lambda: self.tried("sinfo", "-h", "-o", "%T %D", "-p", "low").stdout == f"idle {NODES}\n", "the nodes")
+        self.wait(
+            lambda: self.tried("sinfo", "-h", "-o", "%T %D", "-p", "low").stdout == f"idle {NODES}\n", "the nodes"
+        )
 
     def command(self, host: int, words: Sequence[str]) -> list[str]:
         """The words that run `words` on a host, where the hosts' names mean their addresses."""
@@ -131,8 +133,15 @@ class Cluster:
         with (self.folder / f"{words[0]}.out").open("a") as log:
             self._daemons.append(
                 subprocess.Popen(
-                    self.command(host, words), env=self.env, cwd=self.folder, text=True, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
+                    self.command(host, words),
+                    env=self.env,
+                    cwd=self.folder,
+                    text=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
                 )  # fmt: skip
             )
 
@@ -193,4 +202,3 @@ class Cluster:
         for daemon in self._daemons:
             daemon.wait(timeout=WAIT_S)
         self._hosts.__exit__(None, None, None)
-

@@ -84,9 +84,7 @@ def test_each_rank_has_its_place(project: Path, made: hosts.Hosts, capsys: pytes
     assert all(one["CODESCENT_STOP_AT"] and one["CODESCENT_TOKEN"] for one in found)
 
 
-def test_losses_are_those_of_one_process(
-    project: Path, made: hosts.Hosts, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_are_those_of_one_process(project: Path, made: hosts.Hosts, capsys: pytest.CaptureFixture[str]) -> None:
     run = ("run.toml", "run.name=real", "train.precision=fp64")
     words = [*run, *SITE, "--to", "pbs", "--nodes", "2", "--devices", "1"]
     done = ended(script_of(words, capsys), project, made, nodes=2, ranks=1)

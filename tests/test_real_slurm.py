@@ -99,7 +99,17 @@ def as_one_process(project: Path, words: tuple[str, ...], name: str) -> None:
 
 
 def test_each_rank_has_its_place(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["places.py", *SITE, "site.before=[\"export TMPDIR='/tmp'\"]", "--to", "slurm", "--nodes", "3", "--devices", "2"]
+    words = [
+        "places.py",
+        *SITE,
+        "site.before=[\"export TMPDIR='/tmp'\"]",
+        "--to",
+        "slurm",
+        "--nodes",
+        "3",
+        "--devices",
+        "2",
+    ]
     script = saved(project, capsys, *words, "--", "a b", "$c", "it's")
     job = slurm.submit(script)
     assert slurm.ended(job) == ("COMPLETED", "0:0"), log_of(project, "places", job)
@@ -151,7 +161,9 @@ def test_f18_a_higher_job_comes_first(slurm: Cluster, project: Path, capsys: pyt
     """Preemption: the ranks get SIGCONT and SIGTERM, save, and SLURM starts them again later."""
     job = slurm.submit(saved(project, capsys, *LONG, *TWO))
     trains(slurm, project, job, 5)
-    first = slurm.called("sbatch", "--parsable", "--partition=high", "--nodes=3", "--exclusive", "--wrap=sleep 1").strip()
+    first = slurm.called(
+        "sbatch", "--parsable", "--partition=high", "--nodes=3", "--exclusive", "--wrap=sleep 1"
+    ).strip()
     assert slurm.ended(first)[0] == "COMPLETED"
     stopped = steps_done(project)
     trains(slurm, project, job, stopped + 5)
@@ -268,7 +280,7 @@ def test_a_job_is_submitted_followed_and_cancelled(slurm: Cluster, project: Path
     trains(slurm, project, job, 5)
     state = slurm.called("codescent", "launch", "runs/long", "--status", cwd=project)
     assert state.startswith(f"slurm {job}, submitted ")
-    assert f"running, 0:" in state
+    assert "running, 0:" in state
     assert state.rstrip().endswith(f"long-{job}.log")
     follow = slurm.command(slurm_cluster.NODES, ["codescent", "launch", "runs/long", "--follow"])
     with subprocess.Popen(follow, env=slurm.env, cwd=project, text=True, stdout=-1, stderr=-1) as following:
