@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from host_ranks import LISTENS, address_of
+
 
 def processes(folder: Path) -> Iterator[int]:
     """All of them."""
@@ -45,6 +47,26 @@ def agents(folder: Path) -> list[int]:
 def environment(pid: int) -> list[bytes]:
     """The variables with which a process was started, each as NAME=VALUE."""
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def program(pid: int) -> str:
+    """The name of the program that a process runs, as the kernel knows it."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def listeners(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports at which this process listens, of those of its host."""
+    sockets = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(str(path.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            words = line.split()
+            if words[3] == LISTENS and f"socket:[{words[9]}]" in sockets:
+                found.add(address_of(words[1]))
+    return found
 
 
 def token(folder: Path) -> str:

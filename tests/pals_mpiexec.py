@@ -1,4 +1,4 @@
-"""In: words of PALS's mpiexec, hosts that are network namespaces. Out: ranks on these hosts, with the variables that PALS sets.
+"""In: words of PALS's mpiexec, hosts that are namespaces. Out: ranks on them, with the variables that PALS sets.
 Stands in for software that is not to be had. Its variables are those of docs/launch.md, seen in scripts of users."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """In: scripts of `codescent launch --to pbs`. Out: run as PBS runs them, with an mpiexec that does as PALS, they hold.
-Neither PBS nor PALS is to be had here: tests/pals_mpiexec.py and a qsub that writes down its words stand in for them."""
+Neither is to be had here: tests/pals_mpiexec.py and a qsub that writes down its words stand in for them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_rank_has_its_place(project: Path, made: hosts.Hosts, capsys: pytes
 
 
 def test_losses_are_those_of_one_process(project: Path, made: hosts.Hosts, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ("run.toml", "run.name=real", "train.precision=fp64")
+    run = ("run.toml", "run.name=real", "train.precision=fp64", "train.num_steps=6", "train.eval_every=0")
     words = [*run, *SITE, "--to", "pbs", "--nodes", "2", "--devices", "1"]
     done = ended(script_of(words, capsys), project, made, nodes=2, ranks=1)
     assert done.returncode == 0, done.stderr

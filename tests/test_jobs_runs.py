@@ -160,6 +160,7 @@ def test_torchrun_finds_hosts_whose_own_name_is_unknown(
     assert {one["host"] for one in found} == {"host0", "host1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_f18_a_signal_to_torchrun_saves_and_leaves_no_rank(
     project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, number: signal.Signals
