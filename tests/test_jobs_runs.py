@@ -118,6 +118,46 @@ def test_ssh_trains_as_one_process_does_and_goes_on(project: Path, capsys: pytes
     assert len(losses(run)) == 8
 
 
+def test_local_trains_as_one_process_does(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = started(script_of([*RUN, "--to", "local", "--devices", "2"], capsys), project)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    alone = train(project, "alone", *RUN[1:-1])
+    found = losses(RunFolder.open(project / "runs" / "hosts"))
+    assert found == pytest.approx(losses(alone), rel=1e-10, abs=0)
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_does(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    """Three hosts, of which one has two ranks."""
+    text = script_of([*RUN, "--to", "torchrun", "--hosts", "10.77.0.1:1,10.77.0.2:2,10.77.0.3:1"], capsys)
+    text = text.replace("train.global_batch_size=6", "train.global_batch_size=8")
+    all_three = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(3)]
+    said = [process.communicate(timeout=200) for process in all_three]
+    assert [process.returncode for process in all_three] == [0, 0, 0], said
+    alone = train(project, "alone", *RUN[2:-1])
+    found = losses(RunFolder.open(project / "runs" / "hosts"))
+    assert found == pytest.approx(losses(alone), rel=1e-10, abs=0)
+
+
+def test_torchrun_gives_each_rank_its_place(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    where = ("--hosts", "10.77.0.1:1,10.77.0.2:2,10.77.0.3:1")
+    text = script_of(["places.py", "--to", "torchrun", *where, "--", "a b", "$c"], capsys)
+    all_three = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(3)]
+    said = [process.communicate(timeout=100) for process in all_three]
+    assert [process.returncode for process in all_three] == [0, 0, 0], said
+    found = places.taken(project, 4)
+    assert [(one["host"], one["local_rank"], one["local_world_size"]) for one in found] == [
+        ("host0", 0, 1), ("host1", 0, 2), ("host1", 1, 2), ("host2", 0, 1),
+    ]  # fmt: skip
+    assert {one["master_addr"] for one in found} == {"10.77.0.1"}
+    assert [one["words"] for one in found] == [["a b", "$c"]] * 4
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_f18_signals_reach_the_ranks_of_all_hosts(
     project: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
