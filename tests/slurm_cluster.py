@@ -1,4 +1,4 @@
-"""In: hosts that are network namespaces. Out: `Cluster`: a real SLURM on them: slurmctld on the last, slurmd on the others.
+"""In: hosts that are network namespaces. Out: `Cluster`: a real SLURM, slurmctld on the last, slurmd on others.
 Does not know what the jobs do. Needs root and SLURM's programs; leaves the machine's own SLURM and munge alone."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NODES = 3
 WAIT_S = 60.0
 """Longest wait for what takes seconds on an idle machine."""
 
-# A requeued job waits for as long as credentials of its last start are valid: cred_expire, at least 5 seconds. KillWait:
-# from SIGTERM to SIGKILL. All steps of a test share two cores, so nodes are given more than the machine has (config_overrides).
+# A requeued job waits for as long as credentials of its last start are valid: cred_expire, at least 5 seconds.
+# KillWait: from SIGTERM to SIGKILL. Nodes are given more cores than the machine has (config_overrides).
 CONF = """
 ClusterName=tests
 SlurmctldHost={controller}({address})
@@ -75,17 +75,18 @@ class Cluster:
     Attributes:
         folder: of the cluster: its config, its logs.
         env: for all commands.
+        hosts: the namespaces.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": path, "OMP_NUM_THREADS": "1"}
-        self._hosts = hosts.Hosts(NODES + 1)
+        self.hosts = hosts.Hosts(NODES + 1)
         self._daemons: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
-        self._hosts.__enter__()
+        self.hosts.__enter__()
         try:
             self._configure()
             self._start_daemons()
@@ -118,22 +119,31 @@ class Cluster:
         self._daemon(NODES, "slurmctld", "-D")
         for host in range(NODES):
             self._daemon(host, "slurmd", "-D", "-N", f"host{host}")
-        self.wait(lambda: self.tried("sinfo", "-h", "-o", "%T %D", "-p", "low").stdout == f"idle {NODES}\n", "the nodes")
+        self.wait(
+            lambda: self.tried("sinfo", "-h", "-o", "%T %D", "-p", "low").stdout == f"idle {NODES}\n", "the nodes"
+        )
 
     def command(self, host: int, words: Sequence[str]) -> list[str]:
         """The words that run `words` on a host, where the hosts' names mean their addresses."""
         inside = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
         space = ["unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", inside, f"host{host}"]
-        namespace = f"--net=/run/netns/{self._hosts.name(host)}"
+        namespace = f"--net=/run/netns/{self.hosts.name(host)}"
         return ["nsenter", namespace, "--", *space, str(self.folder / "hosts"), *words]
 
     def _daemon(self, host: int, *words: str) -> None:
         with (self.folder / f"{words[0]}.out").open("a") as log:
             self._daemons.append(
                 subprocess.Popen(
-                    self.command(host, words), env=self.env, cwd=self.folder, text=True, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-                )  # fmt: skip
+                    self.command(host, words),
+                    env=self.env,
+                    cwd=self.folder,
+                    text=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
             )
 
     def tried(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -173,14 +183,14 @@ class Cluster:
             time.sleep(0.1)
 
     def logs(self) -> str:
-        """The ends of all logs of the daemons."""
-        names = sorted([*self.folder.glob("*.log"), *self.folder.glob("*.out")])
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in names)
+        """The ends of the logs of the daemons."""
+        names = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-800:]}" for path in names)
 
     def processes(self, host: int) -> list[int]:
         """The processes on a host."""
         listed = subprocess.run(
-            ["ip", "netns", "pids", self._hosts.name(host)], text=True, capture_output=True, check=False
+            ["ip", "netns", "pids", self.hosts.name(host)], text=True, capture_output=True, check=False
         ).stdout
         return [int(word) for word in listed.split()]
 
@@ -192,5 +202,4 @@ class Cluster:
                     os.kill(pid, signal.SIGKILL)
         for daemon in self._daemons:
             daemon.wait(timeout=WAIT_S)
-        self._hosts.__exit__(None, None, None)
-
+        self.hosts.__exit__(None, None, None)

@@ -3,7 +3,6 @@ run has the losses of one process; signals save. Instead of ssh a shell enters t
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import marked
+import places
 import pytest
+from host_ranks import listeners_of
+from remote_shell import make_ssh
 from runs import environment, losses, make_project, train
 from scripts import script_of
 
@@ -22,19 +25,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import hosts
 
-SSH = """#!/bin/bash
-# ssh -o BatchMode=yes HOST WORDS: the words run by a shell on a host, as ssh does it
-host=$3; shift 3
-number=$(( ${host##*.} - 1 ))
-exec nsenter --net=/run/netns/PREFIXh$number unshare --uts bash -c "hostname host$number; $*"
-"""
-PLACE = """
-import json, os, sys
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CODESCENT_TOKEN", "CODESCENT_MARK")
-found = {name: os.environ.get(name) for name in names} | {"host": os.uname().nodename, "words": sys.argv[1:]}
-open("place" + os.environ["RANK"], "w").write(json.dumps(found))
-"""
-RUN = ("run.toml", "train.global_batch_size=6", "train.num_steps=6", "train.eval_every=0", "run.name=hosts")
+TWO = ("--hosts", "10.77.0.1:1,10.77.0.2:1")
+RUN = (
+    "run.toml",
+    "train.global_batch_size=6",
+    "train.num_steps=6",
+    "train.eval_every=0",
+    "train.precision=fp64",
+    "run.name=hosts",
+)
+LONG = (
+    "run.toml", "train.num_steps=1000000", "optimizer.decay_steps=100", "train.eval_every=0", "log.metrics_every=1",
+    "run.name=hosts",
+)  # fmt: skip
+"""A run that does not end by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +50,17 @@ def made() -> Iterator[hosts.Hosts]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: hosts.Hosts) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: hosts.Hosts) -> Iterator[Path]:
     make_project(tmp_path)
-    (tmp_path / "place.py").write_text(PLACE)
+    places.make_program(tmp_path)
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "ssh").write_text(SSH.replace("PREFIXh", made.name(0).removesuffix("0")))
-    (programs / "ssh").chmod(0o755)
+    make_ssh(programs, made)
     bin_folder = Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{programs}:{bin_folder}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    marked.kill(tmp_path)
 
 
 def started(text: str, folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -66,23 +70,37 @@ def started(text: str, folder: Path, *words: str, before: tuple[str, ...] = ()) 
     )
 
 
-def places(folder: Path, ranks: int) -> list[dict[str, str]]:
-    return [json.loads((folder / f"place{rank}").read_text()) for rank in range(ranks)]
+def trains(folder: Path, *processes: subprocess.Popen[str]) -> None:
+    """Wait until the run `hosts` has done some steps."""
+    csv, end = folder / "runs" / "hosts" / "metrics.csv", time.monotonic() + 100
+    while not (csv.exists() and csv.read_text().count("\n") > 3):
+        assert time.monotonic() < end
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
 
 
 def test_ssh_gives_each_rank_its_place(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["place.py", "--to", "ssh", "--hosts", "10.77.0.1:2,10.77.0.3:1", "--", "a b", "$c"]
+    words = ["places.py", "--to", "ssh", "--hosts", "10.77.0.1:2,10.77.0.3:1", "--", "a b", "$c"]
     process = started(script_of(words, capsys), project)
     out, err = process.communicate(timeout=100)
     assert (process.returncode, out, err) == (0, "", "")
-    found = places(project, 3)
-    assert [(one["host"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in found] == [
-        ("host0", "0", "2"), ("host0", "1", "2"), ("host2", "0", "1"),
+    found = places.taken(project, 3)
+    assert [(one["host"], one["local_rank"], one["local_world_size"]) for one in found] == [
+        ("host0", 0, 2), ("host0", 1, 2), ("host2", 0, 1),
     ]  # fmt: skip
-    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in found} == {("3", "10.77.0.1")}
-    assert len({one["CODESCENT_TOKEN"] for one in found}) == 1
-    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "place.py")}
+    assert {one["master_addr"] for one in found} == {"10.77.0.1"}
+    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "places.py")}
     assert [one["words"] for one in found] == [["a b", "$c"]] * 3
+
+
+def test_local_gives_each_rank_its_place(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = started(script_of(["places.py", "--to", "local", "--devices", "3", "--", "a b"], capsys), project)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert [(one["local_rank"], one["master_addr"], one["words"]) for one in places.taken(project, 3)] == [
+        (rank, "127.0.0.1", ["a b"]) for rank in range(3)
+    ]
 
 
 def test_ssh_trains_as_one_process_does_and_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +110,7 @@ def test_ssh_trains_as_one_process_does_and_goes_on(project: Path, capsys: pytes
     _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     run = RunFolder.open(project / "runs" / "hosts")
-    assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-10, abs=0)
     process = started(text.replace("train.num_steps=6", "train.num_steps=8"), project)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
@@ -100,19 +118,52 @@ def test_ssh_trains_as_one_process_does_and_goes_on(project: Path, capsys: pytes
     assert len(losses(run)) == 8
 
 
+def test_local_trains_as_one_process_does(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = started(script_of([*RUN, "--to", "local", "--devices", "2"], capsys), project)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    alone = train(project, "alone", *RUN[1:-1])
+    found = losses(RunFolder.open(project / "runs" / "hosts"))
+    assert found == pytest.approx(losses(alone), rel=1e-10, abs=0)
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_does(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    """Three hosts, of which one has two ranks."""
+    text = script_of([*RUN, "--to", "torchrun", "--hosts", "10.77.0.1:1,10.77.0.2:2,10.77.0.3:1"], capsys)
+    text = text.replace("train.global_batch_size=6", "train.global_batch_size=8")
+    all_three = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(3)]
+    said = [process.communicate(timeout=200) for process in all_three]
+    assert [process.returncode for process in all_three] == [0, 0, 0], said
+    alone = train(project, "alone", *RUN[2:-1])
+    found = losses(RunFolder.open(project / "runs" / "hosts"))
+    assert found == pytest.approx(losses(alone), rel=1e-10, abs=0)
+
+
+def test_torchrun_gives_each_rank_its_place(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    where = ("--hosts", "10.77.0.1:1,10.77.0.2:2,10.77.0.3:1")
+    text = script_of(["places.py", "--to", "torchrun", *where, "--", "a b", "$c"], capsys)
+    all_three = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(3)]
+    said = [process.communicate(timeout=100) for process in all_three]
+    assert [process.returncode for process in all_three] == [0, 0, 0], said
+    found = places.taken(project, 4)
+    assert [(one["host"], one["local_rank"], one["local_world_size"]) for one in found] == [
+        ("host0", 0, 1), ("host1", 0, 2), ("host1", 1, 2), ("host2", 0, 1),
+    ]  # fmt: skip
+    assert {one["master_addr"] for one in found} == {"10.77.0.1"}
+    assert [one["words"] for one in found] == [["a b", "$c"]] * 4
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGINT, 130)])
-def test_signals_reach_the_ranks_of_all_hosts(
+def test_f18_signals_reach_the_ranks_of_all_hosts(
     project: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
 ) -> None:
-    words = [*RUN[:2], "train.num_steps=1000000", "optimizer.decay_steps=100", "train.eval_every=0", RUN[-1]]
-    text = script_of([*words, "log.metrics_every=1", "--to", "ssh", "--hosts", "10.77.0.1:1,10.77.0.2:1"], capsys)
-    text = text.replace("train.global_batch_size=6", "train.global_batch_size=4")
-    process = started(text, project)
-    csv, end = project / "runs" / "hosts" / "metrics.csv", time.monotonic() + 100
-    while not (csv.exists() and csv.read_text().count("\n") > 3):
-        assert time.monotonic() < end
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    process = started(script_of([*LONG, "--to", "ssh", *TWO], capsys), project)
+    trains(project, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=100)
     assert process.returncode == code, err
@@ -121,10 +172,10 @@ def test_signals_reach_the_ranks_of_all_hosts(
 
 
 def test_a_host_that_fails_ends_the_others(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "place.py").write_text(
+    (project / "fails.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(90)"
     )
-    words = ["place.py", "--to", "ssh", "--hosts", "10.77.0.1:1,10.77.0.2:1"]
+    words = ["fails.py", "--to", "ssh", *TWO]
     process = started(script_of(words, capsys), project)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 7, err
@@ -135,16 +186,105 @@ def test_torchrun_finds_hosts_whose_own_name_is_unknown(
     project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, elastic: bool
 ) -> None:
     """With torchrun's own ways of finding addresses these hosts hang, or fail with a bare socket.gaierror."""
-    where = ["--hosts", "10.77.0.1:1,10.77.0.2:1"]
+    where = [*TWO]
     if elastic:
         where = ["--hosts", "10.77.0.1", "--nodes", "1:2", "--devices", "1", "--max-restarts", "1"]
-    text = script_of(["place.py", "--to", "torchrun", *where], capsys)
+    text = script_of(["places.py", "--to", "torchrun", *where], capsys)
     if elastic:  # all are there at once: none has to wait for the last call
         text = text.replace("--nnodes=1:2", "--nnodes=2:2")
     both = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(2)]
     for process in both:
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
-    found = places(project, 2)
+    found = places.taken(project, 2)
     assert {one["host"] for one in found} == {"host0", "host1"}
-    assert {one["WORLD_SIZE"] for one in found} == {"2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_f18_a_signal_to_torchrun_saves_and_leaves_no_rank(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, number: signal.Signals
+) -> None:
+    """By itself torchrun dies of SIGUSR1 and leaves its ranks to train on."""
+    text = script_of([*LONG, "--to", "torchrun", *TWO], capsys)
+    both = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(2)]
+    trains(project, *both)
+    both[1].send_signal(number)  # as a scheduler may reach one node first
+    said = [process.communicate(timeout=100) for process in both]
+    assert f"by {number.name}" in said[0][0], said
+    assert "saved in" in said[0][0]
+    assert marked.ranks(project) == []
+    wanted = 75 if number == signal.SIGUSR1 else 128 + number
+    assert [process.returncode for process in both] == [wanted, wanted], said
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_f4_f7_an_agent_that_is_killed_ends_the_run(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, host: int
+) -> None:
+    """With its ranks, and with those of the other host: the script says which host it was. Host 0 has the store."""
+    process = started(script_of([*LONG, "--to", "ssh", *TWO], capsys), project)
+    trains(project, process)
+    (agent,) = [pid for pid in marked.agents(project) if pid in on(made, host)]
+    os.kill(agent, signal.SIGKILL)
+    out, err = process.communicate(timeout=100)
+    marked.wait_for_none(lambda: marked.ranks(project))
+    assert process.returncode not in (0, 2, 75, 130, 143), out + err
+    assert f"10.77.0.{host + 1}" in err
+
+
+def test_f4_a_rank_0_that_is_killed_ends_the_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = started(script_of([*LONG, "--to", "ssh", *TWO], capsys), project)
+    trains(project, process)
+    (first,) = [pid for pid in marked.ranks(project) if b"RANK=0" in marked.environment(pid)]
+    os.kill(first, signal.SIGKILL)
+    out, err = process.communicate(timeout=100)
+    marked.wait_for_none(lambda: marked.ranks(project))
+    assert process.returncode == 137, out + err
+    assert f"rank 0 of 2 (pid {first}) was killed by SIGKILL (9)" in err
+
+
+def test_s1_ranks_on_hosts_listen_where_the_others_come(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    process = started(script_of([*LONG, "--to", "ssh", *TWO], capsys), project)
+    trains(project, process)
+    found = [
+        set(listeners_of(next(pid for pid in marked.ranks(project) if pid in on(made, host)))) for host in range(2)
+    ]
+    assert found[0]
+    for host, listeners in enumerate(found):
+        assert {address for address, _ in listeners} <= {hosts.address(host), "127.0.0.1"}
+
+
+def test_s1_ranks_on_this_machine_listen_on_loopback(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    """On a host of its own: nobody else listens there."""
+    text = script_of([*LONG, "--to", "local", "--devices", "2"], capsys)
+    process = started(text, project, before=tuple(made.command(2, [])))
+    trains(project, process)
+    assert {address for address, _ in listeners_of(marked.ranks(project)[0])} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("target", ["local", "ssh", "torchrun"])
+def test_s5_nobody_is_told_the_token(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, target: str
+) -> None:
+    """No command line, no file of the run, no line that it prints has the token."""
+    where = TWO if target == "ssh" else ("--devices", "2")
+    process = started(script_of([*LONG, "--to", target, *where], capsys), project)
+    trains(project, process)
+    token = marked.token(project)
+    shown = marked.command_lines_with(token)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert shown == []
+    assert token not in out + err
+    assert marked.files_with(project, token) == []
+
+
+def on(made: hosts.Hosts, host: int) -> list[int]:
+    """The processes on a host."""
+    words = ["ip", "netns", "pids", made.name(host)]
+    return [int(word) for word in subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()]

@@ -27,7 +27,6 @@ import hosts
 
 PROGRAMS = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 """As Debian calls the two, where both are installed."""
-HERE = "--devices"
 EXACT = 1e-10
 
 
@@ -122,7 +121,14 @@ def test_each_rank_on_uneven_hosts_has_its_place(
 def test_losses_on_hosts_are_those_of_one_process(
     mpi: str, remote: hosts.Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = ("run.toml", "run.name=real", "train.precision=fp64", "train.global_batch_size=6")
+    run = (
+        "run.toml",
+        "run.name=real",
+        "train.precision=fp64",
+        "train.global_batch_size=6",
+        "train.num_steps=6",
+        "train.eval_every=0",
+    )
     words = [*run, "--to", "mpirun", "--hosts", "10.77.0.1:2,10.77.0.2:1", f"site.mpi={mpi}"]
     code, said = ended(started(script_of(words, capsys), tmp_path, remote))
     assert code == 0, said
@@ -147,6 +153,7 @@ def trains(folder: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_f18_a_signal_to_mpirun_saves(
     mpi: str, remote: hosts.Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
@@ -162,6 +169,7 @@ def test_f18_a_signal_to_mpirun_saves(
     assert code == (75 if number == signal.SIGUSR1 else 128 + number), said
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named_and_ends_the_others(
     mpi: str, remote: hosts.Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +184,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     assert marked.ranks(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["first host", "second host"])
 def test_f7_a_launcher_that_is_killed_leaves_no_rank(
     mpi: str, remote: hosts.Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str], of: str

@@ -1,15 +1,19 @@
-"""In: scripts of `codescent launch --to slurm`. Out: a real SLURM of three nodes starts them, ends them, starts them again.
+"""In: scripts of `codescent launch --to slurm`. Out: a real SLURM of three nodes starts and ends them, and again.
 Skips without root or SLURM's programs (tests/slurm_cluster.py says what to install). F18 of the fault tests is here."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import marked
 import places
 import pytest
 import slurm_cluster
+from remote_shell import make_ssh
 from runs import losses, make_project, train
 from scripts import script_of
 from slurm_cluster import Cluster
@@ -99,7 +103,17 @@ def as_one_process(project: Path, words: tuple[str, ...], name: str) -> None:
 
 
 def test_each_rank_has_its_place(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["places.py", *SITE, "site.before=[\"export TMPDIR='/tmp'\"]", "--to", "slurm", "--nodes", "3", "--devices", "2"]
+    words = [
+        "places.py",
+        *SITE,
+        "site.before=[\"export TMPDIR='/tmp'\"]",
+        "--to",
+        "slurm",
+        "--nodes",
+        "3",
+        "--devices",
+        "2",
+    ]
     script = saved(project, capsys, *words, "--", "a b", "$c", "it's")
     job = slurm.submit(script)
     assert slurm.ended(job) == ("COMPLETED", "0:0"), log_of(project, "places", job)
@@ -123,7 +137,7 @@ def test_sbatch_finds_nothing_wrong(slurm: Cluster, project: Path, capsys: pytes
 
 
 def test_losses_are_those_of_one_process(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ("run.toml", "run.name=real", "train.precision=fp64")
+    run = ("run.toml", "run.name=real", "train.precision=fp64", "train.num_steps=6", "train.eval_every=0")
     job = slurm.submit(saved(project, capsys, *run, *TWO))
     assert slurm.ended(job) == ("COMPLETED", "0:0"), log_of(project, "real", job)
     as_one_process(project, run, "real")
@@ -147,11 +161,14 @@ def test_f18_a_signal_saves_and_the_job_starts_again(
     as_one_process(project, LONG, "long")
 
 
+@pytest.mark.slow
 def test_f18_a_higher_job_comes_first(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Preemption: the ranks get SIGCONT and SIGTERM, save, and SLURM starts them again later."""
     job = slurm.submit(saved(project, capsys, *LONG, *TWO))
     trains(slurm, project, job, 5)
-    first = slurm.called("sbatch", "--parsable", "--partition=high", "--nodes=3", "--exclusive", "--wrap=sleep 1").strip()
+    first = slurm.called(
+        "sbatch", "--parsable", "--partition=high", "--nodes=3", "--exclusive", "--wrap=sleep 1"
+    ).strip()
     assert slurm.ended(first)[0] == "COMPLETED"
     stopped = steps_done(project)
     trains(slurm, project, job, stopped + 5)
@@ -175,6 +192,7 @@ def test_f18_the_time_limit_saves_and_the_job_starts_again(
     assert f"at step {stopped}" in log.partition("resumed from")[2]
 
 
+@pytest.mark.slow
 def test_f18_further_signals_change_nothing(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGTERM twice and SIGCONT, while the run saves or before: it is saved once, and the job is not started again."""
     job = slurm.submit(saved(project, capsys, *LONG, *TWO))
@@ -230,7 +248,7 @@ torch.distributed.barrier()
 
 
 def test_a_rank_that_fails_ends_the_job(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """srun ends the other rank, which waits. The exit code is that of a failure, and the cause is the first in the log."""
+    """srun ends the other rank, which waits. The exit code is that of a failure, the cause is first in the log."""
     (project / "fails.py").write_text(FAILS)
     job = slurm.submit(saved(project, capsys, "fails.py", *TWO))
     state, code = slurm.ended(job)
@@ -268,7 +286,7 @@ def test_a_job_is_submitted_followed_and_cancelled(slurm: Cluster, project: Path
     trains(slurm, project, job, 5)
     state = slurm.called("codescent", "launch", "runs/long", "--status", cwd=project)
     assert state.startswith(f"slurm {job}, submitted ")
-    assert f"running, 0:" in state
+    assert "running, 0:" in state
     assert state.rstrip().endswith(f"long-{job}.log")
     follow = slurm.command(slurm_cluster.NODES, ["codescent", "launch", "runs/long", "--follow"])
     with subprocess.Popen(follow, env=slurm.env, cwd=project, text=True, stdout=-1, stderr=-1) as following:
@@ -294,5 +312,64 @@ def test_a_job_that_slurm_refuses_is_no_job_of_the_run(slurm: Cluster, project: 
     assert not (project / "runs" / "long" / "jobs").exists()
 
 
+LEAVES = """
+import subprocess, sys
+subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=-3, stderr=-3)
+"""
+"""A script that leaves a process on each node, as a data loader that was not ended."""
+
+
 def test_what_a_run_has_left_on_its_nodes_is_ended(slurm: Cluster, project: Path) -> None:
-    """A step loses its slurmd and its slurmstepd, as on a node that was cut: nobody ends its ranks but --kill."""
+    """SLURM has ended the job by its process groups. The mark finds what is left."""
+    (project / "leaves.py").write_text(LEAVES)
+    said = slurm.called("codescent", "launch", "leaves.py", *TWO, "--submit", "site.environment=none", cwd=project)
+    job, run = said.split()[1], said.split()[-2]
+    assert slurm.ended(job) == ("COMPLETED", "0:0"), log_of(project, "leaves", job)
+    make_ssh(project, slurm.hosts)
+    assert len(list(marked.processes(project))) == 2
+    path = f"{project}:{slurm.env['PATH']}"
+    done = slurm.tried("codescent", "launch", run, "--kill", "--hosts", "host0,host1", cwd=project, PATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(marked.processes(project)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["slurmstepd", "srun"])
+def test_f7_ranks_end_with_the_step_that_has_started_them(
+    slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str], program: str
+) -> None:
+    """Killed: the slurmstepd that has a node's ranks as its children, or the srun that has them started."""
+    job = slurm.submit(saved(project, capsys, *LONG, *TWO))
+    trains(slurm, project, job, 5)
+    ranks = marked.ranks(project)
+    assert len(ranks) == 2
+    if program == "slurmstepd":
+        victim = int(Path(f"/proc/{ranks[1]}/stat").read_text().rpartition(")")[2].split()[1])
+    else:
+        victim = min(pid for pid in marked.processes(project) if marked.program(pid) == "srun")
+    assert marked.program(victim) == program
+    os.kill(victim, signal.SIGKILL)
+    marked.wait_for_none(lambda: marked.ranks(project))
+    if program == "srun":  # without a node's slurmstepd, srun waits until the time limit; its option --wait ends that
+        assert slurm.ended(job)[0] == "FAILED", log_of(project, "long", job)
+    else:
+        slurm.wait(lambda: "rank 1 (on host1)" in log_of(project, "long", job), "the cause in the log")
+
+
+@pytest.mark.slow
+def test_s1_s5_ranks_listen_on_their_interface_and_keep_the_token(
+    slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """slurmd and slurmstepd listen everywhere; a rank does not. No command line, file or log has the token."""
+    job = slurm.submit(saved(project, capsys, *LONG, *TWO))
+    trains(slurm, project, job, 5)
+    token = marked.token(project)
+    for pid in marked.ranks(project):
+        listeners = marked.listeners(pid)
+        assert {address for address, _ in listeners} <= {"10.77.0.1", "10.77.0.2", "127.0.0.1"}
+    assert any(marked.listeners(pid) for pid in marked.ranks(project))
+    shown = marked.command_lines_with(token)
+    slurm.called("scancel", job)
+    slurm.ended(job)
+    assert shown == []
+    assert marked.files_with(project, token) == []
