@@ -20,7 +20,7 @@ from test_running import ENDLESS, Run
 from codescent.base.stopping import LATER
 from codescent.record import RunFolder
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 HANDLED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--signals-to-handle={HANDLED}"]
 SCRIPT = """
