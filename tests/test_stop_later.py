@@ -130,7 +130,7 @@ def preparing(project: Path) -> Iterator[None]:
     """Another process prepares the same dataset: it holds the lock of the hidden folder."""
     with contextlib.chdir(project):
         hidden = project / make_request("corpus.txt", "byte", 0.1, "text", None).partial_folder(Path("datasets"))
-    hidden.mkdir(parents=True)
+    hidden.mkdir(parents=True, exist_ok=True)
     handle = os.open(hidden, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
