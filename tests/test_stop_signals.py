@@ -334,3 +334,17 @@ with codescent.init("cpu") as ranks:
     done = run_script(tmp_path, program)
     assert (done.returncode, done.stdout) == (LATER, "finally\natexit\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_wait_for_the_others_before_they_end(tmp_path: Path) -> None:
+    program = """
+import codescent, time
+from pathlib import Path
+ranks = codescent.init("cpu")
+if ranks.rank == 0:
+    time.sleep(1)
+    Path("written").touch()
+ranks.world.leave()
+assert Path("written").exists()
+"""
+    assert run_script(tmp_path, program, *COMMANDS["agent"]).returncode == 0
