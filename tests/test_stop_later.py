@@ -4,18 +4,26 @@ Does not use a scheduler: the signals and variables are those that SLURM sends."
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
+import select
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import codescent, make_project
-from test_running import ENDLESS, Run
+from runs import codescent, environment, make_project
+from test_running import ENDLESS, TIMEOUT_S, Run
 
 from codescent.base.errors import UserError
 from codescent.base.stopping import GRACE_S, LATER, exit_code_of, stop_at
+from codescent.data.text.request import make_request
+from codescent.launch.launchers import TORCHRUN_SET
 from codescent.record import RunFolder
 
 
@@ -112,6 +120,145 @@ def test_a_job_that_is_started_in_vain_ends(project: Path, runs: list[Run], monk
     monkeypatch.delenv("SLURM_RESTART_COUNT")  # a person may start it as often as he likes
     runs.append(run := Run(project, 1, resume=True))
     run.steps()
+
+
+# Before the run begins
+
+
+@contextlib.contextmanager
+def preparing(project: Path) -> Iterator[None]:
+    """Another process prepares the same dataset: it holds the lock of the hidden folder."""
+    with contextlib.chdir(project):
+        hidden = project / make_request("corpus.txt", "byte", 0.1, "text", None).partial_folder(Path("datasets"))
+    hidden.mkdir(parents=True, exist_ok=True)
+    handle = os.open(hidden, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def waits(run: Run) -> None:
+    """Wait until the run waits for that process. A rank of an agent says so in its log."""
+    end, said = time.monotonic() + TIMEOUT_S, "another process is preparing this dataset in "
+    while said not in run.err:
+        assert time.monotonic() < end, run.err
+        assert run.process.stderr is not None
+        if select.select([run.process.stderr], [], [], 0.1)[0]:
+            run.err += os.read(run.process.stderr.fileno(), 4096).decode()
+        if any(said in log.read_text() for log in run.folder.glob("tmp/codescent-ranks-*/rank-0.log")):
+            return
+
+
+def ask(run: Run) -> tuple[int, str]:
+    """As SLURM asks. Returns exit code and standard error."""
+    waits(run)
+    for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGUSR1):
+        with contextlib.suppress(ProcessLookupError):
+            run.process.send_signal(number)
+    code, _, err = run.end()
+    return code, err
+
+
+WORDS = [sys.executable, "-m", "codescent", "train", "run.toml", *ENDLESS, "--resume=auto"]
+BEFORE = {
+    "one process": WORDS,
+    "local ranks": [*WORDS, "--ranks", "2"],
+    "agent": [sys.executable, "-m", "codescent.launch.agent", "--ranks", "2", "--", *WORDS],
+}
+
+
+@pytest.mark.parametrize("by", ["one process", "local ranks", pytest.param("agent", marks=pytest.mark.slow)])
+def test_a_signal_ends_the_preparation_of_data(project: Path, runs: list[Run], by: str) -> None:
+    file, tmp = project / "code", project / "tmp"
+    tmp.mkdir()
+    with preparing(project):
+        runs.append(run := Run(project, 1, BEFORE[by], CODESCENT_EXIT_FILE=str(file), TMPDIR=str(tmp)))
+        code, err = ask(run)
+    assert (code, file.read_text()) == (0, f"{LATER}\n"), err
+    assert "codescent: SIGUSR1: stopped before the run began; what is prepared of the data stays\n" in err
+    assert not (project / "runs").exists()
+    runs.append(run := Run(project, 1, WORDS))
+    run.steps()  # nothing hinders the next start
+
+
+def test_a_job_whose_preparation_never_ends_is_not_started_for_ever(project: Path, runs: list[Run]) -> None:
+    counts = [{}, {"SLURM_RESTART_COUNT": "1"}]
+    ends = []
+    for count in counts:
+        with preparing(project):
+            runs.append(run := Run(project, 1, WORDS, SLURM_JOB_ID="7", **count))
+            ends.append(ask(run))
+    assert [code for code, _ in ends] == [LATER, 1]
+    assert "error: the last 2 starts of this job ended before the run began: it is not started again" in ends[1][1]
+    with preparing(project):
+        runs.append(run := Run(project, 1, WORDS, SLURM_JOB_ID="8"))  # a new submission
+        assert ask(run)[0] == LATER
+    runs.append(run := Run(project, 1, WORDS, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="1"))
+    run.steps()
+
+
+def test_a_time_limit_ends_the_preparation_of_data(project: Path, runs: list[Run]) -> None:
+    runs.append(run := Run(project, 1, WORDS, CODESCENT_STOP_AT=str(int(time.time()))))
+    code, _, err = run.end()
+    assert code == LATER, err
+    assert "codescent: the time limit of the job: stopped before the run began" in err
+    assert not (project / "runs").exists()
+
+
+def test_what_is_ready_takes_a_step_before_the_exit_code_is_in_a_file_that_can_be_written(
+    project: Path, runs: list[Run]
+) -> None:
+    """Otherwise the process ends with the code itself: no script would learn of it."""
+    prepare(project)
+    env = {"CODESCENT_STOP_AT": str(int(time.time())), "CODESCENT_EXIT_FILE": str(project / "absent" / "code")}
+    runs.append(run := Run(project, 1, WORDS, **env))
+    code, out, err = run.end()
+    assert (code, "stopped at step 1 by the time limit" in out) == (LATER, True), err
+    assert re.search(r"codescent: CODESCENT_EXIT_FILE: .*absent/code: No such file or directory", err)
+
+
+ENDING = """
+import time
+from pathlib import Path
+def slow(kind, data):
+    if kind == "end":
+        time.sleep(3)
+        Path("written").touch()
+"""
+
+
+def test_ranks_end_together_where_the_launcher_ends_all_when_one_has_ended(project: Path) -> None:
+    """As mpirun does, and srun with --kill-on-bad-exit: here the others are killed at once."""
+    prepare(project)
+    (project / "logs_slowly.py").write_text(ENDING)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = environment(CODESCENT_STOP_AT=str(int(time.time())), CODESCENT_TOKEN="a secret", PYTHONPATH=path(project))
+    ranks = []
+    for rank in range(2):
+        values = (rank, rank, 2, 2, "127.0.0.1", port)
+        place = dict(zip(TORCHRUN_SET, map(str, values), strict=True))
+        words = [*WORDS, "log.to=logs_slowly:slow"]
+        ranks.append(subprocess.Popen(words, cwd=project, env={**env, **place}, stdout=-1, stderr=-1, text=True))
+    try:
+        end = time.monotonic() + TIMEOUT_S
+        while all(rank.poll() is None for rank in ranks):
+            assert time.monotonic() < end
+            time.sleep(0.002)
+    finally:
+        for one in ranks:
+            one.kill()
+    said = [one.communicate() for one in ranks]
+    assert LATER in [one.returncode for one in ranks], said
+    assert (project / "written").exists()
+    assert "saved in runs/endless/checkpoints" in said[0][0]
+
+
+def path(*folders: Path) -> str:
+    """PYTHONPATH, with these folders first."""
+    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
 
 
 def test_a_time_that_is_none_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from test_running import ENDLESS, Run
 from codescent.base.stopping import LATER
 from codescent.record import RunFolder
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 HANDLED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--signals-to-handle={HANDLED}"]
 SCRIPT = """
@@ -334,3 +334,17 @@ with codescent.init("cpu") as ranks:
     done = run_script(tmp_path, program)
     assert (done.returncode, done.stdout) == (LATER, "finally\natexit\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_wait_for_the_others_before_they_end(tmp_path: Path) -> None:
+    program = """
+import codescent, time
+from pathlib import Path
+ranks = codescent.init("cpu")
+if ranks.rank == 0:
+    time.sleep(1)
+    Path("written").touch()
+ranks.world.leave()
+assert Path("written").exists()
+"""
+    assert run_script(tmp_path, program, *COMMANDS["agent"]).returncode == 0

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from codescent.base.parent import PARENT
+from codescent.base.stopping import EXIT_FILE
 from codescent.launch.launchers import TORCHRUN_SET
 
 STOP_S = 30.0
@@ -39,7 +40,8 @@ def train_run(config: str, words: Sequence[str], environment: Mapping[str, str] 
         words: overrides and flags.
         environment: more environment variables. Those of a launcher are not passed on.
     """
-    env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET} | dict(environment or {})
+    ours = (*TORCHRUN_SET, EXIT_FILE)  # the run reports to this process
+    env = {key: value for key, value in os.environ.items() if key not in ours} | dict(environment or {})
     env[PARENT] = str(os.getpid())
     command, pipe = train_words(config, words), subprocess.PIPE
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, errors="replace") as child:
