@@ -9,7 +9,7 @@ import pytest
 
 from codescent.base.errors import UserError
 from codescent.jobs.site import DEFAULT, KEYS, keys_markdown, load_site, seconds_of
-from codescent.jobs.targets import TARGETS
+from codescent.jobs.targets import CHECKED, TARGETS
 from codescent.verbs import cli
 from codescent.verbs.arguments import LAUNCH_TARGETS
 
@@ -77,4 +77,4 @@ def test_the_page_has_the_keys_and_the_targets() -> None:
 def test_targets_read_keys_that_there_are() -> None:
     assert tuple(TARGETS) == LAUNCH_TARGETS
     read = {key for target in TARGETS.values() for key in (*target.needs, *target.reads)}
-    assert {f"site.{key}" for key in read} == set(KEYS)
+    assert {f"site.{key}" for key in {*read, *CHECKED}} == set(KEYS)

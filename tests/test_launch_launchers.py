@@ -147,6 +147,45 @@ PALS = {
     "PMI_RANK": "5",
     "PMI_SIZE": "8",
 }
+# MVAPICH 3, mpispawn of mpirun_rsh, by its source; MVAPICH2 has the same with MV2
+MVAPICH = {
+    "MPIRUN_ID": "4711",
+    "MPIRUN_NPROCS": "8",
+    "MVP_COMM_WORLD_LOCAL_RANK": "1",
+    "MVP_COMM_WORLD_LOCAL_SIZE": "4",
+    "MVP_COMM_WORLD_RANK": "5",
+    "MVP_COMM_WORLD_SIZE": "8",
+    "MVP_NODE_ID": "1",
+    "PMI_ID": "5",
+    "PMI_PORT": "node1:41295",
+}
+MVAPICH2 = {name.replace("MVP_", "MV2_"): value for name, value in MVAPICH.items()}
+# jsrun, as users' programs read it; Spectrum MPI adds the variables of Open MPI
+JSRUN = {
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "4",
+    "JSM_NAMESPACE_RANK": "5",
+    "JSM_NAMESPACE_SIZE": "8",
+    "LSB_JOBID": "12",
+    "LSB_MCPU_HOSTS": "batch1 1 h1 42 h2 42",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "PMIX_NAMESPACE": "12-1",
+    "PMIX_RANK": "5",
+}
+# `flux run -n 2`, rank 1, by flux-environment(7); with PMI of its own
+FLUX = {
+    "FLUX_JOB_ID": "ƒ3ETxsR9H",
+    "FLUX_JOB_NNODES": "1",
+    "FLUX_JOB_SIZE": "2",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_TASK_RANK": "1",
+    "PMI_FD": "11",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}
 TORCHRUN = {
     "RANK": "5",
     "LOCAL_RANK": "1",
@@ -186,6 +225,11 @@ def problems(env: dict[str, str]) -> tuple[str, ...]:
         (SRUN_PMI2, (1, 1, 2, 2), "srun", "127.0.0.1"),
         (PTY, (0, 0, 1, 1), "srun", "127.0.0.1"),
         (PALS | ADDRESS, (5, 1, 8, 4), "mpiexec of PALS", "node0"),
+        (MVAPICH | {"MASTER_ADDR": "node0"}, (5, 1, 8, 4), "mpirun_rsh of MVAPICH", "node0"),
+        (MVAPICH2 | {"MASTER_ADDR": "node0"}, (5, 1, 8, 4), "mpirun_rsh of MVAPICH", "node0"),
+        (MVAPICH | {"MVP_COMM_WORLD_LOCAL_SIZE": "8"}, (5, 1, 8, 8), "mpirun_rsh of MVAPICH", "127.0.0.1"),
+        (JSRUN | {"MASTER_ADDR": "h1"}, (5, 1, 8, 4), "jsrun of LSF", "h1"),
+        (FLUX, (1, 1, 2, 2), "flux run", "127.0.0.1"),
         (SHASTA | ADDRESS, (2, 0, 3, 1), "mpiexec of PALS", "node0"),
         (
             PMI2 | {"PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
@@ -259,6 +303,58 @@ def test_a_job_submitted_from_inside_a_step_is_refused() -> None:
     (size, *_) = problems(PTY | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2", "SLURM_JOB_NODELIST": "n2"})
     assert size.startswith("environment: SLURM_STEP_NUM_TASKS says 1, SLURM_NTASKS says 2 (number of all processes)")
     assert "unset the variables that this process's srun did not set" in size
+
+
+def test_mpirun_rsh_and_flux_inside_a_job_of_slurm_come_before_srun() -> None:
+    """mpirun_rsh starts its agents by srun, from which its ranks have these. So may a broker of Flux."""
+    assert numbers(SRUN | MVAPICH | ADDRESS) == (5, 1, 8, 4)
+    assert numbers(SRUN | FLUX) == (1, 1, 2, 2)
+
+
+def test_a_local_rank_that_users_export_for_mvapich_is_no_mark() -> None:
+    assert place(SRUN | {"MV2_COMM_WORLD_LOCAL_RANK": "0"}).launcher == "srun"
+    assert read({"MVP_COMM_WORLD_LOCAL_RANK": "0"}) is None
+
+
+def test_mpiexec_of_mvapich_is_hydra() -> None:
+    both = INTEL_MPI | {"MVP_COMM_WORLD_RANK": "1", "MVP_COMM_WORLD_SIZE": "2", "MVP_COMM_WORLD_LOCAL_RANK": "1"}
+    assert place(both).launcher == "mpiexec of Hydra (MPICH, Intel MPI)"
+
+
+def test_mpirun_inside_a_job_of_flux_comes_before_flux() -> None:
+    inner = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "2"}
+    one = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert place(FLUX | one | inner).launcher == "mpirun of Open MPI"
+    # what Flux sets for Spectrum MPI is not of mpirun
+    assert place(FLUX | {"OMPI_COMM_WORLD_RANK": "1"}).launcher == "flux run"
+
+
+def test_jsrun_is_not_mpirun_and_must_agree_with_it() -> None:
+    (problem,) = problems(JSRUN | {"MASTER_ADDR": "h1", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert problem.startswith("environment: JSM_NAMESPACE_SIZE says 8, OMPI_COMM_WORLD_SIZE says 4")
+    one_machine = dict.fromkeys(("JSM_NAMESPACE_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "8")
+    assert place(JSRUN | one_machine).master_addr == "127.0.0.1"
+
+
+def test_the_first_host_of_lsf_is_not_guessed_to_have_rank_0() -> None:
+    (problem,) = problems(JSRUN)
+    assert problem.endswith("give every rank the name of the machine of rank 0: jsrun -E NAME=VALUE")
+
+
+def test_flux_says_how_many_ranks_a_machine_has_where_there_is_no_choice() -> None:
+    several = FLUX | {"FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2", "MASTER_ADDR": "n0"}
+    (problem,) = problems(several)
+    assert problem == (
+        "environment: LOCAL_WORLD_SIZE (number of processes on this machine) is not set, and flux run does not say how "
+        "8 ranks are divided among 2 machines; give every rank this number: flux run --env=NAME=VALUE"
+    )
+    assert numbers(several | {"LOCAL_WORLD_SIZE": "4"}) == (1, 1, 8, 4)
+    spread = several | {"FLUX_JOB_NNODES": "8", "FLUX_TASK_LOCAL_ID": "0"}
+    assert numbers(spread) == (1, 0, 8, 1)
+    (problem,) = problems(spread | {"FLUX_TASK_LOCAL_ID": "1"})
+    assert "FLUX_TASK_LOCAL_ID is 1; must be below FLUX_JOB_SIZE / FLUX_JOB_NNODES (1)" in problem
+    (problem,) = problems({name: value for name, value in FLUX.items() if name != "FLUX_JOB_NNODES"})
+    assert problem.startswith("environment: FLUX_JOB_NNODES or LOCAL_WORLD_SIZE (number of machines) is not set")
 
 
 # the address
@@ -416,7 +512,7 @@ def test_the_documentation_has_every_variable() -> None:
         jobs = [name for names in launcher.job for name in names]
         sizes = (*launcher.world_size, *launcher.local_world_size)
         names = (*launcher.rank, *launcher.local_rank, *sizes, *launcher.hosts, *jobs)
-        for name in {*names, launcher.attempt, launcher.node, launcher.proxy} - {"", *older}:
+        for name in {*names, launcher.attempt, launcher.node, launcher.nodes, launcher.proxy} - {"", *older}:
             assert f"`{name}`" in page, name
 
 

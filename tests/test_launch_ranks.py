@@ -133,6 +133,36 @@ def test_torchrun_starts_the_ranks(project: Path, alone: RunFolder) -> None:
     check(project, "torchrun", alone)
 
 
+def test_the_deprecated_launcher_of_torch_starts_the_ranks(project: Path, alone: RunFolder) -> None:
+    """It puts --local-rank=N before the words of each rank."""
+    command = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "codescent", "train", "run.toml", "run.name=launch", "train.precision=fp64"]
+    done = subprocess.run(
+        [*command, *words], cwd=project, env=environment(), text=True, capture_output=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("torch.distributed.launch and its --local-rank are deprecated") == 1
+    check(project, "launch", alone)
+
+
+@pytest.mark.parametrize(
+    ("word", "env", "said"),
+    [
+        ("--local-rank=1", {}, "--local-rank=1: no launcher has set the variables of a rank"),
+        ("--local_rank=1", open_mpi(0), "--local-rank=1: the variables of mpirun of Open MPI say that this process is"),
+    ],
+)
+def test_a_local_rank_that_contradicts_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, word: str, env: dict[str, str], said: str
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    done = called(project, word, "train", "run.toml", "run.name=refused")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (project / "runs" / "refused").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_torchrun_saves_and_torchrun_ends_with_1(project: Path, number: signal.Signals) -> None:

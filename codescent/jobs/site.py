@@ -18,6 +18,7 @@ from codescent.config.given import Given, override_value, value_problem
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
 from codescent.config.toml_file import read_toml
 from codescent.config.words import Key, key_of, toml_value
+from codescent.jobs.device import device_of
 
 SECTION = "site"
 FOLDER = Path("sites")
@@ -48,6 +49,11 @@ def _check_devices(value: str) -> str:
     return value
 
 
+def _check_device_type(value: str) -> str:
+    device_of(value)
+    return value
+
+
 def _check_lines(lines: list[str]) -> list[str]:
     for line in lines:
         if not line.strip() or not line.isprintable():
@@ -57,6 +63,7 @@ def _check_lines(lines: list[str]) -> list[str]:
 
 Limit = Annotated[str, AfterValidator(_check_limit)]
 Devices = Annotated[str, AfterValidator(_check_devices)]
+DeviceType = Annotated[str, AfterValidator(_check_device_type)]
 Lines = Annotated[list[str], AfterValidator(_check_lines)]
 
 
@@ -73,6 +80,10 @@ class Site(Section):
         "how the scheduler is asked for the devices of a node, with {n} for their number, such as "
         '"--gpus-per-node={n}", "ngpus={n}" or "nvidia.com/gpu: {n}"; "none": ranks compute on CPUs'
     )
+    device_type: DeviceType | None = auto(
+        'device of a node, such as "A100-80GB", or its memory, such as "80GB": what cannot fit is refused before'
+    )
+    node_devices: int | None = auto("devices of a node: more ranks on it are refused before", ge=1)
     options: Lines = key([], 'further options of the scheduler, such as ["--constraint=a100"]')
     mail: Text | None = auto("address to which the scheduler writes when a job begins, ends or fails")
     modules: Lines = key([], 'modules to load, such as ["cuda/12.4"]')

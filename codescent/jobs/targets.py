@@ -38,6 +38,8 @@ class Target:
 
 PLACE = ("modules", "before", "environment", "scratch", "interface", "time")
 """Keys of the lines before a command of bash."""
+CHECKED = ("device_type", "node_devices")
+"""Keys that no script reads: the checks before it do (checks.py)."""
 SCHEDULER = (*PLACE, "account", "partition", "memory", "cores", "options", "mail", "container", "binding", "launcher",
              "requeues")  # fmt: skip
 
@@ -83,7 +85,7 @@ def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
 
 def unread(name: str, loaded: LoadedSite) -> Iterator[str]:
     """A sentence for each key that was given and that the target does not read."""
-    known = {*TARGETS[name].needs, *TARGETS[name].reads}
+    known = {*TARGETS[name].needs, *TARGETS[name].reads, *CHECKED}
     for key in loaded.given():
         if key not in known:
             yield f"site.{key} ({loaded.origins[f'site.{key}']}) has no effect with --to {name}"

@@ -25,6 +25,7 @@ MEANINGS: Mapping[str, str] = {
     "world_size": "number of all processes",
     "local_world_size": "number of processes on this machine",
     "node": "number of this machine among the machines of the step",
+    "nodes": "number of machines",
     "MASTER_ADDR": "address of rank 0",
     "MASTER_PORT": "port of rank 0",
 }
@@ -102,6 +103,9 @@ class _Reader:
         """Read the number of a role. A problem: no variable has it, or two variables differ."""
         names = tuple(dict.fromkeys((*getattr(self._launcher, role), *getattr(TORCHRUN, role))))
         given = [name for name in names if is_set(self._env, name)]
+        if not given and role == "local_world_size" and self._launcher.nodes:
+            self._read_machines(names[0])
+            return
         if not given:
             self._missing(" or ".join(names), role)
         said = {name: number for name in given if (number := self._number(name, role)) is not None}
@@ -116,6 +120,24 @@ class _Reader:
                     f"different jobs, steps or launchers: unset the variables that this process's "
                     f"{self._launcher.name} did not set"
                 )
+
+    def _read_machines(self, name: str) -> None:
+        """Derive the number of ranks on this machine, where the numbers of ranks and machines leave no choice.
+
+        `name` is the variable that says it otherwise.
+        """
+        ranks, machines = self._numbers.get("world_size"), self._number(self._launcher.nodes, "nodes")
+        if not is_set(self._env, self._launcher.nodes):
+            self._missing(f"{self._launcher.nodes} or {name}", "nodes")
+        elif machines and ranks and machines in (1, ranks):
+            self._names["local_world_size"] = f"{self._names['world_size']} / {self._launcher.nodes}"
+            self._numbers["local_world_size"] = ranks // machines
+        elif machines is not None and ranks is not None:
+            self._refuse(
+                f"{name} ({MEANINGS['local_world_size']}) is not set, and {self._launcher.name} does not say how "
+                f"{ranks} ranks are divided among {machines} machines; give every rank this number: "
+                f"{self._launcher.hand_over}"
+            )
 
     def _number(self, name: str, role: str) -> int | None:
         """The number in a variable; None if it is not set, or is not a number (a problem)."""

@@ -35,6 +35,7 @@ class Launcher:
     world_size: tuple[str, ...]
     local_world_size: tuple[str, ...]
     node: str = ""  # index of this machine; if given, `local_world_size` is a list with an entry per machine
+    nodes: str = ""  # number of machines: for launchers that do not say how many ranks this machine has
     hosts: tuple[str, ...] = ()  # lists of machines; rank 0 is on the first machine
     job: tuple[tuple[str, ...], ...] = ()  # alternatives; each is equal on all ranks and unique to this start
     proxy: str = ""  # parent program of the ranks of a machine; its process id identifies a job of one machine
@@ -64,6 +65,17 @@ TORCHRUN_SET = (*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT")
 
 OTHERS = (
     Launcher(
+        name="jsrun of LSF",
+        marks=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE"),
+        rank=("JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"),  # Spectrum MPI is an Open MPI: it sets both
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        world_size=("JSM_NAMESPACE_SIZE", "OMPI_COMM_WORLD_SIZE"),
+        local_world_size=("JSM_NAMESPACE_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        # no `hosts`: on some machines the first host of LSB_MCPU_HOSTS is a launch node without ranks
+        job=(("PMIX_NAMESPACE",),),  # jsrun is a server of PMIx; LSB_JOBID is the same for all steps of a job
+        hand_over="jsrun -E NAME=VALUE",
+    ),
+    Launcher(
         name="mpirun of Open MPI",
         marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=("OMPI_COMM_WORLD_RANK",),
@@ -72,6 +84,8 @@ OTHERS = (
         local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         job=(("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",)),
         hand_over="mpirun -x NAME=VALUE",
+        # for Spectrum MPI the ranks of Flux have OMPI_COMM_WORLD_RANK, and no other of these variables
+        where=lambda env: is_set(env, "OMPI_COMM_WORLD_SIZE") or not is_set(env, "FLUX_TASK_RANK"),
     ),
     Launcher(
         name="mpiexec of PALS",
@@ -94,6 +108,27 @@ OTHERS = (
         job=(("I_MPI_HYDRA_UUID",),),
         proxy="hydra_pmi_proxy",
         hand_over="mpiexec -genv NAME VALUE",
+    ),
+    Launcher(
+        name="mpirun_rsh of MVAPICH",  # its mpiexec is Hydra, above
+        marks=("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),  # users export the local rank for other launchers
+        rank=("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),  # MV2: MVAPICH2; MVP: since MVAPICH 3
+        local_rank=("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
+        world_size=("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
+        local_world_size=("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
+        job=(("MPIRUN_ID",),),  # process id of mpirun_rsh
+        hand_over="mpirun_rsh NAME=VALUE",
+    ),
+    Launcher(
+        name="flux run",
+        marks=("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
+        rank=("FLUX_TASK_RANK",),
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        world_size=("FLUX_JOB_SIZE",),
+        local_world_size=(),
+        nodes="FLUX_JOB_NNODES",
+        job=(("FLUX_JOB_ID",),),
+        hand_over="flux run --env=NAME=VALUE",
     ),
     Launcher(
         name="srun",

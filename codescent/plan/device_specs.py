@@ -4,6 +4,7 @@ Does not measure (train/machine.py does) and does not import torch."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GFLOPS, GB = 1e9, 10**9
@@ -47,6 +48,18 @@ def spec_of(name: str) -> DeviceSpec | None:
     while words and words[0].lower() in ("nvidia", "tesla"):
         words = words[1:]
     return _BY_NAME.get(" ".join(words).lower())
+
+
+def specs_like(name: str) -> tuple[DeviceSpec, ...]:
+    """The entries that a short name such as "A100-80GB" may mean: they have all of its words. None: no entry has."""
+    words = _words(name)
+    return tuple(spec for spec in SPECS if words and words <= _words(" ".join((spec.name, *spec.matches))))
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name in lower case; "80 GB" and "80GB" are the same word."""
+    joined = re.sub(r"(\d) (?=gb\b)", r"\1", re.sub(r"[^a-z0-9.]+", " ", name.lower()))
+    return set(joined.split()) - {"nvidia", "tesla"}
 
 
 def _spec(

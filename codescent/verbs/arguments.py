@@ -26,11 +26,9 @@ TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe
 DEVICES = ("auto", "cpu", "cuda")
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
-LAUNCH_HELP = (
-    "overrides of the config, such as train.num_steps=100, and of the site, such as site.time=04:00:00; for a \
-script: its words, those with dashes after --"
-)
+LAUNCH_HELP = "overrides of the config and the site, such as train.num_steps=100 site.time=04:00:00; words of a script"
 LAUNCH_TARGETS = ("local", "ssh", "torchrun", "mpirun", "slurm", "pbs", "torchx", "kubernetes")
+LOCAL_RANK = re.compile(r"--local[-_]rank=([0-9]+)")  # torch.distributed.launch puts it before a rank's words
 OVERRIDE = re.compile(r"\s*\w+\.\w+\s*=")
 """How an override begins. A path with "=" does not begin like this: it has a "/" before."""
 
@@ -42,6 +40,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     this function accepts them anywhere.
     """
     top = _parser()
+    local_rank = LOCAL_RANK.fullmatch(words[0]) if list(words[1:2]) == ["train"] else None
+    words = words[1:] if local_rank else words
     if words[:1] == ["train"]:  # --resume=RUN is --resume RUN
         named = (word.startswith("--resume=") and word != RESUME_AUTO for word in words)
         parts = (word.split("=", 1) if names_run else [word] for word, names_run in zip(words, named, strict=True))
@@ -54,6 +54,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         at = list(words).index("--")
         words, script_words = words[:at], list(words[at + 1 :])
     arguments, rest = top.parse_known_args(words)
+    if local_rank:
+        arguments.local_rank = int(local_rank[1])
     if arguments.verb == "launch":
         arguments.said, arguments.script_words = said, script_words
     if config := _config_after_overrides(arguments, rest):
@@ -101,7 +103,7 @@ def _checkpoint_arguments(verb: argparse.ArgumentParser) -> None:
 
 def _train(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, meaning=TRAIN_HELP)
-    verb.set_defaults(may_restart=False)
+    verb.set_defaults(may_restart=False, local_rank=None)
     ranks_help = "number of ranks to start on this machine (parallel.ranks)"
     verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
     resume_help = "continue the run from its last checkpoint: --resume runs/NAME"

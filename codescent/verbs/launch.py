@@ -8,21 +8,22 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.build import needs_vocab_size
 from codescent.config.load import load
 from codescent.config.sections import Config
+from codescent.jobs.asked import Findings, Preflight
+from codescent.jobs.checks import preflight
 from codescent.jobs.job import Job, grace_of, job_name
 from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.shape import Asked, Shape, shape_of
 from codescent.jobs.site import LoadedSite, Site, load_site
 from codescent.jobs.targets import TARGETS, missing, unread
-from codescent.preflight import plan_of, prepared, run_folder
+from codescent.preflight import run_folder
 from codescent.record import RunFolder
 from codescent.verbs import launch_jobs
 
@@ -58,16 +59,20 @@ def main(arguments: Namespace) -> int:
         problems.append(f"--submit: only jobs of {' and '.join(SCHEDULERS)} are submitted; save the script with --out")
     if arguments.out is not None and arguments.out.exists():
         problems.append(f"--out {arguments.out}: is there already; delete it, or give another name")
+    job, notes = None, []
+    if not problems and loaded is not None and shape is not None:
+        job = _job(arguments, [*words, *arguments.script_words], config, shape, loaded)
+        notes = list(unread(arguments.to, loaded))
+    if shape is not None:  # with what else is wrong, all that can be known before the job
+        found = _preflight(arguments, words, config, shape, Site() if loaded is None else loaded.site, job)
+        problems, notes = [*problems, *found.problems], [*notes, *found.notes]
     if problems:
         raise UserError(*dict.fromkeys(problems))
-    assert loaded is not None
-    assert shape is not None
-    job = _job(arguments, [*words, *arguments.script_words], config, shape, loaded)
-    for sentence in unread(arguments.to, loaded):
+    assert job is not None
+    for sentence in notes:
         warn(sentence)
     if arguments.submit:
-        run = Path(job.mark) if config is not None else Path("runs") / job.name
-        return launch_jobs.submit_job(job, arguments.to, run)
+        return launch_jobs.submit_job(job, arguments.to, _run(arguments.config, config).absolute())
     _give(TARGETS[arguments.to].script(job), arguments.out, secret=arguments.to == "kubernetes")
     return 0
 
@@ -77,20 +82,32 @@ def _config(name: str, overrides: Sequence[str]) -> Config:
     return load(name, overrides).config
 
 
+def _preflight(
+    arguments: Namespace, words: Sequence[str], config: Config | None, shape: Shape, site: Site, job: Job | None
+) -> Findings:
+    """All reasons why the job could not do its work. `job` None: something else is wrong, so there is no script."""
+    run, times = _run(arguments.config, config), arguments.times or 1
+    asked = Preflight(arguments.to, config, shape, site, run, tuple(words), arguments.submit, times)
+    return preflight(asked, None if job is None else partial(TARGETS[arguments.to].script, job))
+
+
+def _run(name: str, config: Config | None) -> Path:
+    """The run folder; of a script the folder where its jobs are recorded."""
+    return Path("runs") / job_name(Path(name).stem) if config is None else run_folder(config)
+
+
 def _asked(arguments: Namespace) -> Asked:
     return Asked(arguments.nodes, arguments.devices, arguments.hosts, arguments.max_restarts, arguments.times)
 
 
 def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shape: Shape, loaded: LoadedSite) -> Job:
-    """The job. Raises UserError: the config's layout does not fit its number of ranks."""
+    """The job."""
     folder, grace_s = Path.cwd(), grace_of([])
     if config is None:
         name, mark = job_name(Path(arguments.config).stem), folder / arguments.config
         python = [arguments.config, *words]
         command = ["python", *python]
     else:
-        for ranks in shape.possible:
-            _refuse_layout(config, ranks)
         path = run_folder(config)
         name, mark, grace_s = job_name(config.run.name), path.absolute(), grace_of(_saves_s(path))
         command = ["codescent", "train", arguments.config, *words, "--resume=auto"]
@@ -100,15 +117,6 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
         shape.hosts, _in_environment(loaded), str(mark), grace_s, shape.least_nodes, arguments.max_restarts or 0,
         arguments.times or 1, arguments.out,
     )  # fmt: skip
-
-
-def _refuse_layout(config: Config, ranks: int) -> None:
-    """Raise UserError: the layout does not fit so many ranks. Where it depends on a corpus that is not prepared, say
-    so: a login node is no place to prepare it."""
-    if needs_vocab_size(config) and prepared(config) is None:
-        warn(f"the corpus is not prepared, so nobody has checked that the layout fits {counted(ranks, 'rank')}")
-    else:
-        plan_of(config, ranks, without_data=not needs_vocab_size(config))
 
 
 def _saves_s(run: Path) -> list[float]:

@@ -84,6 +84,7 @@ def _main(arguments: Namespace) -> int:
         cause.is_rank(rank)
     loaded = config_of(arguments)
     config = loaded.config
+    _check_local_rank(arguments.local_rank, rank)
     resume = is_begun(config) if arguments.resume is None else arguments.resume
     if arguments.find_learning_rate:
         _refuse_apart(config)
@@ -94,6 +95,8 @@ def _main(arguments: Namespace) -> int:
         os.environ.update(with_expandable_segments(os.environ))
     restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
     found = notes(loaded) if rank is None or not rank.rank else []
+    if arguments.local_rank is not None and rank is not None and not (rank.rank or restarts):
+        warn("torch.distributed.launch and its --local-rank are deprecated: start the ranks by torchrun")
     if not restarts and (rank is None or not rank.child):  # else the process that replaces this one says it
         for sentence in found:
             warn(sentence)
@@ -123,6 +126,20 @@ def _main(arguments: Namespace) -> int:
     if rank is None or not (rank.rank or rank.child):
         introduce(config, resume=resume)
     return _train(config, rank or Rank(), found, resume=resume)
+
+
+def _check_local_rank(given: int | None, rank: Rank | None) -> None:
+    """Raise UserError if --local-rank, which torch.distributed.launch gives, is not this process's local rank."""
+    if given is not None and rank is None:
+        raise UserError(
+            f"--local-rank={given}: no launcher has set the variables of a rank (RANK, LOCAL_RANK, WORLD_SIZE ...); "
+            "leave it out, and start ranks by torchrun or by --ranks N"
+        )
+    if given is not None and rank is not None and given != rank.local_rank:
+        raise UserError(
+            f"--local-rank={given}: the variables of {rank.launcher} say that this process is local rank "
+            f"{rank.local_rank}; leave out --local-rank"
+        )
 
 
 def _refuse_apart(config: Config) -> None:

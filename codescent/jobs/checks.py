@@ -1,0 +1,123 @@
+"""In: what a command asks for: a config, ranks on nodes, a site. Out: all reasons why the job could not do its work.
+Does not write the script and submits nothing. What each check knows is in a file of its own: counts, room, ready,
+duration."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from codescent import tasks
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.build import Began, needs_vocab_size, saved_plan, task_request
+from codescent.config import decided
+from codescent.config.sections import Config
+from codescent.jobs import counts, duration, ready, room
+from codescent.jobs.asked import Findings, Preflight
+from codescent.jobs.schedulers import call
+from codescent.plan import Plan
+from codescent.preflight import is_begun, plan_of, plan_with, prepared, run_folder, settled
+from codescent.record import RunFolder
+
+TESTS = {"slurm": ("sbatch", "--test-only")}
+"""The commands with which a scheduler looks at a script and submits nothing, by target."""
+
+
+def preflight(asked: Preflight, script: Callable[[], str] | None = None) -> Findings:
+    """Look at everything that can be known before the job starts.
+
+    What the script itself says wrongly is a problem always. What may change before it starts (data, disk, folder) is a
+    problem only of a job that is submitted now, else a note.
+
+    Args:
+        asked: what the command asks for.
+        script: makes the text that is submitted, for the scheduler's own test; None: it cannot be made.
+    """
+    found = Findings()
+    found.refuse(counts.problems(asked))
+    found.notes += counts.notes(asked)
+    if asked.config is not None:
+        _look_at_run(asked, found, asked.config)
+    if asked.submits:
+        found.refuse(_held(asked))
+        found.notes += duration.untested(asked.target)
+        if script is not None and not found.problems:  # a script that is wrong already needs no test
+            found.refuse(_scheduler(asked.target, script()))
+    found.problems = list(dict.fromkeys(found.problems))
+    return found
+
+
+def _look_at_run(asked: Preflight, found: Findings, config: Config) -> None:
+    """Data, layout, memory, folder, disk and time of a run with a config."""
+    try:
+        found.dataset = prepared(config)
+        if found.dataset is None:
+            problems, notes = ready.unprepared(config)
+            found.refuse_now(problems, asked)
+            found.notes += notes
+    except UserError as error:  # the data is damaged, or no task reads it
+        found.refuse(error.problems)
+    found.config = config if found.dataset is None else settled(config, found.dataset)
+    for ranks in asked.shape.possible:
+        try:
+            plan = _plan(config, found, ranks)
+        except UserError as error:
+            several = f"on {counted(ranks, 'rank')}: " if asked.shape.least_nodes else ""
+            found.refuse(f"{several}{problem}" for problem in error.problems)
+            continue
+        found.plan = found.plan or plan
+        if plan is not None:
+            found.refuse(room.memory(asked, found.config, plan))
+    found.refuse_now(ready.folder(found.config, found.plan, found.dataset), asked)
+    if found.plan is not None:
+        found.refuse_now(room.disk(found.config, found.plan, asked.run), asked)
+        duration.check(asked, found, found.config, found.plan)
+
+
+def _plan(config: Config, found: Findings, ranks: int) -> Plan | None:
+    """The plan for so many ranks; None: it depends on data that is not prepared, and this may be no place to do it.
+
+    Raises UserError: all that `build` refuses.
+    """
+    if found.dataset is not None:
+        return plan_with(config, found.dataset, ranks, _began(config))[1]
+    needs, request = needs_vocab_size(config), task_request(config)
+    if decided.averages_in_epochs(config) or (needs and tasks.task_of(request).vocab_size(request) is None):
+        note = "the data is not prepared, so nobody has checked that the layout fits the ranks"
+        if note not in found.notes:
+            found.notes.append(note)
+        return None
+    return plan_of(config, ranks, without_data=not needs)
+
+
+def _began(config: Config) -> Began | None:
+    """How the run began that goes on; None: a new run, or a folder with another thing."""
+    try:
+        return Began.of(saved_plan(RunFolder.open(run_folder(config)))) if is_begun(config) else None
+    except UserError:  # ready.folder says it
+        return None
+
+
+def _held(asked: Preflight) -> list[str]:
+    """Who holds the run folder."""
+    follows = asked.target == "slurm" and asked.times > 1
+    try:
+        return [*ready.writer(asked.run), *ready.jobs(asked.run, follows=follows)]
+    except UserError as error:  # the scheduler does not answer, or a record is damaged
+        return list(error.problems)
+
+
+def _scheduler(target: str, text: str) -> list[str]:
+    """What the scheduler's own test refuses."""
+    if target not in TESTS:
+        return []
+    with tempfile.NamedTemporaryFile("w", suffix=".sbatch", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        try:
+            call([*TESTS[target], file.name], Path.cwd())
+        except UserError as error:
+            return [problem.replace(f" {file.name}", "") for problem in error.problems]
+    return []

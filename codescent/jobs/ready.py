@@ -1,0 +1,158 @@
+"""In: the config of a run. Out: whether its data is prepared, and its run folder free or its own; who holds the folder.
+Does not prepare data and writes nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from codescent import tasks
+from codescent.base.command import command
+from codescent.base.errors import UserError
+from codescent.build import saved_plan, task_request
+from codescent.config.sections import Config
+from codescent.data.samples import AnyDataset
+from codescent.data.text import corpora, download
+from codescent.data.text.download import Published
+from codescent.data.tokenizers.wordpiece import KINDS
+from codescent.jobs.schedulers import SCHEDULERS
+from codescent.jobs.submitted import RECORD, jobs_of
+from codescent.plan import Plan
+from codescent.preflight import check_same_files, check_same_trajectory, ended_at, imported, is_begun, run_folder
+from codescent.record import RunFolder
+from codescent.record.run_folder import JOBS, LOCK
+from codescent.tasks.answers import PUBLISHED, SQUAD
+from codescent.tasks.text import TextTask
+
+ALIVE = (
+    "pending", "running", "configuring", "completing", "suspended", "requeue", "resizing", "signaling", "stage_out",
+    "stopped", "special_exit", "resv_del_hold",  # SLURM
+    "queued", "held", "waiting", "ending", "moving",  # PBS, which has "running" and "suspended", too
+)  # fmt: skip
+"""How the state of a job begins that has not ended."""
+
+
+def unprepared(config: Config) -> tuple[list[str], list[str]]:
+    """Problems and notes where the data is not prepared: a job may have no internet, and it pays for its devices."""
+    request = task_request(config)
+    data, task = request.data, tasks.task_of(request)
+    missing = [f"{key}: {file}: no such file" for key, file in tasks.absent(request).items()]
+    if isinstance(task, TextTask) and not missing:
+        own = [("data.corpus", data.corpus), ("data.validation", data.validation)]
+        missing = [
+            f"{key}: {name}: no such file or folder"
+            for key, name in own
+            if name is not None and name not in corpora.NAMES and not corpora.is_present(name)
+        ]
+    if missing:
+        return missing, []
+    how = _how_to_prepare(config, is_text=isinstance(task, TextTask))
+    if lacking := [one.name for one in _published(data.corpus, data.tokenizer) if download.found(one) is None]:
+        wanted = "has" if len(lacking) == 1 else "have"
+        return [
+            f"data.corpus = {data.corpus}: is not prepared, and {', '.join(lacking)} {wanted} to be downloaded, which "
+            f"nodes without internet cannot; {how}"
+        ], []
+    return [], [f"data.corpus = {data.corpus}: is not prepared: the job would do it first, in its own time; {how}"]
+
+
+def _published(corpus: str, tokenizer: str) -> Iterator[Published]:
+    """The published files that a corpus and a tokenizer are made of."""
+    if corpus == "shakespeare":
+        yield download.SHAKESPEARE
+    if corpus == "openwebtext" and not corpora.is_present(corpus):
+        yield download.OPENWEBTEXT
+    if corpus == SQUAD:
+        yield from PUBLISHED.values()
+    if tokenizer == "gpt2":
+        yield from (download.GPT2_VOCABULARY, download.GPT2_MERGES)
+    if tokenizer in KINDS:
+        yield KINDS[tokenizer]
+
+
+def _how_to_prepare(config: Config, *, is_text: bool) -> str:
+    """How the data is prepared on this machine. `codescent data` knows texts, and no separate validation text."""
+    data = task_request(config).data
+    if not is_text or data.validation is not None:
+        return "run it once here: codescent train prepares the data before its first step"
+    words = [data.corpus, "--tokenizer", data.tokenizer, "--folder", str(data.folder)]
+    words += ["--validation-fraction", str(data.validation_fraction)]
+    words += ["--text-key", data.text_key] if data.text_key != "text" else []
+    return f"prepare it here: {command('data', *words)}"
+
+
+def folder(config: Config, plan: Plan | None, dataset: AnyDataset | None) -> Iterator[str]:
+    """Why `codescent train --resume=auto` could not begin the run in its folder, or continue it there."""
+    path = run_folder(config)
+    try:
+        if not is_begun(config):
+            RunFolder.refuse_taken(path)
+            yield from _unwritable(path)
+            return
+        run = RunFolder.open(path)
+        if [event.get("kind") for event in run.read_events()] == ["import"]:
+            raise imported(path)
+        if plan is not None and dataset is not None:
+            check_same_trajectory(run, plan, dataset, config.train.num_steps)
+            check_same_files(task_request(config), run, dataset)
+        elif plan is not None:
+            yield from _other_run(run, plan)
+        yield from _unwritable(path)
+        ended = ended_at(run)
+    except UserError as error:
+        yield from error.problems
+        return
+    if ended is not None and config.train.num_epochs is None and ended >= config.train.num_steps:
+        yield (
+            f"{path}: the run has ended after step {ended}: a job would have nothing to do; give more steps "
+            f"(train.num_steps={ended * 2}), or another run.name"
+        )
+
+
+def _other_run(run: RunFolder, plan: Plan) -> Iterator[str]:
+    """Keys by which the run in the folder is another one, as far as that is known without its data.
+
+    Files may have moved, and keys of the optimizer may change in some cases: preflight.check_same_trajectory knows.
+    """
+    for key, (old, new) in saved_plan(run).differing(plan).items():
+        if not key.startswith(("data.", "optimizer.", "model.weights")):
+            yield f"{key}: the run in {run.path} has {old!r}, this config {new!r}; start a new run.name"
+
+
+def _unwritable(path: Path) -> Iterator[str]:
+    above = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        yield f"{path}: {above} is not writable: give another run.folder"
+
+
+def writer(run: Path) -> Iterator[str]:
+    """The process that writes the run now, if the file system of the folder has locks."""
+    try:
+        descriptor = os.open(run / LOCK, os.O_RDONLY)
+    except OSError:  # nobody has written the run yet
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        named = os.read(descriptor, 64).decode(errors="replace").strip() or "another process"
+        yield f"{run}: is being written by {named}: wait for its end, or stop it"
+    except OSError:  # no locks there: the records of the jobs are left
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def jobs(run: Path, *, follows: bool) -> Iterator[str]:
+    """The jobs of the run that wait or run. `follows`: the new job waits for them, as jobs of a chain do."""
+    if follows or not any((run / JOBS).glob(f"*/{RECORD.format('*')}")):
+        return
+    for job in jobs_of(run):
+        state = SCHEDULERS[job.target].state(job.job)
+        if state.startswith(ALIVE):
+            yield (
+                f"{run}: job {job.job} of {job.target}, submitted {job.moment}, holds it ({state}): wait for its end, "
+                f"or end it: codescent launch {shlex.quote(str(run))} --cancel"
+            )

@@ -1,0 +1,158 @@
+"""In: a plan, a site. Out: whether a rank fits in its device, the ranks of a node in its memory, and the checkpoints on
+the disk. Does not estimate all activations: what it counts is the least that a step needs."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from codescent.base.amounts import of_bytes
+from codescent.base.counted import counted
+from codescent.base.dtypes import DTYPE_BYTES
+from codescent.base.refusal import in_words
+from codescent.build.less_memory import SHARE, Shortage, less_memory
+from codescent.config.decided import head_chunk_tokens, with_device
+from codescent.config.sections import Config
+from codescent.cost.memory import head_bytes, state_of_rank
+from codescent.jobs.asked import Preflight
+from codescent.jobs.device import Device, device_of
+from codescent.jobs.site import NONE
+from codescent.plan import AXES, Plan
+from codescent.record.memory import PARTS
+from codescent.record.run_folder import CHECKPOINTS
+
+SHOWN = 3
+"""The largest number of changes that a message names."""
+NODE_MEMORY = re.compile(r"(\d+)([KMGT])B?", re.IGNORECASE)
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def memory(asked: Preflight, config: Config, plan: Plan) -> Iterator[str]:
+    """Why the ranks do not fit in the memory that the site has."""
+    on_devices = asked.site.devices != NONE and config.train.device != "cpu"
+    if on_devices and asked.site.device_type is not None:
+        yield from _device(config, plan, device_of(asked.site.device_type))
+    node_bytes = node_memory_bytes(asked.site.memory)
+    if node_bytes is not None:
+        yield from _node(asked, plan, node_bytes, on_devices=on_devices)
+
+
+def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
+    needed, state, rank = max(_least_of_stage(config, plan, stage) for stage in range(plan.mesh.pp))
+    if needed <= device.memory_bytes:
+        return
+    what = "weights, gradients and optimizer state"
+    if needed > state:
+        what += f" ({of_bytes(state)}) and the least activations"
+    yield (
+        f"rank {rank} of {plan.world_size}: {what} take {of_bytes(needed)}, but {device.name} (site.device_type) has "
+        f"at most {of_bytes(device.memory_bytes)}; {_advice(config, plan, device, rank, needed - state)}"
+    )
+
+
+def _least_of_stage(config: Config, plan: Plan, stage: int) -> tuple[int, int, int]:
+    """Bytes that the first rank of a stage needs at least, those of its state alone, and its number.
+
+    At the update all of the state is there. At the end of a forward pass weights and optimizer state are, the inputs of
+    all blocks, and the logits of a chunk; the gradients, too, if there was a backward pass before.
+    """
+    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    held = state_of_rank(plan, rank)
+    state, work, mesh = held.device_bytes, plan.work, plan.mesh
+    blocks = range(1, plan.model.num_layers + 1)
+    depths = sum(depth in blocks for part in plan.schedule.parts(stage) for depth in part)
+    tokens = work.microbatch_size * work.positions() / (mesh.cp * mesh.tp)
+    inputs = math.floor(tokens * plan.model.hidden_dim * DTYPE_BYTES[work.precision] * depths)
+    is_last = stage == mesh.pp - 1
+    chunk = head_chunk_tokens(with_device(config, "cuda"))
+    head = head_bytes(plan, chunk, on_cpu=False) if is_last else 0
+    before = 0 if work.num_microbatches > 1 else held.gradients_bytes
+    return max(state, state - before + inputs + head), state, rank
+
+
+def _advice(config: Config, plan: Plan, device: Device, rank: int, activations: int) -> str:
+    """The nearest changes with which the rank fits: with room for what is not counted."""
+    full = Shortage(rank, device.memory_bytes, {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}, activations)
+    found = less_memory(config, plan, plan.model.vocab_size or None, full)
+    fitting = [one for one in found if one.needed_bytes <= SHARE * device.memory_bytes][:SHOWN]
+    if not fitting:
+        return "take a smaller model or data.seq_len, or divide it over more ranks (parallel.dp_shard, tp, pp)"
+    each = (
+        f"{in_words([one.change])} ({of_bytes(one.needed_bytes)}{'' if one.same_losses else ', with other losses'})"
+        for one in fitting
+    )
+    return f"nearest that would do: {', or '.join(each)}"
+
+
+def node_memory_bytes(text: str | None) -> int | None:
+    """Bytes of site.memory, such as "64G"; None: all of the node ("0"), or not known."""
+    found = None if text is None else NODE_MEMORY.fullmatch(text.strip())
+    return None if found is None else int(found[1]) * UNITS[found[2].upper()]
+
+
+def _node(asked: Preflight, plan: Plan, node_bytes: int, *, on_devices: bool) -> Iterator[str]:
+    """The ranks of a node share its memory: all of their state on CPUs, what is offloaded on devices."""
+    stages = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
+    held = [state_of_rank(plan, rank) for rank in stages]
+    each = sum(one.host_bytes if on_devices else one.total_bytes for one in held) / len(held)
+    slots = max(asked.shape.slots)
+    if (needed := each * slots) > node_bytes:
+        what = "what is offloaded" if on_devices else "weights, gradients and optimizer state"
+        fewer = math.floor(node_bytes / each)
+        instead = f"at most {counted(fewer, 'rank')} on a node, or divide" if fewer else "divide"
+        yield (
+            f"{what} of {counted(slots, 'rank')} of a node take {of_bytes(needed)}, but site.memory = "
+            f"{asked.site.memory}: ask for more, {instead} the model (parallel.dp_shard, tp, pp)"
+        )
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Bytes of a checkpoint by the plan: weights as the optimizer has them, its state, and what strategies keep."""
+    tensors = sum(
+        tensor.parameter.numel
+        * (
+            DTYPE_BYTES[tensor.master_dtype or tensor.weight_dtype]
+            + tensor.optimizer_tensors * DTYPE_BYTES[tensor.optimizer_dtype]
+        )
+        for tensor in plan.trained
+    )
+    return tensors + sum(math.prod(kept.shape) * DTYPE_BYTES[kept.dtype] for kept in plan.kept)
+
+
+def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
+    """Why the disk of the run folder has no room for the checkpoints: those that are kept, and one more."""
+    number = most_checkpoints(config)
+    if not number:
+        return
+    saved = sorted((run / CHECKPOINTS).glob("step_*"), key=lambda path: path.name)
+    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in saved]
+    one = sizes[-1] if sizes else checkpoint_bytes(plan)
+    above = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
+    free = shutil.disk_usage(above).free
+    needed = one * number - sum(sizes)
+    if needed <= free:
+        return
+    keep = config.checkpoint.keep_last - math.ceil((needed - free) / one)
+    lower = f", or checkpoint.keep_last={keep}" if keep >= 1 else ""
+    yield (
+        f"{run}: {counted(number, 'checkpoint')} of {of_bytes(one)} need {of_bytes(needed)} more, but "
+        f"{of_bytes(free)} are free there; free some space, give a run.folder on another disk{lower}"
+    )
+
+
+def most_checkpoints(config: Config) -> int:
+    """How many checkpoints the run has at once: the newest, the best, and one that is being saved."""
+    checkpoint, train = config.checkpoint, config.train
+    best = checkpoint.keep_best and train.eval_every > 0
+    most = checkpoint.keep_last + best + 1
+    if train.num_epochs is not None:  # the steps are not known
+        return most
+    periods = [period for period in (checkpoint.every, train.eval_every * best) if period]
+    saves = sum(train.num_steps // period for period in periods)
+    if len(periods) > 1:  # a step that both save is one checkpoint
+        saves -= train.num_steps // math.lcm(*periods)
+    is_saved = any(train.num_steps % period == 0 for period in periods)
+    return min(most, saves + (checkpoint.last and not is_saved))
