@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from codescent.train.addresses import interfaces as ipv4_addresses
+from codescent.train.interfaces import interfaces as ipv4_addresses
 
 SIOCGIFFLAGS, SIOCGIFMTU = 0x8913, 0x8921  # linux/sockios.h
 IFF_UP = 1
