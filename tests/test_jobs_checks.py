@@ -32,6 +32,10 @@ echo "$@" >> sbatch.log
 if [ "$1" = --test-only ]; then echo "$TEST_SAID" >&2; exit "${TEST_CODE:-0}"; fi
 echo 17
 """
+SINFO = """#!/bin/bash
+echo "long|7-00:00:00"
+echo "short*|4:00:00"
+"""
 SQUEUE = """#!/bin/bash
 echo "${QUEUE_SAYS}"
 """
@@ -43,7 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_project(tmp_path)
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("qsub", SBATCH)):
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("sinfo", SINFO), ("qsub", SBATCH)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -437,6 +441,24 @@ def test_what_the_scheduler_refuses_is_not_submitted(prepared: Path, monkeypatch
     assert notes(prepared, *words)
     monkeypatch.delenv("TEST_CODE")
     assert launch(prepared, *words, "--submit").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        (["site.time=04:00:01"], "site.time = 04:00:01: partition short allows 4:00:00: the job would wait forever"),
+        (["site.time=7-00:00:01", "site.partition=short,long"], "partition short,long allows less"),
+        (["site.time=7-00:00:00", "site.partition=long"], None),
+        (["site.time=7-00:00:00", "site.partition=short,long"], None),
+        (["site.time=7-00:00:00", "site.partition=other"], None),  # what sbatch says of it is enough
+    ],
+)
+def test_a_job_that_would_wait_forever_is_refused(prepared: Path, site: list[str], said: str | None) -> None:
+    words = [*TINY, *SLURM[:-1], CPU, *site, "--submit"]
+    if said is None:
+        assert launch(prepared, *words).returncode == 0
+    else:
+        assert said in "\n".join(refused(prepared, *words))
 
 
 def test_a_script_of_ones_own_is_tested_by_the_scheduler(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

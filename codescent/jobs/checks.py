@@ -1,12 +1,10 @@
 """In: what a command asks for: a config, ranks on nodes, a site. Out: all reasons why the job could not do its work.
 Does not write the script and submits nothing. What each check knows is in a file of its own: counts, room, ready,
-duration."""
+duration, tested."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from codescent import tasks
 from codescent.base.counted import counted
@@ -14,15 +12,11 @@ from codescent.base.errors import UserError
 from codescent.build import Began, needs_vocab_size, saved_plan, task_request
 from codescent.config import decided
 from codescent.config.sections import Config
-from codescent.jobs import counts, duration, ready, room
+from codescent.jobs import counts, duration, ready, room, tested
 from codescent.jobs.asked import Findings, Preflight
-from codescent.jobs.schedulers import call
 from codescent.plan import Plan
 from codescent.preflight import is_begun, plan_of, plan_with, prepared, run_folder, settled
 from codescent.record import RunFolder
-
-TESTS = {"slurm": ("sbatch", "--test-only")}
-"""The commands with which a scheduler looks at a script and submits nothing, by target."""
 
 
 def preflight(asked: Preflight, script: Callable[[], str] | None = None) -> Findings:
@@ -42,9 +36,8 @@ def preflight(asked: Preflight, script: Callable[[], str] | None = None) -> Find
         _look_at_run(asked, found, asked.config)
     if asked.submits:
         found.refuse(_held(asked))
-        found.notes += duration.untested(asked.target)
-        if script is not None and not found.problems:  # a script that is wrong already needs no test
-            found.refuse(_scheduler(asked.target, script()))
+        if script is not None:
+            tested.check(asked, script, found)
     found.problems = list(dict.fromkeys(found.problems))
     return found
 
@@ -107,17 +100,3 @@ def _held(asked: Preflight) -> list[str]:
         return [*ready.writer(asked.run), *ready.jobs(asked.run, follows=follows)]
     except UserError as error:  # the scheduler does not answer, or a record is damaged
         return list(error.problems)
-
-
-def _scheduler(target: str, text: str) -> list[str]:
-    """What the scheduler's own test refuses."""
-    if target not in TESTS:
-        return []
-    with tempfile.NamedTemporaryFile("w", suffix=".sbatch", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        try:
-            call([*TESTS[target], file.name], Path.cwd())
-        except UserError as error:
-            return [problem.replace(f" {file.name}", "") for problem in error.problems]
-    return []

@@ -11,10 +11,11 @@ from codescent.jobs.asked import Preflight
 from codescent.jobs.site import NONE
 
 MPI = ("-n", "-np", "--n", "--np", "-c", "-N", "-ppn", "--ppn", "-perhost")
+PALS = ("-n", "-np", "--np", "-ppn", "--ppn")
 SLURM = ("-n", "--ntasks", "-N", "--nodes", "--ntasks-per-node")
 TORCHRUN = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
 COUNTS: Mapping[str, Sequence[str]] = {
-    "mpirun": MPI, "pbs": MPI, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN, "kubernetes": TORCHRUN,
+    "mpirun": MPI, "pbs": PALS, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN, "kubernetes": TORCHRUN,
 }  # fmt: skip
 """Options of site.launcher that name a number of ranks or nodes, by target."""
 

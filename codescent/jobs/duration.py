@@ -4,7 +4,7 @@ Does not measure, and does not guess: where nobody has measured a step, it gives
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -146,9 +146,3 @@ def least_step_s(asked: Preflight, plan: Plan) -> float | None:
         return None
     peak = device_of(asked.site.device_type).peak_flops_per_s(plan.work.precision)
     return None if peak is None else plan.flops().dense_flops / (peak * plan.mesh.world_size)
-
-
-def untested(target: str) -> Iterator[str]:
-    """A sentence where the scheduler has no test of a script."""
-    if target == "pbs":
-        yield "PBS has no test of a script: whether its limits allow the job, qsub says"

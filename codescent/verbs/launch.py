@@ -87,7 +87,8 @@ def _preflight(
 ) -> Findings:
     """All reasons why the job could not do its work. `job` None: something else is wrong, so there is no script."""
     run, times = _run(arguments.config, config), arguments.times or 1
-    asked = Preflight(arguments.to, config, shape, site, run, tuple(words), arguments.submit, times)
+    submits = arguments.submit and (config is not None or arguments.config.endswith(".py"))  # else there is no run
+    asked = Preflight(arguments.to, config, shape, site, run, tuple(words), submits, times)
     return preflight(asked, None if job is None else partial(TARGETS[arguments.to].script, job))
 
 
