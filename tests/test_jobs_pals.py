@@ -79,7 +79,7 @@ def test_each_rank_has_its_place(project: Path, made: hosts.Hosts, capsys: pytes
     ]
     assert {(one["launcher"], one["master_addr"]) for one in found} == {("mpiexec of PALS", "10.77.0.1")}
     assert {one["GLOO_SOCKET_IFNAME"] for one in found} == {"eth0"}
-    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "places.py")}
+    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "runs" / "places")}
     assert {tuple(one["words"]) for one in found} == {("a b", "$c", "it's")}
     assert all(one["CODESCENT_STOP_AT"] and one["CODESCENT_TOKEN"] for one in found)
 

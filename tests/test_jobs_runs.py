@@ -90,7 +90,7 @@ def test_ssh_gives_each_rank_its_place(project: Path, capsys: pytest.CaptureFixt
         ("host0", 0, 2), ("host0", 1, 2), ("host2", 0, 1),
     ]  # fmt: skip
     assert {one["master_addr"] for one in found} == {"10.77.0.1"}
-    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "places.py")}
+    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "runs" / "places")}
     assert [one["words"] for one in found] == [["a b", "$c"]] * 3
 
 

@@ -4,6 +4,7 @@ Hosts are network namespaces, ssh is a shell of the tests. Skips without root, o
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ import hosts
 PROGRAMS = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 """As Debian calls the two, where both are installed."""
 EXACT = 1e-10
+RACE = re.compile(r".*plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent with errno=.*")
+"""A warning of Open MPI on a busy machine: its remote shell has begun before it was put into a group of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,8 @@ def ended(process: subprocess.Popen[str], seconds: float = 100) -> tuple[int, st
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(out + err) from None
-    return process.returncode, out + err
+    lines = [line for line in (out + err).splitlines() if not RACE.fullmatch(line)]
+    return process.returncode, "\n".join(lines)
 
 
 def test_each_rank_on_this_machine_has_its_place(mpi: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +104,7 @@ def test_each_rank_on_this_machine_has_its_place(mpi: str, tmp_path: Path, capsy
     assert [one["local_rank"] for one in found] == list(range(ranks))
     assert {one["master_addr"] for one in found} == {"127.0.0.1"}
     assert {tuple(one["words"]) for one in found} == {("a b", "$c")}
-    assert {one["CODESCENT_MARK"] for one in found} == {str(tmp_path / "places.py")}
+    assert {one["CODESCENT_MARK"] for one in found} == {str(tmp_path / "runs" / "places")}
 
 
 def test_each_rank_on_uneven_hosts_has_its_place(

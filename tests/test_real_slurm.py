@@ -123,7 +123,7 @@ def test_each_rank_has_its_place(slurm: Cluster, project: Path, capsys: pytest.C
         (f"host{host}", local, 2) for host in range(3) for local in range(2)
     ]
     assert {(one["launcher"], one["master_addr"], one["job"]) for one in found} == {("srun", "host0", f"srun {job}.0")}
-    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "places.py")}
+    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "runs" / "places")}
     assert [one["words"] for one in found] == [["a b", "$c", "it's"]] * 6
 
 
