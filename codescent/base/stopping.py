@@ -18,6 +18,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVING = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals of a scheduler that will start the run again: before the time limit, or where others come first."""
 
+EXIT_FILE = "CODESCENT_EXIT_FILE"
+"""Variable with the path of a file on this host, which gets the exit code of a stop on request."""
+
 STOP_AT, JOB_END = "CODESCENT_STOP_AT", "SLURM_JOB_END_TIME"
 """Variables with a time in seconds since 1970: when to save and stop; when SLURM will end the job."""
 GRACE_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from codescent.base.errors import UserError
-from codescent.jobs.job import read_hosts
+from codescent.jobs.job import names_of, read_hosts
 from codescent.jobs.targets import TARGETS, Target
 
 
@@ -63,7 +63,7 @@ def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
     slots: tuple[int, ...] = ()
     if asked.hosts is not None and not target.schedules:
         try:
-            hosts, slots = read_hosts(asked.hosts)
+            hosts, slots = (tuple(names_of(asked.hosts)), ()) if elastic else read_hosts(asked.hosts)
         except UserError as error:
             problems += error.problems
         if not target.uneven and len(set(slots)) > 1:
