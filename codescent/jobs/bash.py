@@ -7,6 +7,8 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from codescent.base.visible import visible
+
 WIDTH = 110
 INDENT = "    "
 NAME = re.compile(r"\$(\w+|\{\w+\})", re.ASCII)
@@ -46,5 +48,5 @@ def command(words: Iterable[str], after: str = "") -> str:
 
 
 def comment(text: str) -> list[str]:
-    """A text as lines of a comment, whatever characters end a line."""
-    return [f"# {line}" for line in text.splitlines()]
+    """A text as lines of a comment. Characters that do not print are shown by their numbers."""
+    return [f"# {visible(line)}" for line in text.splitlines()]

@@ -133,8 +133,7 @@ def passing_on(words: Sequence[str]) -> Iterator[str]:
     yield command(words, "</dev/null &")
     yield "launcher=$!"
     yield "set +m"
-    yield 'pass_on() { kill -s "$1" "$launcher" || true; }'
-    yield from (f"trap 'pass_on {name}' {name}" for name in PASSED)
+    yield from (f"trap 'kill -{name} \"$launcher\" || true' {name}" for name in PASSED)
     yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
     yield "code=0"
     yield 'wait "$launcher" || code=$?'

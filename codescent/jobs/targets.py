@@ -80,7 +80,7 @@ def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
             yield f"--to {name} needs {wanted} (on the command line, or {key} in a file for --site)"
 
 
-TWICE = re.compile(r"--gpus|--gres=\\S*gpu|\\bngpus=")
+TWICE = re.compile(r"--gpus|--gres=\S*gpu|\bngpus=")
 """Options that ask for devices."""
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codescent.base.token import TOKEN
+from codescent.base.visible import visible
 from codescent.jobs.bash import Raw
 from codescent.jobs.job import Job
 from codescent.jobs.leftovers import MARK
@@ -59,7 +60,7 @@ def _docstring(job: Job) -> Iterator[str]:
     lines = [f"{job.name}, {job.shape()}. Written for torchx by:", job.said, ""]
     lines += [f"torchx run -s SCHEDULER {job.saved_as or 'FILE.py'}:train begins the run, and the same continues it."]
     lines += ["Lines for .torchxconfig:", *_config(job)]
-    text = "\n".join(lines).replace("\\", "\\\\").replace('"', '\\"')
+    text = "\n".join(map(visible, "\n".join(lines).splitlines())).replace("\\", "\\\\").replace('"', '\\"')
     yield from f'"""{text}\n"""'.split("\n")
 
 
