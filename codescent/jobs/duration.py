@@ -15,7 +15,7 @@ from codescent.build import saved_plan
 from codescent.config.sections import Config
 from codescent.jobs.asked import Findings, Preflight
 from codescent.jobs.device import device_of
-from codescent.jobs.job import grace_of
+from codescent.jobs.grace import grace_of
 from codescent.jobs.site import NONE, seconds_of
 from codescent.plan import Plan
 from codescent.record import RunFolder

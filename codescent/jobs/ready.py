@@ -23,16 +23,10 @@ from codescent.jobs.submitted import RECORD, jobs_of
 from codescent.plan import Plan
 from codescent.preflight import check_same_files, check_same_trajectory, ended_at, imported, is_begun, run_folder
 from codescent.record import RunFolder
+from codescent.record.beginning import refuse_taken
 from codescent.record.run_folder import JOBS, LOCK
 from codescent.tasks.answers import PUBLISHED, SQUAD
 from codescent.tasks.text import TextTask
-
-ALIVE = (
-    "pending", "running", "configuring", "completing", "suspended", "requeue", "resizing", "signaling", "stage_out",
-    "stopped", "special_exit", "resv_del_hold",  # SLURM
-    "queued", "held", "waiting", "ending", "moving",  # PBS, which has "running" and "suspended", too
-)  # fmt: skip
-"""How the state of a job begins that has not ended."""
 
 
 def unprepared(config: Config) -> tuple[list[str], list[str]]:
@@ -89,7 +83,7 @@ def folder(config: Config, plan: Plan | None, dataset: AnyDataset | None) -> Ite
     path = run_folder(config)
     try:
         if not is_begun(config):
-            RunFolder.refuse_taken(path)
+            refuse_taken(path)
             yield from _unwritable(path)
             return
         run = RunFolder.open(path)
@@ -151,8 +145,8 @@ def jobs(run: Path, *, follows: bool) -> Iterator[str]:
         return
     for job in jobs_of(run):
         state = SCHEDULERS[job.target].state(job.job)
-        if state.startswith(ALIVE):
+        if not state.is_over:
             yield (
-                f"{run}: job {job.job} of {job.target}, submitted {job.moment}, holds it ({state}): wait for its end, "
+                f"{run}: job {job.job} of {job.target}, submitted {job.moment}, holds it ({state.text}): wait for its end, "
                 f"or end it: codescent launch {shlex.quote(str(run))} --cancel"
             )

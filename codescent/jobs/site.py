@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from codescent.config.keys import Section, Text, TextOrPath, auto, key
 from codescent.config.toml_file import read_toml
 from codescent.config.words import Key, key_of, toml_value
 from codescent.jobs.device import device_of
+from codescent.jobs.secrets import secret_in, secret_key
 
 SECTION = "site"
 FOLDER = Path("sites")
@@ -54,6 +57,28 @@ def _check_device_type(value: str) -> str:
     return value
 
 
+def _check_memory(value: str) -> str:
+    if re.fullmatch(r"\d+[KMGT]?", value, re.ASCII) is None:
+        raise ValueError("must be a whole number and K, M, G or T, such as 64G")
+    return value
+
+
+def _check_volume(value: str) -> str:
+    claim, _, mounted = value.partition(":")
+    if not claim or not mounted.startswith("/"):
+        raise ValueError('must be the name of a claim and the folder where it is mounted, such as "data:/workspace"')
+    return value
+
+
+def _check_options(lines: list[str]) -> list[str]:
+    for line in _check_lines(lines):
+        try:
+            shlex.split(line)
+        except ValueError as error:
+            raise ValueError(f"quotes must be closed: {line}") from error
+    return lines
+
+
 def _check_lines(lines: list[str]) -> list[str]:
     for line in lines:
         if not line.strip() or not line.isprintable():
@@ -64,7 +89,10 @@ def _check_lines(lines: list[str]) -> list[str]:
 Limit = Annotated[str, AfterValidator(_check_limit)]
 Devices = Annotated[str, AfterValidator(_check_devices)]
 DeviceType = Annotated[str, AfterValidator(_check_device_type)]
+Memory = Annotated[str, AfterValidator(_check_memory)]
+Volume = Annotated[str, AfterValidator(_check_volume)]
 Lines = Annotated[list[str], AfterValidator(_check_lines)]
+Options = Annotated[list[str], AfterValidator(_check_options)]
 
 
 class Site(Section):
@@ -74,7 +102,7 @@ class Site(Section):
     partition: Text | None = auto("partition of SLURM, or queue of PBS")
     qos: Text | None = auto("quality of service of SLURM")
     time: Limit | None = auto("time limit of a job, such as 04:00:00 or 1-12:00:00")
-    memory: Text | None = auto("memory of a node, such as 64G")
+    memory: Memory | None = auto("memory of a node, such as 64G")
     cores: int | None = auto("cores of each rank", ge=1)
     devices: Devices | None = auto(
         "how the scheduler is asked for the devices of a node, with {n} for their number, such as "
@@ -84,7 +112,7 @@ class Site(Section):
         'device of a node, such as "A100-80GB", or its memory, such as "80GB": what cannot fit is refused before'
     )
     node_devices: int | None = auto("devices of a node: more ranks on it are refused before", ge=1)
-    options: Lines = key([], 'further options of the scheduler, such as ["--constraint=a100"]')
+    options: Options = key([], 'further options of the scheduler, such as ["--constraint=a100"]')
     mail: Text | None = auto("address to which the scheduler writes when a job begins, ends or fails")
     modules: Lines = key([], 'modules to load, such as ["cuda/12.4"]')
     before: Lines = key([], "lines of bash before the command")
@@ -97,7 +125,12 @@ class Site(Section):
     launcher: Lines = key([], "further options of srun, mpirun, mpiexec or torchrun")
     requeues: int = key(20, "how often a job that was saved before its limit is started again", ge=0)
     image: Text | None = auto("container image of Kubernetes and torchx")
-    volume: Text | None = auto('volume claim of Kubernetes and where it is mounted, such as "data:/workspace"')
+    volume: Volume | None = auto('volume claim of Kubernetes and where it is mounted, such as "data:/workspace"')
+
+
+def asked_devices(site: Site, count: int) -> str:
+    """How the scheduler is asked for so many devices of a node; empty: ranks compute on CPUs."""
+    return "" if site.devices in (None, NONE) else site.devices.replace("{n}", str(count))
 
 
 KEYS: Mapping[str, Key] = {
@@ -143,7 +176,9 @@ def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
     given = dict(_from_file(name, problems)) if name is not None else {}
     for override in overrides:
         given |= _from_override(override, problems)
-    site = _validate(given, problems)
+    secrets = {name: said for name, one in given.items() if (said := secret_in(one.value))}
+    problems += [f"{given[name].origin}: {name}: {said}" for name, said in secrets.items()]
+    site = _validate({name: one for name, one in given.items() if name not in secrets}, problems)  # shows values
     if problems:
         raise UserError(*dict.fromkeys(problems))
     origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
@@ -194,6 +229,8 @@ def _from_override(override: str, problems: list[str]) -> dict[str, Given]:
 
 
 def _unknown(name: str) -> str:
+    if secret_key(name):
+        return "a site file is read by many: it has no secrets; export a variable where you start the command"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
     hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
     return f"unknown key of a site; {hint}"
@@ -213,3 +250,11 @@ def _validate(given: Mapping[str, Given], problems: list[str]) -> Site:
     for name, text in wrong.items():
         problems.append(f"{given[f'{SECTION}.{name}'].origin}: {SECTION}.{name}: {text}")
     return Site.model_validate({name: value for name, value in values.items() if name not in wrong})
+
+
+def in_environment(loaded: LoadedSite) -> Site:
+    """The site, with the environment of this command where it names none: a virtual one, or one of conda."""
+    is_own = sys.prefix != sys.base_prefix or (Path(sys.prefix) / "conda-meta").is_dir()
+    if loaded.site.environment is not None or not is_own:
+        return loaded.site
+    return loaded.site.model_copy(update={"environment": sys.prefix})

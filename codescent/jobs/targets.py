@@ -3,9 +3,12 @@ Adding a target is a row here and a file for its script. Does not write files (v
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from codescent.base.errors import UserError
 from codescent.jobs import hosts, kubernetes, mpirun, pbs, slurm, torchrun, torchx
 from codescent.jobs.job import Job
 from codescent.jobs.site import LoadedSite
@@ -21,7 +24,6 @@ class Target:
         needs: keys of the site that it cannot do without.
         reads: further keys that it uses.
         schedules: a scheduler chooses the machines; False: hosts are given, where there are several.
-        submit: the command that takes the file; empty: a person runs it.
         uneven: hosts may have different numbers of ranks.
         elastic: nodes may come and go.
     """
@@ -31,7 +33,6 @@ class Target:
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     schedules: bool = False
-    submit: tuple[str, ...] = ()
     uneven: bool = False
     elastic: bool = False
 
@@ -50,8 +51,8 @@ TARGETS: Mapping[str, Target] = {
     "mpirun": Target(
         mpirun.script, ".sh", ("mpi",), (*PLACE, "container", "binding", "cores", "launcher"), uneven=True
     ),
-    "slurm": Target(slurm.script, ".sbatch", ("time", "devices"), (*SCHEDULER, "qos"), True, ("sbatch", "--parsable")),
-    "pbs": Target(pbs.script, ".pbs", ("time", "devices"), SCHEDULER, True, ("qsub",)),
+    "slurm": Target(slurm.script, ".sbatch", ("time", "devices"), (*SCHEDULER, "qos"), True),
+    "pbs": Target(pbs.script, ".pbs", ("time", "devices"), SCHEDULER, True),
     "torchx": Target(
         torchx.script, ".py", ("image",),
         ("devices", "cores", "memory", "partition", "time", "mail", "requeues", "launcher"), True,
@@ -83,9 +84,33 @@ def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
             yield f"--to {name} needs {wanted} (on the command line, or {key} in a file for --site)"
 
 
+TWICE = re.compile(r"--gpus|--gres=\S*gpu|\bngpus=")
+"""Options that ask for devices."""
+
+
+def contradictions(name: str, loaded: LoadedSite) -> Iterator[str]:
+    """A problem for each option that asks for devices, for which site.devices asks already."""
+    for option in loaded.site.options if {"options", "devices"} <= {*TARGETS[name].needs, *TARGETS[name].reads} else ():
+        if loaded.site.devices is not None and TWICE.search(option):
+            yield (
+                f"site.devices ({loaded.origins['site.devices']}) and site.options ({loaded.origins['site.options']}: "
+                f"{option}) both ask for devices; give one of them: site.devices"
+            )
+
+
 def unread(name: str, loaded: LoadedSite) -> Iterator[str]:
     """A sentence for each key that was given and that the target does not read."""
     known = {*TARGETS[name].needs, *TARGETS[name].reads, *CHECKED}
     for key in loaded.given():
         if key not in known:
             yield f"site.{key} ({loaded.origins[f'site.{key}']}) has no effect with --to {name}"
+
+
+def refuse_target(name: str | None) -> None:
+    """Raise UserError: there is no such target."""
+    if name is None:
+        raise UserError(f"give --to TARGET: {', '.join(TARGETS)}")
+    if name not in TARGETS:
+        near = difflib.get_close_matches(name.lower(), TARGETS, n=1)
+        known = f"did you mean {near[0]}?" if near else f"the targets are {', '.join(TARGETS)}"
+        raise UserError(f"--to {name}: unknown target; {known}")

@@ -4,16 +4,13 @@ Does not run a subcommand (cli.py does), does not check arguments against each o
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from codescent import __version__
-from codescent.base.home import expanded, unknown_home
 from codescent.base.sizes import size_bytes
-from codescent.base.visible import visible
+from codescent.verbs.argument_types import Parser, amount, nodes, numbers, path, positive, text, whole
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
 TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
@@ -27,7 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
 LAUNCH_HELP = "overrides of the config and the site, such as train.num_steps=100 site.time=04:00:00; words of a script"
-LAUNCH_TARGETS = ("local", "ssh", "torchrun", "mpirun", "slurm", "pbs", "torchx", "kubernetes")
+TARGETS_HELP = "local, ssh, torchrun, mpirun, slurm, pbs, torchx or kubernetes"
 LOCAL_RANK = re.compile(r"--local[-_]rank=([0-9]+)")  # torch.distributed.launch puts it before a rank's words
 OVERRIDE = re.compile(r"\s*\w+\.\w+\s*=")
 """How an override begins. A path with "=" does not begin like this: it has a "/" before."""
@@ -77,21 +74,21 @@ def _config_after_overrides(arguments: argparse.Namespace, rest: Sequence[str]) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    top = _Parser(
+    top = Parser(
         prog="codescent",
         description="Many workers, one descent: train transformers on any number of devices, and know what it costs.",
     )
     top.add_argument("--version", action="version", version=f"codescent {__version__}")
     verbs = top.add_subparsers(metavar="COMMAND", required=True)
-    for name, text, add_arguments in VERBS:
-        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    for name, does, add_arguments in VERBS:
+        verb = verbs.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
         verb.set_defaults(verb=name)
         add_arguments(verb)
     return top
 
 
 def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False, meaning: str = CONFIG_HELP) -> None:
-    verb.add_argument("config", metavar="CONFIG", type=_text, help=meaning, nargs="?" if optional else None)
+    verb.add_argument("config", metavar="CONFIG", type=text, help=meaning, nargs="?" if optional else None)
     verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
@@ -105,7 +102,7 @@ def _train(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, meaning=TRAIN_HELP)
     verb.set_defaults(may_restart=False, local_rank=None)
     ranks_help = "number of ranks to start on this machine (parallel.ranks)"
-    verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
+    verb.add_argument("--ranks", type=positive, metavar="N", help=ranks_help)
     resume_help = "continue the run from its last checkpoint: --resume runs/NAME"
     auto_help = "continue the run if it has begun, else begin it: the same command for each start of a job"
     resume = verb.add_mutually_exclusive_group()
@@ -118,65 +115,65 @@ def _train(verb: argparse.ArgumentParser) -> None:
 def _plan(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb)
     add = verb.add_argument
-    add("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
+    add("--ranks", type=positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     add("--json", action="store_true", help="print the plan as JSON")
-    add("--timeline", type=_path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
+    add("--timeline", type=path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
-    add("--flops-per-byte", type=_positive, metavar="N", help=balance_help)
+    add("--flops-per-byte", type=positive, metavar="N", help=balance_help)
     add = verb.add_argument_group("time on a network, simulated").add_argument
     link_help = "network card of each host, such as 49mbit,0.2ms or 6MB/s; of host 3 another: '49mbit; 3: 10mbit'"
-    add("--link", type=_text, metavar="RATE[,LATENCY][;...]", help=link_help)
-    add("--compute-s", type=_amount, metavar="SECONDS", help="arithmetic of a step, as a run without network has it")
-    add("--flops-per-s", type=_amount, metavar="N", help="instead of --compute-s: speed of a rank, such as 50e12")
+    add("--link", type=text, metavar="RATE[,LATENCY][;...]", help=link_help)
+    add("--compute-s", type=amount, metavar="SECONDS", help="arithmetic of a step, as a run without network has it")
+    add("--flops-per-s", type=amount, metavar="N", help="instead of --compute-s: speed of a rank, such as 50e12")
     coding_help = "memory of a rank, such as 10GB/s, or 'here': measure how fast this CPU encodes what is exchanged"
-    add("--coding", type=_text, metavar="RATE|here", help=coding_help)
-    add("--slow", type=_text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
-    add("--per-host", type=_positive, metavar="N", help="ranks that share a host and its card (default 1)")
+    add("--coding", type=text, metavar="RATE|here", help=coding_help)
+    add("--slow", type=text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
+    add("--per-host", type=positive, metavar="N", help="ranks that share a host and its card (default 1)")
 
 
 def _launch(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("config", metavar="CONFIG|SCRIPT.py", type=_text, help=f"{CONFIG_HELP}; or a script of yours")
+    verb.add_argument("config", metavar="CONFIG|SCRIPT.py", type=text, help=f"{CONFIG_HELP}; or a script of yours")
     verb.add_argument("overrides", metavar="WORD", nargs="*", help=LAUNCH_HELP)
     add = verb.add_argument
-    add("--to", choices=LAUNCH_TARGETS, metavar="TARGET", help=f"who starts the ranks: {', '.join(LAUNCH_TARGETS)}")
-    add("--nodes", type=_nodes, metavar="N|A:B", help="machines; A:B: at least A, at most B (torchrun)")
-    add("--devices", type=_positive, metavar="N", help="ranks of each machine: one for each GPU")
-    add("--hosts", type=_text, metavar="HOST:SLOTS,...", help="the machines by name, with the ranks of each")
-    add("--max-restarts", type=_whole, metavar="N", help="how often torchrun starts all ranks again (default 0)")
-    add("--site", type=_text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
-    add("--times", type=_positive, metavar="N", help="that many jobs of SLURM, one after the other")
+    add("--to", type=text, metavar="TARGET", help=f"who starts the ranks: {TARGETS_HELP}")
+    add("--nodes", type=nodes, metavar="N|A:B", help="machines; A:B: at least A, at most B (torchrun)")
+    add("--devices", type=positive, metavar="N", help="ranks of each machine: one for each GPU")
+    add("--hosts", type=text, metavar="HOST:SLOTS,...", help="the machines by name, with the ranks of each")
+    add("--max-restarts", type=whole, metavar="N", help="how often torchrun starts all ranks again (default 0)")
+    add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+    add("--times", type=positive, metavar="N", help="that many jobs of SLURM, one after the other (--submit)")
     what = verb.add_mutually_exclusive_group()
-    what.add_argument("--out", type=_path, metavar="FILE", help="file for the script (default: print it)")
+    what.add_argument("--out", type=path, metavar="FILE", help="file for the script (default: print it)")
     what.add_argument("--submit", action="store_true", help="give the script to the scheduler; RUN/jobs keeps it")
     add = verb.add_argument_group("jobs of a run: codescent launch RUN").add_argument
     add("--status", action="store_true", help="the state of each job that --submit has started")
     add("--follow", action="store_true", help="print the log of the newest job as it grows, until the job has ended")
     add("--cancel", action="store_true", help="end the jobs that wait or run")
-    add("--kill", action="store_true", help="end what the run has left on this machine, and on --hosts by ssh")
+    kill_help = "end what the run has left: on the hosts of its jobs or on --hosts, by ssh; else on this machine"
+    add("--kill", action="store_true", help=kill_help)
 
 
 def _doctor(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     add = verb.add_argument
-    add("--link", type=_text, metavar="RATE[,LATENCY][;...]", help="the network card that each host should have")
+    add("--link", type=text, metavar="RATE[,LATENCY][;...]", help="the network card that each host should have")
     add("--no-bandwidth", action="store_true", help="do not measure bandwidth: an answer within seconds")
-    add("--wait", type=_positive, default=30, metavar="SECONDS", help="for ranks that do not come (default 30)")
-    add("--json", type=_text, metavar="FILE|-", help="write everything as JSON; -: to standard output, nothing else")
+    add("--wait", type=positive, default=30, metavar="SECONDS", help="for ranks that do not come (default 30)")
+    add("--json", type=text, metavar="FILE|-", help="write everything as JSON; -: to standard output, nothing else")
     add = verb.add_argument_group("on other machines (else: on the ranks of a launcher, or here)").add_argument
-    add("--hosts", type=_text, metavar="HOST:SLOTS,...", help="start it there by ssh, with so many ranks on each")
-    to_help = f"print the script with which others start it: {', '.join(LAUNCH_TARGETS)}"
-    add("--to", choices=LAUNCH_TARGETS, metavar="TARGET", help=to_help)
-    add("--nodes", type=_nodes, metavar="N", help="machines of the script")
-    add("--devices", type=_positive, metavar="N", help="ranks of each machine of the script")
-    add("--site", type=_text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+    add("--hosts", type=text, metavar="HOST:SLOTS,...", help="start it there by ssh, with so many ranks on each")
+    add("--to", type=text, metavar="TARGET", help=f"print the script with which others start it: {TARGETS_HELP}")
+    add("--nodes", type=nodes, metavar="N", help="machines of the script")
+    add("--devices", type=positive, metavar="N", help="ranks of each machine of the script")
+    add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     add = verb.add_argument
-    add("--ranks", type=_numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
+    add("--ranks", type=numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
     add("--layouts", metavar="KEY=VALUE,...;...", help="try only these layouts, such as dp_shard=2 (default: all)")
-    add("--steps", type=_positive, default=20, help="steps of each run (default 20)")
+    add("--steps", type=positive, default=20, help="steps of each run (default 20)")
     add("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
     add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
     add("--replay", metavar="RUN", help="apply again, in one process, what an asynchronous run has applied")
@@ -185,9 +182,9 @@ def _prove(verb: argparse.ArgumentParser) -> None:
 def _collectives(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     ranks_help = "number of ranks to start (default: one for each CUDA device of several, else 4)"
-    add("--ranks", type=_positive, metavar="N", help=ranks_help)
+    add("--ranks", type=positive, metavar="N", help=ranks_help)
     add("--size", type=size_bytes, metavar="SIZE", help="of the tensor of the timed all-reduces (default 16MiB)")
-    add("--timeout", type=_positive, default=30, metavar="SECONDS", help="a longer call counts as hanging (default 30)")
+    add("--timeout", type=positive, default=30, metavar="SECONDS", help="a longer call counts as hanging (default 30)")
     explain_help = "show instead what each rank holds after each step of our all-reduce, on 2 to 8 ranks"
     add("--explain", action="store_true", help=explain_help)
 
@@ -196,23 +193,23 @@ def _config(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     verb.add_argument("--keys", action="store_true", help="list every key, its default and its meaning")
     site_help = "what a cluster asks for: sites/NAME.toml, or a file; with site.key=value for single values"
-    verb.add_argument("--site", type=_text, metavar="NAME|FILE", help=site_help)
+    verb.add_argument("--site", type=text, metavar="NAME|FILE", help=site_help)
     verb.add_argument("--site-keys", action="store_true", help="list every key of a site and its meaning")
 
 
 def _data(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("corpus", type=_text, nargs="?", help=CORPUS_HELP)
-    add("--tokenizer", type=_text, help=TOKENIZER_HELP)
-    add("--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of this many tokens on the corpus")
-    add("--folder", type=_path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
+    add("corpus", type=text, nargs="?", help=CORPUS_HELP)
+    add("--tokenizer", type=text, help=TOKENIZER_HELP)
+    add("--train-bpe", type=positive, metavar="VOCAB", help="train a BPE of this many tokens on the corpus")
+    add("--folder", type=path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
     add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
     add("--text-key", default="text", help="key of the text in each JSONL line (default text)")
     add("--as-text", action="store_true", help="prepare a file of questions (SQuAD's form) as text")
-    add("--workers", type=_positive, metavar="N", help="number of processes (default: one per core)")
+    add("--workers", type=positive, metavar="N", help="number of processes (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")
     add = verb.add_argument_group("random numbers instead of a corpus (data.task tensors)").add_argument
-    add("--synthetic", type=_positive, metavar="SAMPLES", help="number of training samples to generate")
+    add("--synthetic", type=positive, metavar="SAMPLES", help="number of training samples to generate")
     add("--source", metavar="SxD", help="number and size of the source's vectors (default 1x512)")
     add("--target", metavar="TxD", help="number and size of the target's vectors (default 20x512)")
     add("--format", choices=("hdf5", "pt", "safetensors"), help="format of the file (default hdf5)")
@@ -221,79 +218,79 @@ def _data(verb: argparse.ArgumentParser) -> None:
 
 def _sample(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("run", type=_path, metavar="RUN", help="run folder")
+    add("run", type=path, metavar="RUN", help="run folder")
     prompt_help = "text to continue; may be given several times"
     add("--prompt", dest="prompts", action="append", metavar="PROMPT", help=prompt_help)
-    add("--tokens", type=_positive, default=200, help="largest number of tokens to generate (default 200)")
+    add("--tokens", type=positive, default=200, help="largest number of tokens to generate (default 200)")
     add("--temperature", type=float, default=0.8, help="0: always the most probable token (default 0.8)")
-    add("--top-k", type=_positive, help="sample only from the K most probable tokens")
+    add("--top-k", type=positive, help="sample only from the K most probable tokens")
     add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
     add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
-    add("--num", type=_positive, default=1, help="number of texts for each prompt (default 1)")
+    add("--num", type=positive, default=1, help="number of texts for each prompt (default 1)")
     _checkpoint_arguments(verb)
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
 def _evaluate(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("run", type=_path, nargs="?", metavar="RUN", help="run folder; without it, give --predictions")
-    add("--data", type=_path, metavar="FILE", help="a text, or questions in SQuAD's format (default: validation split)")
-    add("--predictions", type=_path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}")
-    add("--out", type=_path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
+    add("run", type=path, nargs="?", metavar="RUN", help="run folder; without it, give --predictions")
+    add("--data", type=path, metavar="FILE", help="a text, or questions in SQuAD's format (default: validation split)")
+    add("--predictions", type=path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}")
+    add("--out", type=path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
     _checkpoint_arguments(verb)
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
 def _plot(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("runs", type=_path, nargs="+", metavar="RUN", help="run folder, of a run that has ended or still trains")
-    add("--out", type=_path, required=True, metavar="FILE", help="picture to write: .png or .svg")
+    add("runs", type=path, nargs="+", metavar="RUN", help="run folder, of a run that has ended or still trains")
+    add("--out", type=path, required=True, metavar="FILE", help="picture to write: .png or .svg")
     add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
 
 
 def _report(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("runs", type=_path, nargs="*", metavar="RUN", help="run folders, or the folder of a study")
-    add("--out", type=_path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
+    add("runs", type=path, nargs="*", metavar="RUN", help="run folders, or the folder of a study")
+    add("--out", type=path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
     add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
-    add("--figures", type=_path, metavar="FOLDER", help="also write each figure into a file of this folder")
+    add("--figures", type=path, metavar="FOLDER", help="also write each figure into a file of this folder")
     add("--format", choices=("svg", "png"), help="format of these files (default svg)")
     add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
-    add("--profile", type=_path, metavar="RUN", help="run folder, of a run with profile.active")
-    add("--window", type=_positive, metavar="N", help="which window, with profile.repeat (default 1)")
+    add("--profile", type=path, metavar="RUN", help="run folder, of a run with profile.active")
+    add("--window", type=positive, metavar="N", help="which window, with profile.repeat (default 1)")
 
 
 def _compare(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
-    add("--with", dest="others", type=_path, nargs="+", metavar="RUN", help="run folders of B")
-    add("--warmup", type=_whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
+    add("runs", type=path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
+    add("--with", dest="others", type=path, nargs="+", metavar="RUN", help="run folders of B")
+    add("--warmup", type=whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
     fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
-    add("--fail-above", type=_text, metavar="PERCENT", help=fail_help)
+    add("--fail-above", type=text, metavar="PERCENT", help=fail_help)
 
 
 def _study(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("file", type=_path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
-    add("--folder", type=_path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
+    add("file", type=path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
+    add("--folder", type=path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
     words = "another baseline: values of axes, such as ranks=1"
     add("--baseline", nargs="+", default=[], metavar="AXIS=VALUE", help=words)
     what = verb.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="print the command of each run that is to do, and run none")
-    what.add_argument("--collect", type=_path, nargs="+", metavar="RUN", help="take finished runs of other machines")
-    what.add_argument("--table", type=_path, metavar="FILE.csv", help="evaluate a table that others measured")
+    what.add_argument("--collect", type=path, nargs="+", metavar="RUN", help="take finished runs of other machines")
+    what.add_argument("--table", type=path, metavar="FILE.csv", help="evaluate a table that others measured")
     retry_help = "also run points again that have failed or had too little memory"
     what.add_argument("--retry", choices=("failed",), help=retry_help)
 
 
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("run", type=_path, metavar="RUN", help="run folder")
-    add("folder", type=_path, metavar="DIR", help="folder to create")
+    add("run", type=path, metavar="RUN", help="run folder")
+    add("folder", type=path, metavar="DIR", help="folder to create")
     _checkpoint_arguments(verb)
     add("--dtype", choices=("fp64", "fp32", "bf16", "fp16"), help="number format (default: the run's)")
     size_help = "largest size of a file of tensors (default 5 GB; adapters are always one file)"
-    add("--max-shard-bytes", type=_positive, default=5_000_000_000, metavar="BYTES", help=size_help)
+    add("--max-shard-bytes", type=positive, default=5_000_000_000, metavar="BYTES", help=size_help)
     add(
         "--adapters",
         dest="as_adapters",
@@ -304,9 +301,9 @@ def _export(verb: argparse.ArgumentParser) -> None:
 
 def _import(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("folder", type=_path, metavar="DIR", help="Hugging Face folder")
-    add("run", type=_path, metavar="RUN", help="run folder to create")
-    add("--config", type=_text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
+    add("folder", type=path, metavar="DIR", help="Hugging Face folder")
+    add("run", type=path, metavar="RUN", help="run folder to create")
+    add("--config", type=text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
     add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
@@ -329,86 +326,3 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("import", "create a run from a Hugging Face folder", _import),
 )
 """Name, help text and arguments of each subcommand."""
-
-
-def _positive(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
-    return int(word)
-
-
-def _nodes(word: str) -> tuple[int, int]:
-    """A number of nodes, or the least and the most of them."""
-    least, colon, most = word.partition(":")
-    found = _positive(least), _positive(most if colon else least)
-    if found[0] > found[1]:
-        raise argparse.ArgumentTypeError(f"{word!r}: the first number must not be above the second one")
-    return found
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
-    return int(word)
-
-
-def _amount(word: str) -> float:
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0")
-    return number
-
-
-def _numbers(word: str) -> list[int]:
-    return [_positive(part.strip()) for part in word.split(",")]
-
-
-def _text(word: str) -> str:
-    if not word.strip():
-        raise argparse.ArgumentTypeError("is empty")
-    return word
-
-
-def _path(word: str) -> Path:
-    if problem := unknown_home(_text(word)):
-        raise argparse.ArgumentTypeError(f"{word}: {problem}")
-    return expanded(word)
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that refuses an option that is given twice, unless its action is "append".
-
-    Its error messages show control characters as text.
-    """
-
-    def __init__(self, *words: Any, **named: Any) -> None:
-        super().__init__(*words, **named)
-        for name, action in ((None, _Once), ("store", _Once), ("store_true", _OnceTrue)):
-            self.register("action", name, action)
-
-    def error(self, message: str) -> NoReturn:
-        super().error(visible(message))
-
-
-class _Once(argparse.Action):
-    """Stores the value of an argument. An option that is given twice is an error: one of its values would be lost."""
-
-    given = False
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
-    ) -> None:
-        if self.given and option is not None:
-            parser.error(f"{'/'.join(self.option_strings)}: given twice; give it once")
-        self.given = True
-        setattr(namespace, self.dest, self.const if self.nargs == 0 else value)
-
-
-class _OnceTrue(_Once):
-    """A flag: stores True, or its `const`."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=False, **{"const": True, **named})

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.jobs.job import Job
 from codescent.jobs.shape import Asked, Shape, shape_of
-from codescent.jobs.site import LoadedSite, Site, load_site
-from codescent.jobs.targets import TARGETS, missing, unread
+from codescent.jobs.site import LoadedSite, in_environment, load_site
+from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, unread
 
 SSH = "ssh"
 
@@ -33,9 +32,10 @@ def main(
         given = "--to" if arguments.hosts is None else "--hosts"
         problems.append(f"{given}: {place.launcher} has started this process already; leave {given} out")
     target, loaded, shape = arguments.to or SSH, None, None
+    refuse_target(target)
     try:
         loaded = load_site(arguments.site, site_words)
-        problems += missing(target, loaded)
+        problems += [*missing(target, loaded), *contradictions(target, loaded)]
     except UserError as error:
         problems += error.problems
     if arguments.to is None and arguments.hosts is None:
@@ -67,13 +67,6 @@ def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: 
     words += ["--no-bandwidth"] * arguments.no_bandwidth + [f"--wait={arguments.wait}"]
     return Job(
         "doctor", f"{shlex.join(words)} --to {arguments.to or SSH}", tuple(words), ("-m", *words), Path.cwd(),
-        shape.slots, shape.hosts, _in_environment(loaded.site), str(Path.cwd() / "codescent-doctor"),
+        shape.slots, shape.hosts, in_environment(loaded), Path("codescent-doctor"), False,
         least_nodes=shape.least_nodes,
     )  # fmt: skip
-
-
-def _in_environment(site: Site) -> Site:
-    """The site, with the virtual environment of this command where it names none."""
-    if site.environment is not None or sys.prefix == sys.base_prefix:
-        return site
-    return site.model_copy(update={"environment": sys.prefix})

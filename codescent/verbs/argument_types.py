@@ -1,0 +1,103 @@
+"""In: a word of a command line. Out: its value, or argparse's error; the parser, which refuses an option given twice.
+Does not know the subcommands (arguments.py does)."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from codescent.base.home import expanded, unknown_home
+from codescent.base.visible import visible
+
+
+def positive(word: str) -> int:
+    """A whole number of at least 1."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    return int(word)
+
+
+def nodes(word: str) -> tuple[int, int]:
+    """A number of nodes, or the least and the most of them."""
+    least, colon, most = word.partition(":")
+    found = positive(least), positive(most if colon else least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{word!r}: the first number must not be above the second one")
+    return found
+
+
+def whole(word: str) -> int:
+    """A whole number of at least 0."""
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
+    return int(word)
+
+
+def amount(word: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0")
+    return number
+
+
+def numbers(word: str) -> list[int]:
+    """Whole numbers of at least 1, with commas between them."""
+    return [positive(part.strip()) for part in word.split(",")]
+
+
+def text(word: str) -> str:
+    """A word that is not empty."""
+    if not word.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return word
+
+
+def path(word: str) -> Path:
+    """A path; ~ is a home folder."""
+    if problem := unknown_home(text(word)):
+        raise argparse.ArgumentTypeError(f"{word}: {problem}")
+    return expanded(word)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that refuses an option that is given twice, unless its action is "append".
+
+    Its error messages show control characters as text.
+    """
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        for name, action in ((None, _Once), ("store", _Once), ("store_true", _OnceTrue)):
+            self.register("action", name, action)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with 2."""
+        super().error(visible(message))
+
+
+class _Once(argparse.Action):
+    """Stores the value of an argument. An option that is given twice is an error: one of its values would be lost."""
+
+    given = False
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        if self.given and option is not None:
+            parser.error(f"{'/'.join(self.option_strings)}: given twice; give it once")
+        self.given = True
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else value)
+
+
+class _OnceTrue(_Once):
+    """A flag: stores True, or its `const`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=False, **{"const": True, **named})
