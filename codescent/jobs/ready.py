@@ -147,6 +147,6 @@ def jobs(run: Path, *, follows: bool) -> Iterator[str]:
         state = SCHEDULERS[job.target].state(job.job)
         if not state.is_over:
             yield (
-                f"{run}: job {job.job} of {job.target}, submitted {job.moment}, holds it ({state.text}): wait for its end, "
-                f"or end it: codescent launch {shlex.quote(str(run))} --cancel"
+                f"{run}: job {job.job} of {job.target}, submitted {job.moment}, holds it ({state.text}): wait for its "
+                f"end, or end it: codescent launch {shlex.quote(str(run))} --cancel"
             )
