@@ -335,8 +335,8 @@ def test_with_torchruns_store_the_port_is_another_one() -> None:
         (["nosuch"], "nosuch"),
         (["--link", "fast"], "--link: 'fast' is no link"),
         (["--link", "1gbit", "--no-bandwidth"], "does not measure it"),
-        (["--hosts", "a:0"], '--hosts: given "a:0"'),
-        (["--hosts", "a,a"], "a is named twice"),
+        (["--hosts", "a:0"], '--hosts: a has "0" slots'),
+        (["--hosts", "a:1,a:1"], "a is named twice"),
         (["--site", "lab"], "--site lab: there is no file"),
         (["--nodes", "2"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
         (["site.time=00:10:00"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
@@ -374,7 +374,7 @@ def test_hosts_are_reached_by_ssh(project: Path) -> None:
     """An ssh that runs the words here: three agents of one machine find each other."""
     programs = project / "programs"
     programs.mkdir()
-    (programs / "ssh").write_text('#!/bin/bash\nshift 3\nexec bash -c "$*"\n')
+    (programs / "ssh").write_text('#!/bin/bash\nwhile [ "$1" = -o ]; do shift 2; done\nshift\nexec bash -c "$*"\n')
     (programs / "ssh").chmod(0o755)
     path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = doctor(project, "--hosts=127.0.0.1:2", "--json=found.json", PATH=path)

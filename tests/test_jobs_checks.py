@@ -425,7 +425,9 @@ def test_no_run_is_faster_than_the_peak(project: Path) -> None:
 
 def test_a_limit_without_time_for_a_step(project: Path) -> None:
     (problem,) = refused(project, *TINY, *SLURM[:-1], CPU, "site.time=00:01:00")
-    assert problem.startswith("site.time = 00:01:00: the run saves 60 s before the limit, and has no time for a step")
+    assert problem.startswith(
+        "site.time=00:01:00 (command line): the run saves 60 s before it, so there would be no time"
+    )
 
 
 # the scheduler's own test, and all at once
