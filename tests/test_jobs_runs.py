@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import hosts
 
 SSH = """#!/bin/bash
-# ssh -o BatchMode=yes HOST WORDS: the words run by a shell on a host, as ssh does it
-host=$3; shift 3
+# ssh -o NAME=VALUE ... HOST WORDS: the words run by a shell on a host, as ssh does it
+while [ "$1" = -o ]; do shift 2; done
+host=$1; shift
 number=$(( ${host##*.} - 1 ))
 exec nsenter --net=/run/netns/PREFIXh$number unshare --uts bash -c "hostname host$number; $*"
 """
@@ -81,7 +82,7 @@ def test_ssh_gives_each_rank_its_place(project: Path, capsys: pytest.CaptureFixt
     ]  # fmt: skip
     assert {(one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in found} == {("3", "10.77.0.1")}
     assert len({one["CODESCENT_TOKEN"] for one in found}) == 1
-    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "place.py")}
+    assert {one["CODESCENT_MARK"] for one in found} == {str(project / "runs" / "place")}
     assert [one["words"] for one in found] == [["a b", "$c"]] * 3
 
 
