@@ -378,7 +378,7 @@ def test_hosts_are_reached_by_ssh(project: Path) -> None:
     (programs / "ssh").chmod(0o755)
     path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = doctor(project, "--hosts=127.0.0.1:2", "--json=found.json", PATH=path)
-    assert done.stdout.startswith("2 ranks on 1 host, rank 0 at 127.0.0.1:29400"), done.stderr
+    assert done.stdout.startswith("2 ranks on 1 host, rank 0 at 127.0.0.1:"), done.stderr
     assert json.loads((project / "found.json").read_text())["world_size"] == 2
 
 

@@ -96,7 +96,7 @@ _START = [
     '    start "${hosts[number]}" "$first" "${slots[number]}" <"$folder/$number" &',
     '    exec {pipe}>"$folder/$number"',
     '    pipes+=("$pipe")',
-    """    printf '%s\\n' "$agent" "$token" >&"$pipe" || true  # ssh says why""",
+    """    printf '%s%s\\n' "$agent" "$token" >&"$pipe" || true  # ssh says why""",
     "    first=$((first + slots[number]))",
     "done",
 ]
