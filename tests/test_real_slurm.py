@@ -255,7 +255,7 @@ def test_a_rank_that_fails_ends_the_job(slurm: Cluster, project: Path, capsys: p
     log = log_of(project, "fails", job)
     assert (state, code) == ("FAILED", "1:0"), log
     assert log.splitlines()[0] == "[rank1]: Traceback (most recent call last):"
-    assert "codescent: rank 1 failed: RuntimeError: the cause\n" in log
+    assert "codescent: rank 1 failed: RuntimeError: the cause (pid " in log
 
 
 CHAIN = """
