@@ -62,7 +62,8 @@ def _words(job: Job, *, on_each_node: bool = False) -> list[str]:
 
 def _open_mpi(job: Job, hosts: list[str], ranks: int) -> list[str]:
     """Slots are given to ranks in the order of the hosts. Open MPI binds ranks to cores unless it is told not to."""
-    words = ["mpirun", "-np", str(ranks), *(["--host", ",".join(hosts)] if hosts else [])]
+    here = [f"localhost:{ranks}"]  # by itself mpirun starts no more ranks here than there are cores
+    words = ["mpirun", "-np", str(ranks), "--host", ",".join(hosts or here)]
     binds = job.site.binding == "cores"
     words += ["--map-by", f"slot:PE={job.site.cores or 1}" if binds else "slot"]
     return [*words, "--bind-to", "core" if binds else "none", Raw('"${passed[@]}"')]
