@@ -4,7 +4,6 @@ Does not import torch or start a process. `codescent plan` and the process that 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting, open_folder
 from codescent.plan import DECAY_STEPS, Plan, Scalar
 from codescent.record import RunFolder
-from codescent.record.run_folder import JOBS
+from codescent.record.beginning import is_free, refuse_taken
 
 
 def run_folder(config: Config) -> Path:
@@ -33,8 +32,7 @@ def run_folder(config: Config) -> Path:
 
 def is_begun(config: Config) -> bool:
     """Whether there is anything in the place of the run folder: the run, or what must not be overwritten."""
-    path = run_folder(config)
-    return os.path.lexists(path) and not (path.is_dir() and all(one.name == JOBS for one in path.iterdir()))
+    return not is_free(run_folder(config))
 
 
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:
@@ -201,7 +199,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     path = run_folder(config)
     folder = RunFolder.open(path) if resume else None
     if folder is None and creates_folder:
-        RunFolder.refuse_taken(path)
+        refuse_taken(path)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
     config, plan = plan_with(config, dataset, world_size, None if folder is None else Began.of(saved_plan(folder)))

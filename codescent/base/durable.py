@@ -14,20 +14,26 @@ Content = str | bytes | Iterable[bytes]
 """Content of a file. The parts of an iterable are written one by one."""
 
 
-def write_synced(path: Path, content: Content) -> None:
-    """Write a new file and wait until its bytes are on the disk. Then call `sync_folder`: it makes the name durable."""
+def write_synced(path: Path, content: Content, mode: int = 0o666) -> None:
+    """Write a new file and wait until its bytes are on the disk. Then call `sync_folder`: it makes the name durable.
+
+    `mode`: who may read it, less what the process's umask takes away.
+    """
     text = content.encode() if isinstance(content, str) else content
-    with path.open("wb") as file:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.writelines([text] if isinstance(text, bytes) else text)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, content: Content) -> None:
-    """Replace a file atomically: write `.NAME.partial` in the same folder, sync it, rename it to the file's name."""
+def replace_file(path: Path, content: Content, mode: int = 0o666) -> None:
+    """Replace a file atomically: write `.NAME.partial` in the same folder, sync it, rename it to the file's name.
+
+    `mode`: who may read the new file, less what the process's umask takes away.
+    """
     making = path.with_name(f".{path.name}.partial")
     try:
-        write_synced(making, content)
+        write_synced(making, content, mode)
         making.replace(path)
     except BaseException:
         making.unlink(missing_ok=True)

@@ -1,16 +1,21 @@
 """In: names of hosts. Out: the address of a host, as others reach it; the address of this one, towards another.
-Does not connect. Scripts run it, as `python3 -m codescent.jobs.address`."""
+Does not connect. Scripts run it, as `python3 -m codescent.jobs.address`. It waits for a name that is not known yet."""
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import socket
 import sys
+import time
+from collections.abc import Sequence
 
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
 from codescent.train.addresses import interfaces, route_to
+
+LOOK_S = 1.0
 
 
 def address_of(host: str, peer: str = "") -> str:
@@ -42,14 +47,29 @@ def _resolved(host: str) -> str:
         raise UserError(f"{host}: this name is unknown here ({error.strerror}): give the host's address") from error
 
 
-def main() -> int:
+def _awaited(host: str, wait_s: float) -> str:
+    """The address of a host whose name may become known only now. Raises UserError: it has not, after `wait_s`."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return _resolved(host)
+        except UserError:
+            if time.monotonic() >= end_s:
+                raise
+        time.sleep(LOOK_S)
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Print the address. Returns the exit code."""
-    words = sys.argv[1:]
-    if len(words) not in (1, 2):
-        warn("usage: python3 -m codescent.jobs.address HOST [PEER] | --towards HOST")
-        return 2
+    parser = argparse.ArgumentParser(prog="codescent.jobs.address", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("host")
+    parser.add_argument("peer", nargs="?", default="", help="a host that has to reach it")
+    parser.add_argument("--towards", action="store_true", help="this machine's address, from which HOST is reached")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long HOST may be unknown")
+    asked = parser.parse_args(words)
     try:
-        print(route_to(_resolved(words[1])) if words[0] == "--towards" else address_of(*words))
+        found = _awaited(asked.host, asked.wait) if asked.wait or asked.towards else ""
+        print(route_to(found) if asked.towards else found or address_of(asked.host, asked.peer))
     except UserError as error:
         warn(*(f"error: {problem}" for problem in error.problems))
         return error.exit_code

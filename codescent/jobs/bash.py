@@ -1,15 +1,20 @@
 """In: words of commands. Out: text of bash that runs them with these words, whatever characters they have.
-Does not know a launcher."""
+Does not know a launcher, and not a job (lines.py does)."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-from codescent.jobs.job import Job
+from codescent.base.visible import visible
 
 WIDTH = 110
 INDENT = "    "
+NAME = re.compile(r"\$(\w+|\{\w+\})", re.ASCII)
+"""A variable in a text."""
+SPECIAL = re.compile(r"[\\\"`]|\$(?!\w|\{\w+\})", re.ASCII)
+"""What bash would read within double quotes, apart from variables."""
 
 
 class Raw(str):
@@ -21,6 +26,13 @@ class Raw(str):
 def quoted(word: str) -> str:
     """A word as bash reads it back."""
     return str(word) if isinstance(word, Raw) else shlex.quote(word)
+
+
+def expandable(text: str) -> str:
+    """A word as bash reads it back, in which bash puts the values of variables, such as /scratch/$USER."""
+    if NAME.search(text) is None:
+        return shlex.quote(text)
+    return f'"{SPECIAL.sub(lambda found: chr(92) + found[0], text)}"'
 
 
 def command(words: Iterable[str], after: str = "") -> str:
@@ -35,63 +47,6 @@ def command(words: Iterable[str], after: str = "") -> str:
     return " \\\n".join([*lines, line])
 
 
-def export(name: str, value: str) -> str:
-    """Set a variable for all later commands."""
-    return f"export {name}={quoted(value)}"
-
-
 def comment(text: str) -> list[str]:
-    """A text as lines of a comment. Characters that end a line are shown."""
-    return [f"# {line}" for line in text.splitlines()]
-
-
-def head(job: Job, target: str, use: Sequence[str], directives: Sequence[str] = ()) -> list[str]:
-    """The first lines of a script: what it is, how it is used, and what the scheduler reads."""
-    what = f"{job.name}, {job.shape()}. Written for {target} by:"
-    said = [line for text in (what, job.said, *use) for line in comment(text)]
-    return ["#!/bin/bash", *directives, *said, "", "set -eo pipefail"]
-
-
-def setting(job: Job) -> Iterator[str]:
-    """The site's lines before the command: folder, modules, lines of the site, environment, interface, scratch."""
-    site = job.site
-    yield f"cd {quoted(str(job.folder))}"
-    if site.modules:
-        yield command(["module", "load", *site.modules])
-    yield from site.before
-    if site.environment is not None and site.environment != "none":
-        yield f"source {quoted(f'{site.environment}/bin/activate')}"
-    if site.scratch is not None:
-        yield export("TMPDIR", site.scratch)
-
-
-def run_variables(job: Job) -> list[tuple[str, str, str]]:
-    """Variables of every rank: comment, name and value. Launchers that do not pass them on have to be told."""
-    found = [
-        ("the secret by which the ranks recognise each other, new for each start", "CODESCENT_TOKEN",
-         Raw("$(python3 -c 'import secrets; print(secrets.token_hex(32))')")),
-        ("by this mark codescent launch --kill finds what the run has left", "CODESCENT_MARK", job.mark),
-    ]  # fmt: skip
-    if job.limit_s is not None:
-        end = Raw(f"$(($(date +%s) + {job.limit_s - job.grace_s}))")
-        found.append((f"when the run saves and stops: {job.grace_s} s before the time limit", "CODESCENT_STOP_AT", end))
-    if job.site.interface is not None:
-        found += [
-            ("the network interface of the ranks", name, job.site.interface)
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        ]
-    return found
-
-
-def exports(variables: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Set the variables, each under its comment."""
-    said = ""
-    for text, name, value in variables:
-        if text != said:
-            yield from comment(text)
-        said = text
-        if isinstance(value, Raw) and value.startswith("$("):  # `export NAME=$(...)` would hide that it failed
-            yield f"{name}={value}"
-            yield f"export {name}"
-        else:
-            yield export(name, value)
+    """A text as lines of a comment. Characters that do not print are shown by their numbers."""
+    return [f"# {visible(line)}" for line in text.splitlines()]

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codescent.jobs.bash import Raw, command, comment, exports, head, quoted, run_variables, setting
-from codescent.jobs.job import PORT, Job
+from codescent.jobs.bash import Raw, command, comment, quoted
+from codescent.jobs.job import Job
+from codescent.jobs.lines import ADDRESS, PASSED, head, left_behind, setting, variables
 
-END = "END_OF_AGENT"
 AGENT = ("python3", "-m", "codescent.launch.agent")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
 
 def local(job: Job) -> str:
-    """A script for this machine."""
-    use = [f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it."]
-    variables = [one for one in run_variables(job) if one[1] != "CODESCENT_TOKEN"]  # the agent draws one
-    lines = [*head(job, "this machine", use), "", *setting(job), *exports(variables), ""]
+    """A script for this machine. The agent draws the secret of the run."""
+    use = [f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it.", left_behind(job)]
+    lines = [*head(job, "this machine", use), "", *setting(job), *variables(job, token=False), ""]
     words = [*AGENT, "--ranks", str(job.ranks), "--", *job.site.container, *job.words]
     return "\n".join([*lines, command(["exec", *words])]) + "\n"
 
@@ -26,70 +26,91 @@ def ssh(job: Job) -> str:
     use = [
         f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it. Ctrl-C saves and stops.",
         "ssh must reach the hosts without a question, and find the folder and the environment there.",
+        left_behind(job),
     ]
-    lines = [*head(job, "hosts that ssh reaches", use), ""]
-    lines += [*_places(job), "", *_agent(job), "", *_SEND, "", *_LOOP]
+    lines = [line for line in head(job, "hosts that ssh reaches", use) if not line.startswith("began=")]
+    lines += ["", *_places(job), "", *_agent(job), "", *_SEND, "", *_START, "", *_WAIT]
     return "\n".join(lines) + "\n"
 
 
 def _places(job: Job) -> Iterator[str]:
     yield f"hosts=({' '.join(map(quoted, job.hosts))})"
     yield f"slots=({' '.join(map(str, job.slots))})"
-    peer = job.hosts[-1]
-    yield "# the address of rank 0, as the others reach it"
-    yield f"master=$({command(['python3', '-m', 'codescent.jobs.address', job.hosts[0], peer])}):{PORT}"
+    yield "# the address of rank 0, as the others reach it, and a port there"
+    yield f"master=$({command([*ADDRESS, job.hosts[0], job.hosts[-1]])}):$((20000 + RANDOM % 10000))"
     yield from comment("the secret by which the ranks recognise each other goes to the agents by their input")
-    yield "token=$(python3 -c 'import secrets; print(secrets.token_hex(32))')"
+    yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
 
 
 def _agent(job: Job) -> Iterator[str]:
     """What the bash of a host reads: its agent gets the first rank, the number of ranks and the address of rank 0."""
-    variables = [one for one in run_variables(job) if one[1] != "CODESCENT_TOKEN"]
-    yield f"agent=$(cat <<'{END}'"
+    lines = list(_on_host(job))
+    end = "END_OF_AGENT"
+    while any(end in line for line in lines):
+        end += "_"
+    yield "# what each host does. Its bash reads all of it before it begins: then the agent reads the same input"
+    yield f"IFS= read -r -d '' agent <<'{end}' || true"
+    yield from lines
+    yield end
+
+
+def _on_host(job: Job) -> Iterator[str]:
+    yield "{"
+    yield "set -eo pipefail"
+    yield "exec 3<&0 </dev/null"
+    if job.limit_s is not None:
+        yield "began=$(date +%s)"
     yield from setting(job)
-    yield from exports(variables)
+    yield from variables(job, token=False)
     place = Raw(f'--follow --first "$1" --ranks "$2" --world {job.ranks} --master "$3"')
-    yield command(["exec", *AGENT, place, "--", *job.site.container, *job.words])
-    yield END
-    yield ")"
+    yield command(["exec", *AGENT, place, "--", *job.site.container, *job.words], "<&3 3<&-")
+    yield "}"
 
 
 _SEND = [
     "# signals go to all agents: they stop their ranks, which save",
     "folder=$(mktemp -d)",
     "trap 'rm -rf \"$folder\"' EXIT",
+    "trap '' PIPE  # an agent that has ended reads no more",
     "pipes=()",
     "send() {",
     '    for pipe in "${pipes[@]}"; do echo "$1" >&"$pipe" || true; done 2>/dev/null',
     "}",
-    'for name in TERM INT HUP USR1 USR2; do trap "send $name" "$name"; done',
+    *(f"trap 'send {name}' {name}" for name in PASSED),
 ]
 
-_LOOP = [
-    "pids=() first=0",
+_START = [
+    "# start an agent on a host; its exit code is written to `ended`, when it ends",
+    'mkfifo "$folder/ended"',
+    'exec {ended}<>"$folder/ended"',
+    "start() {",
+    f"    trap '' {' '.join(PASSED)}  # its agent gets them, and it waits for the agent",
+    '    for pipe in "${pipes[@]}"; do exec {pipe}>&-; done  # those of other agents',
+    "    status=0",
+    f'    {command(SSH)} "$1" bash -s -- "$2" "$3" "$master" || status=$?',
+    '    echo "$status" >&"$ended"',
+    "}",
+    "first=0",
     'for number in "${!hosts[@]}"; do',
     '    mkfifo "$folder/$number"',
-    '    ssh -o BatchMode=yes "${hosts[number]}" bash -s -- "$first" "${slots[number]}" "$master" <"$folder/$number" &',
-    "    pids+=($!)",
+    '    start "${hosts[number]}" "$first" "${slots[number]}" <"$folder/$number" &',
     '    exec {pipe}>"$folder/$number"',
     '    pipes+=("$pipe")',
-    """    printf '%s\\n' "$agent" "$token" >&"$pipe"  # its bash reads the script, the agent reads the token""",
+    """    printf '%s%s\\n' "$agent" "$token" >&"$pipe" || true  # ssh says why""",
     "    first=$((first + slots[number]))",
     "done",
-    "",
+]
+
+_WAIT = [
     "# the first failure ends the other agents; its exit code is that of this script",
-    "trap '' PIPE  # an agent that has ended reads no more",
-    "code=0",
-    'while [ "${#pids[@]}" -gt 0 ]; do',
-    "    status=0",
-    '    wait -n "${pids[@]}" || status=$?',
-    "    alive=()",
-    '    for pid in "${pids[@]}"; do if kill -0 "$pid" 2>/dev/null; then alive+=("$pid"); fi; done',
-    '    if [ "${#alive[@]}" -lt "${#pids[@]}" ] && [ "$status" -ne 0 ] && [ "$code" -eq 0 ]; then',
+    "code=0 left=${#hosts[@]}",
+    'while [ "$left" -gt 0 ]; do',
+    '    read -r status <&"$ended" || continue  # a signal came, and was passed on',
+    "    left=$((left - 1))",
+    '    if [ "$status" -ne 0 ] && [ "$code" -eq 0 ]; then',
     "        code=$status",
     "        send TERM",
     "    fi",
-    '    pids=("${alive[@]}")',
     "done",
     'exit "$code"',
 ]

@@ -4,19 +4,18 @@ Does not write a script (a file for each target does)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.jobs.grace import LEAST_GRACE_S
 from codescent.jobs.site import Site, seconds_of
+from codescent.launch.environment import PORTS
 
-PORT = 29_400
-"""Where rank 0 listens, on targets that need a fixed port."""
 NAME_CHARS = 63
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-LEAST_GRACE_S = 60
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,14 @@ class Job:
         slots: ranks of each node. Their sum is the number of ranks.
         hosts: names of the nodes; empty: a scheduler chooses them.
         site: the cluster.
-        mark: what marks the processes of the run in their environment.
-        grace_s: seconds before the time limit at which the run is asked to save.
+        run: the run folder, as the config names it; of an own script: where --submit keeps its jobs.
+        has_checkpoints: whether the run folder says how long checkpoints take: not that of an own script.
+        grace_s: seconds before the time limit at which the run is asked to save, by the checkpoints of now.
         least_nodes: with which an elastic job begins; None: it is not elastic.
         restarts: how often torchrun starts all ranks again.
         times: how many jobs follow each other.
         saved_as: the file of the script; None: it is printed.
+        record: the folder in which a submitted job is written down; None: --submit is not given.
     """
 
     name: str
@@ -48,12 +49,24 @@ class Job:
     slots: tuple[int, ...]
     hosts: tuple[str, ...]
     site: Site
-    mark: str
+    run: Path
+    has_checkpoints: bool = True
     grace_s: int = LEAST_GRACE_S
     least_nodes: int | None = None
     restarts: int = 0
     times: int = 1
     saved_as: Path | None = None
+    record: Path | None = None
+
+    @property
+    def mark(self) -> str:
+        """What marks the processes of the run in their environment."""
+        return str(self.folder / self.run)
+
+    @property
+    def port(self) -> int:
+        """A port for launchers whose nodes have to agree on one before they meet: that of this run."""
+        return PORTS[zlib.crc32(self.mark.encode()) % len(PORTS)]
 
     @property
     def nodes(self) -> int:
@@ -79,38 +92,49 @@ class Job:
     def shape(self) -> str:
         """The ranks and nodes in words."""
         if len(set(self.slots)) > 1:
-            return f"{counted(self.ranks, 'rank')} on {', '.join(map(str, self.slots))} slots of {self.nodes} nodes"
+            each = (f"{slots} on {host}" for host, slots in zip(self.hosts, self.slots, strict=True))
+            return f"{counted(self.ranks, 'rank')}: {', '.join(each)}"
         if self.nodes == 1:
             return f"{counted(self.ranks, 'rank')} on one node"
         return f"{counted(self.ranks, 'rank')}: {self.nodes} nodes with {counted(self.devices, 'rank')} each"
 
 
 def read_hosts(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Hosts and slots of a list such as "node1:4,node2:2"; a host without a number has one slot.
+    """Hosts and slots of a list such as "node1:4,node2:2".
 
-    Raises UserError: every entry that cannot be read, and hosts that are named twice.
+    Raises UserError: every entry that cannot be read, hosts without slots, and hosts that are named twice.
     """
     problems: list[str] = []
     found: dict[str, int] = {}
-    for entry in text.split(","):
-        host, colon, slots = entry.strip().partition(":")
-        if HOST.fullmatch(host) is None or (colon and not (slots.isascii() and slots.isdigit() and int(slots))):
+    for entry in (one.strip() for one in text.split(",")):
+        host, colon, slots = entry.partition(":")
+        if HOST.fullmatch(host) is None:
             problems.append(f'--hosts: given "{entry}"; write HOST:SLOTS, such as node1:4, with commas between')
+        elif not colon:
+            problems.append(f"--hosts: {host} has no slots; write {host}:N, where N is its number of ranks")
+        elif not (slots.isascii() and slots.isdigit() and int(slots)):
+            problems.append(f'--hosts: {host} has "{slots}" slots; its number of ranks is a whole number, at least 1')
         elif host in found:
             problems.append(f"--hosts: {host} is named twice; give it once, with all its slots")
         else:
-            found[host] = int(slots or 1)
+            found[host] = int(slots)
     if problems:
         raise UserError(*problems)
     return tuple(found), tuple(found.values())
 
 
-def job_name(text: str) -> str:
+def names_of(text: str) -> list[str]:
+    """The hosts of a list, whose slots do not matter. Raises UserError: every entry that is not a host."""
+    names = [entry.strip().partition(":")[0] for entry in text.split(",")]
+    problems = [f'--hosts: given "{name}"; write the names of hosts, with commas between'
+                for name in names if HOST.fullmatch(name) is None]  # fmt: skip
+    if problems:
+        raise UserError(*problems)
+    return list(dict.fromkeys(names))
+
+
+def job_name(text: str, longest: int = NAME_CHARS) -> str:
     """A name that every scheduler takes: other characters become dashes."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:NAME_CHARS]
-    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
-
-
-def grace_of(save_s: Sequence[float]) -> int:
-    """Seconds before the limit at which to save: twice as long as the longest save, and half a minute for a step."""
-    return max(LEAST_GRACE_S, round(30 + 2 * max(save_s, default=0.0)))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
+    name = name if name[:1].isalpha() else f"run-{name}"
+    return name[:longest].rstrip("-._")

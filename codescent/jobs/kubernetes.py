@@ -1,18 +1,27 @@
 """In: a job. Out: a manifest of Kubernetes: an indexed Job, with a pod for each node, and a headless Service for names.
-Does not apply it."""
+Does not apply it. In a pod an agent of codescent starts the ranks: it ends with their exit code, unlike torchrun."""
 
 from __future__ import annotations
 
-import json
 import secrets
-import shlex
 from collections.abc import Iterator
 
-from codescent.jobs.job import PORT, Job
-from codescent.jobs.torchrun import SIGNALS
+from codescent.base.errors import UserError
+from codescent.base.token import TOKEN
+from codescent.jobs.bash import Raw, command, comment
+from codescent.jobs.hosts import AGENT
+from codescent.jobs.job import Job, job_name
+from codescent.jobs.lines import ADDRESS, stop_at
+from codescent.jobs.site import asked_devices
+from codescent.jobs.yaml import literal
+from codescent.jobs.yaml import quoted as text
 
-NOT_FINISHED, WRONG_INPUT = 75, 2
-"""Exit codes: saved, to be started again; nothing that another start would mend."""
+LABEL_CHARS = 63
+PORT = 29_400
+"""A pod has an address of its own, so no other run has this port."""
+WRONG_INPUT = UserError.exit_code
+NAME_WAIT_S = 600
+"""Seconds until the first pod runs."""
 
 
 def script(job: Job) -> str:
@@ -21,11 +30,12 @@ def script(job: Job) -> str:
 
 
 def _lines(job: Job) -> Iterator[str]:
-    name = job.name.lower().replace("_", "-").replace(".", "-")
-    yield f"# {job.name}, {job.shape()}. Written for Kubernetes by:"
-    yield from (f"# {line}" for line in job.said.splitlines())
-    yield f"# kubectl apply -f {job.saved_as or 'FILE'} begins the run."
-    yield f"# To continue it: kubectl delete job {name}, and apply it again."
+    name = pod_name(job)
+    yield from comment(f"{job.name}, {job.shape()}. Written for Kubernetes by:")
+    yield from comment(job.said)
+    yield from comment(f"kubectl apply -f {job.saved_as or 'FILE'} begins the run.")
+    yield from comment(f"kubectl replace --force -f {job.saved_as or 'FILE'} ends its pods, and continues it.")
+    yield from comment(f"kubectl logs -f job/{name} shows what rank 0 prints.")
     yield from _service(name)
     yield "---"
     yield from _secret(name)
@@ -33,90 +43,108 @@ def _lines(job: Job) -> Iterator[str]:
     yield from _job(job, name)
 
 
+def pod_name(job: Job) -> str:
+    """A name with which the name of each pod is a label of DNS: small letters, digits and dashes."""
+    text = job.name.lower().replace("_", "-").replace(".", "-")
+    return job_name(text, LABEL_CHARS - len(f"-{job.nodes - 1}"))
+
+
 def _service(name: str) -> Iterator[str]:
     """Pods find each other by names in it, before they are ready."""
     yield "apiVersion: v1"
     yield "kind: Service"
-    yield f"metadata: {{name: {name}}}"
+    yield f"metadata: {{name: {text(name)}}}"
     yield "spec:"
     yield "  clusterIP: None"
     yield "  publishNotReadyAddresses: true"
-    yield f"  selector: {{job-name: {name}}}"
+    yield f"  selector: {{job-name: {text(name)}}}"
 
 
 def _secret(name: str) -> Iterator[str]:
     yield "# the secret by which the ranks recognise each other"
     yield "apiVersion: v1"
     yield "kind: Secret"
-    yield f"metadata: {{name: {name}}}"
-    yield f"stringData: {{token: {secrets.token_hex(32)}}}"
+    yield f"metadata: {{name: {text(name)}}}"
+    yield f'stringData: {{token: "{secrets.token_hex(32)}"}}'
 
 
 def _job(job: Job, name: str) -> Iterator[str]:
-    site = job.site
     yield "apiVersion: batch/v1"
     yield "kind: Job"
-    yield f"metadata: {{name: {name}}}"
+    yield f"metadata: {{name: {text(name)}}}"
     yield "spec:"
     yield "  completionMode: Indexed"
     yield f"  completions: {job.nodes}"
     yield f"  parallelism: {job.nodes}"
-    yield f"  backoffLimit: {site.requeues * job.nodes}"
-    if job.limit_s is not None:
-        yield f"  activeDeadlineSeconds: {job.limit_s}"
+    yield f"  backoffLimit: {job.site.requeues * job.nodes}  # a pod that ends with 75 is saved, and starts again"
     yield "  podFailurePolicy:"
     yield "    rules:"
-    yield "      # 2: wrong input, which another start would not mend"
+    yield "      # wrong input, which another start would not mend"
     yield f"      - {{action: FailJob, onExitCodes: {{containerName: ranks, operator: In, values: [{WRONG_INPUT}]}}}}"
+    yield "      # a pod that had to make room is no failure"
+    yield "      - {action: Ignore, onPodConditions: [{type: DisruptionTarget}]}"
     yield "  template:"
     yield "    spec:"
     yield "      restartPolicy: Never"
-    yield f"      subdomain: {name}"
+    yield f"      subdomain: {text(name)}"
     yield f"      terminationGracePeriodSeconds: {job.grace_s}"
+    if job.limit_s is not None:
+        yield f"      activeDeadlineSeconds: {job.limit_s}"
     yield "      containers:"
     yield "        - name: ranks"
-    yield f"          image: {json.dumps(site.image)}"
-    yield f"          workingDir: {json.dumps(str(job.folder))}"
-    yield "          command: [bash, -c]"
-    yield "          args:"
-    yield "            - |"
-    yield from (f"              {line}" for line in _bash(job, name))
-    yield from _environment(job, name)
+    yield f"          image: {text(str(job.site.image))}"
+    if job.site.volume is not None:
+        yield f"          workingDir: {text(job.site.volume.partition(':')[2])}"
+    yield from _command(job, name)
+    yield from _environment(name)
     yield from _resources(job)
     yield from _volume(job)
 
 
+def _command(job: Job, name: str) -> Iterator[str]:
+    """A script that starts the agent of a pod; the words of a rank are its arguments."""
+    yield "          command:"
+    yield "            - bash"
+    yield "            - -c"
+    yield "            - |"
+    yield from (f"              {literal(line)}" for line in "\n".join(_bash(job, name)).split("\n"))
+    yield "            - ranks"
+    yield "          args:"
+    yield from (f"            - {text(literal(word))}" for word in job.words)
+
+
 def _bash(job: Job, name: str) -> Iterator[str]:
-    """An agent of torchrun in each pod. The first pod's name in the Service is its address."""
-    yield "set -e"
-    yield from job.site.before
+    yield "set -eo pipefail"
     if job.limit_s is not None:
-        yield f"export CODESCENT_STOP_AT=$(($(date +%s) + {job.limit_s - job.grace_s}))"
-    agent = ["exec torchrun", f"--nnodes={job.nodes}", f"--nproc-per-node={job.devices}"]
-    agent += ['--node-rank="$JOB_COMPLETION_INDEX"', f"--master-addr={name}-0.{name}", f"--master-port={PORT}"]
-    agent += [f"--max-restarts={job.restarts}", f"--signals-to-handle={SIGNALS}", *map(shlex.quote, job.site.launcher)]
-    yield " ".join(agent) + " \\"
-    yield f"    {shlex.join(job.python)}"
+        yield "began=$(date +%s)"
+    yield from job.site.before
+    yield from stop_at(job)
+    yield "# the first pod runs rank 0"
+    first = command([*ADDRESS, "--wait", str(NAME_WAIT_S), f"{name}-0.{name}"])
+    yield f"master=$({first}) || exit 1  # it is not there yet: this pod starts again"
+    place = [f'--first "$((JOB_COMPLETION_INDEX * {job.devices}))"', f"--ranks {job.devices}"]
+    place += [f"--world {job.ranks}", f'--master "$master:{PORT}"']
+    yield command(["exec", *AGENT, *map(Raw, place), "--"], '"$@"')
 
 
-def _environment(job: Job, name: str) -> Iterator[str]:
+def _environment(name: str) -> Iterator[str]:
     yield "          env:"
-    yield f"            - {{name: CODESCENT_TOKEN, valueFrom: {{secretKeyRef: {{name: {name}, key: token}}}}}}"
-    yield f"            - {{name: CODESCENT_MARK, value: {json.dumps(job.mark)}}}"
+    yield f"            - {{name: {TOKEN}, valueFrom: {{secretKeyRef: {{name: {text(name)}, key: token}}}}}}"
 
 
 def _resources(job: Job) -> Iterator[str]:
-    site = job.site
-    yield "          resources:"
-    yield "            limits:"
+    site, limits = job.site, []
     if site.cores is not None:
-        yield f"              cpu: {site.cores * job.devices}"
+        limits.append(f"cpu: {site.cores * job.devices}")
     if site.memory is not None:
-        yield f"              memory: {json.dumps(site.memory)}"
-    if site.devices not in (None, "none"):
-        yield f"              {site.devices.partition(':')[0].strip()}: {job.devices}"
-    else:
-        yield "              {}" if site.cores is None and site.memory is None else ""
+        limits.append(f"memory: {text(site.memory.replace('K', 'k'))}")
+    if devices := asked_devices(site, job.devices):
+        name, _, count = devices.partition(":")
+        limits.append(f"{text(name.strip())}: {count.strip()}")
+    if limits:
+        yield "          resources:"
+        yield "            limits:"
+        yield from (f"              {limit}" for limit in limits)
 
 
 def _volume(job: Job) -> Iterator[str]:
@@ -124,9 +152,9 @@ def _volume(job: Job) -> Iterator[str]:
     claim, _, mounted = (job.site.volume or "").partition(":")
     yield "          volumeMounts:"
     if claim:
-        yield f"            - {{name: work, mountPath: {json.dumps(mounted)}}}"
+        yield f"            - {{name: work, mountPath: {text(mounted)}}}"
     yield "            - {name: shm, mountPath: /dev/shm}"
     yield "      volumes:"
     if claim:
-        yield f"        - {{name: work, persistentVolumeClaim: {{claimName: {json.dumps(claim)}}}}}"
+        yield f"        - {{name: work, persistentVolumeClaim: {{claimName: {text(claim)}}}}}"
     yield "        - {name: shm, emptyDir: {medium: Memory}}"

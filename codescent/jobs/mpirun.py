@@ -3,67 +3,82 @@ Does not start it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from codescent.base.rank import LOOPBACK
-from codescent.jobs.bash import Raw, command, exports, head, run_variables, setting
-from codescent.jobs.job import PORT, Job
+from codescent.jobs.bash import Raw, command
+from codescent.jobs.job import Job
+from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, left_behind, passing_on, setting, variables
 
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intelmpi": "Intel MPI"}
 """By site.mpi."""
+PASSED_ON = (
+    "PATH | LD_LIBRARY_PATH | PYTHONPATH | VIRTUAL_ENV | CONDA_* | TMPDIR",
+    "CODESCENT_* | MASTER_* | GLOO_* | NCCL_* | CUDA_* | OMP_* | HF_*",
+)
+"""Names of variables that ranks of Open MPI get from the script."""
 
 
 def script(job: Job) -> str:
     """The script."""
-    use = [f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it."]
-    variables = [*run_variables(job), *_master(job)]
-    lines = [*head(job, f"mpirun of {NAMES[str(job.site.mpi)]}", use), "", *setting(job), *exports(variables), ""]
-    names = [name for _, name, _ in variables] + (["TMPDIR"] if job.site.scratch is not None else [])
-    words = _WORDS[str(job.site.mpi)](job, names)
-    lines.append(command(["exec", *words, *job.site.launcher, *job.site.container, *job.words]))
+    mpi = str(job.site.mpi)
+    use = [f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it.", left_behind(job)]
+    lines = [*head(job, f"mpirun of {NAMES[mpi]}", use), "", *setting(job), *variables(job), *_master(job), ""]
+    lines += [*exit_file(), *(_open_mpi_variables(job) if mpi == "openmpi" else []), ""]
+    lines += [*each_node(_words(job, on_each_node=True), job)]
+    lines += [*passing_on([*_words(job), *job.site.launcher, *job.site.container, *job.words]), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
-def _master(job: Job) -> Iterator[tuple[str, str, str]]:
-    """Where rank 0 is: MPI gives no address."""
-    said = "where rank 0 is, which mpirun does not tell"
+def _master(job: Job) -> Iterator[str]:
+    """Where rank 0 is, if it may be on another machine: MPI gives no address, and MPICH no name for a port either."""
     if job.nodes == 1:
-        address: str = LOOPBACK
-    else:
-        address = Raw(f"$({command(['python3', '-m', 'codescent.jobs.address', job.hosts[0], job.hosts[1]])})")
-    yield said, "MASTER_ADDR", address
-    yield said, "MASTER_PORT", str(PORT)
+        return
+    yield "# where rank 0 is, which mpirun does not tell"
+    yield f"MASTER_ADDR=$({command([*ADDRESS, job.hosts[0], job.hosts[1]])})"
+    yield "export MASTER_ADDR"
+    if job.site.mpi == "mpich":
+        yield "export MASTER_PORT=$((20000 + RANDOM % 10000))"
 
 
-def _open_mpi(job: Job, names: Sequence[str]) -> list[str]:
+def _open_mpi_variables(job: Job) -> Iterator[str]:
+    """Open MPI passes on only what it is told. Its daemons, of version 4 and of 5, kill a rank 1 s after SIGTERM."""
+    yield '# Open MPI passes on only the variables that it is told; another one: site.launcher = ["-x", "NAME"]'
+    yield "passed=()"
+    yield "for name in $(compgen -e); do"
+    yield "    case $name in"
+    yield from (f'        {names}) passed+=(-x "$name") ;;' for names in PASSED_ON)
+    yield "    esac"
+    yield "done"
+    yield "# it kills a rank a second after SIGTERM, if it is not told how long a save takes"
+    yield f"export OMPI_MCA_odls_base_sigkill_timeout={job.grace_s} PRTE_MCA_odls_base_sigkill_timeout={job.grace_s}"
+
+
+def _words(job: Job, *, on_each_node: bool = False) -> list[str]:
+    """The words of mpirun, up to the command of a rank."""
+    slots = (1,) * job.nodes if on_each_node else job.slots
+    hosts = [f"{host}:{count}" for host, count in zip(job.hosts, slots, strict=True)] if job.hosts else []
+    return {"openmpi": _open_mpi, "mpich": _mpich, "intelmpi": _intel}[str(job.site.mpi)](job, hosts, sum(slots))
+
+
+def _open_mpi(job: Job, hosts: list[str], ranks: int) -> list[str]:
     """Slots are given to ranks in the order of the hosts. Open MPI binds ranks to cores unless it is told not to."""
-    words = ["mpirun", "-np", str(job.ranks)]
-    if job.hosts:
-        words += ["--host", ",".join(f"{host}:{slots}" for host, slots in zip(job.hosts, job.slots, strict=True))]
-    cores = job.site.cores or 1
-    words += ["--map-by", f"slot:PE={cores}" if job.site.binding == "cores" else "slot"]
-    words += ["--bind-to", "core" if job.site.binding == "cores" else "none"]
-    return [*words, *(word for name in names for word in ("-x", name))]
+    here = [f"localhost:{ranks}"]  # by itself mpirun starts no more ranks here than there are cores
+    words = ["mpirun", "-np", str(ranks), "--host", ",".join(hosts or here)]
+    binds = job.site.binding == "cores"
+    words += ["--map-by", f"slot:PE={job.site.cores or 1}" if binds else "slot"]
+    return [*words, "--bind-to", "core" if binds else "none", Raw('"${passed[@]}"')]
 
 
-def _hydra(job: Job, names: Sequence[str]) -> list[str]:
-    """Hydra, of MPICH and Intel MPI. It passes the environment on, if it is told so."""
-    words = ["mpirun", "-n", str(job.ranks)]
-    if job.hosts:
-        words += ["-hosts", ",".join(f"{host}:{slots}" for host, slots in zip(job.hosts, job.slots, strict=True))]
-    if job.site.binding == "cores":
-        words += ["-bind-to", f"core:{job.site.cores or 1}"]
-    return [*words, "-genvlist", ",".join(names)]
+def _mpich(job: Job, hosts: list[str], ranks: int) -> list[str]:
+    """Hydra passes all variables on."""
+    words = ["mpirun", "-n", str(ranks), *(["-hosts", ",".join(hosts)] if hosts else [])]
+    return [*words, *(["-bind-to", f"core:{job.site.cores or 1}"] if job.site.binding == "cores" else [])]
 
 
-def _intel(job: Job, names: Sequence[str]) -> list[str]:
-    """Intel MPI takes one number of ranks for all hosts, or a machine file."""
-    words = ["mpirun", "-n", str(job.ranks)]
-    if job.hosts:
-        machines = "\\n".join(f"{host}:{slots}" for host, slots in zip(job.hosts, job.slots, strict=True))
-        words += ["-machine", Raw(f"<(printf '{machines}\\n')")]
-    words += ["-genv", "I_MPI_PIN", "1" if job.site.binding == "cores" else "0"]
-    return [*words, "-genvlist", ",".join(names)]
-
-
-_WORDS = {"openmpi": _open_mpi, "mpich": _hydra, "intelmpi": _intel}
+def _intel(job: Job, hosts: list[str], ranks: int) -> list[str]:
+    """Intel MPI takes one number of ranks for all hosts, or a machine file. Its Hydra passes all variables on."""
+    words = ["mpirun", "-n", str(ranks)]
+    if hosts:
+        lines = command(["printf", r"%s\n", *hosts])
+        words += ["-machine", Raw(f"<({lines})")]
+    return [*words, "-genv", "I_MPI_PIN", "1" if job.site.binding == "cores" else "0"]

@@ -1,13 +1,16 @@
 """In: a job. Out: a batch script of PBS: qsub starts it, mpiexec of PALS starts the ranks, qsub continues it.
-Does not submit it (control.py does)."""
+Does not submit it (schedulers.py does)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codescent.jobs.bash import Raw, command, comment, exports, head, quoted, run_variables, setting
+from codescent.base.stopping import LATER
+from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.site import NONE
+from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, in_batch, setting, variables
+from codescent.jobs.site import asked_devices
+from codescent.jobs.submitted import HOSTS, SUCCESSORS
 
 START = "CODESCENT_START"
 """Number of the job in a chain of jobs."""
@@ -15,31 +18,32 @@ START = "CODESCENT_START"
 
 def script(job: Job) -> str:
     """The batch script."""
-    saved = str(job.saved_as or f"{job.name}.pbs")
-    use = [f"qsub {saved} begins the run, and the same continues it. Log: {job.name}.oJOB."]
+    use = [f"qsub {job.saved_as or 'FILE'} begins the run, and the same continues it. Log: {job.name}.oJOB."]
     lines = [*head(job, "PBS", use, [f"#PBS {option}" for option in _options(job)]), ""]
-    lines += [*setting(job), *exports([*run_variables(job), *_master()]), ""]
-    lines += [*_start(job), "", *_again(job, saved), 'exit "$code"']
+    lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job), *_master(job), *_record(job), ""]
+    lines += [*exit_file(), "", *_start(job), "", *_again(job), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
 def _options(job: Job) -> Iterator[str]:
     site = job.site
     yield f"-N {job.name}"
-    chunk = [f"select={job.nodes}", f"mpiprocs={job.devices}"]
+    chunk = [f"select={job.nodes}"]
     if site.cores is not None:
         chunk.append(f"ncpus={site.cores * job.devices}")
-    if site.devices not in (None, NONE):
-        chunk.append(site.devices.format(n=job.devices))
+    if devices := asked_devices(site, job.devices):
+        chunk.append(devices)
     if site.memory is not None:
         chunk.append(f"mem={site.memory}")
     yield f"-l {':'.join(chunk)}"
+    yield "-l place=scatter"
     yield f"-l walltime={_walltime(job.limit_s)}"
     if site.account is not None:
         yield f"-A {quoted(site.account)}"
     if site.partition is not None:
         yield f"-q {quoted(site.partition)}"
     yield "-j oe"
+    yield "-k doe"
     yield "-r y"
     if site.mail is not None:
         yield "-m abe"
@@ -53,32 +57,54 @@ def _walltime(limit_s: int | None) -> str:
     return f"{limit_s // 3600:02}:{limit_s // 60 % 60:02}:{limit_s % 60:02}"
 
 
-def _master() -> Iterator[tuple[str, str, str]]:
-    """Where rank 0 is: the first node of the job, by the address that the last one reaches."""
-    address = '$(python3 -m codescent.jobs.address "$(head -n 1 "$PBS_NODEFILE")" "$(tail -n 1 "$PBS_NODEFILE")")'
-    yield "the address of rank 0, which PALS does not tell", "MASTER_ADDR", Raw(address)
+def _master(job: Job) -> Iterator[str]:
+    """What PALS does not tell its ranks: how many they are, and where rank 0 is: on the first node of the job."""
+    hosts = [Raw('"$(head -n 1 "$PBS_NODEFILE")"'), Raw('"$(tail -n 1 "$PBS_NODEFILE")"')]
+    yield "# PALS does not tell how many ranks there are, and where rank 0 is: on the first node"
+    yield f"export WORLD_SIZE={job.ranks}"
+    yield f"MASTER_ADDR=$({command([*ADDRESS, *hosts])})"
+    yield "export MASTER_ADDR"
+
+
+def _on_each_node(job: Job) -> list[str]:
+    return ["mpiexec", "--envall", "-n", str(job.nodes), "--ppn", "1", "--hostfile", Raw('"$PBS_NODEFILE"')]
+
+
+def _record(job: Job) -> Iterator[str]:
+    """Of a submitted job: on which hosts codescent launch --kill has to look."""
+    if job.record is not None:
+        yield f'sort -u "$PBS_NODEFILE" >>{quoted(str(job.record / HOSTS))}  # for codescent launch --kill'
 
 
 def _start(job: Job) -> Iterator[str]:
-    site = job.site
-    names = ["CODESCENT_TOKEN", "CODESCENT_MARK", "CODESCENT_STOP_AT", "MASTER_ADDR"]
-    names += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"] if site.interface is not None else []
-    names += ["TMPDIR"] if site.scratch is not None else []
-    words = ["mpiexec", "-n", str(job.ranks), "--ppn", str(job.devices), "--hostfile", Raw('"$PBS_NODEFILE"')]
+    """mpiexec, which starts the ranks. It passes all variables on, so that no secret is on a command line that everyone
+    can read. It binds each rank to one core unless it is told otherwise."""
+    site, binding = job.site, ["--cpu-bind", "none"]
     if site.binding == "cores":
-        words += ["--cpu-bind", "depth", "--depth", str(site.cores or 1)]
-    words.append("--line-buffer")
-    words += [Raw(f'--env {name}="${name}"') for name in names]
-    yield "code=0"
-    yield command([*words, *site.launcher, *site.container, *job.words], "|| code=$?")
+        binding = ["--cpu-bind", "depth", "--depth", str(site.cores or 1)]
+    words = ["mpiexec", "--envall", "-n", str(job.ranks), "--ppn", str(job.devices)]
+    words += ["--hostfile", Raw('"$PBS_NODEFILE"'), *binding]
+    yield from in_batch([*words, "--line-buffer", *site.launcher, *site.container, *job.words])
 
 
-def _again(job: Job, saved: str) -> Iterator[str]:
-    if not job.site.requeues:
+def _again(job: Job) -> Iterator[str]:
+    most = job.site.requeues
+    if not most:
         return
-    yield from comment(f"75: saved before the time limit. Another job goes on, at most {job.site.requeues} times.")
+    if job.saved_as is None:
+        yield from comment(
+            f"{LATER}: saved before the time limit. This script was printed, so it does not know its file:"
+        )
+        yield "# submit it again. One that is written with --out or --submit submits itself."
+        return
+    yield from comment(f"{LATER}: saved before the time limit. Another job goes on, at most {most} times.")
     yield f"start=${{{START}:-0}}"
-    yield f'if [ "$code" -eq 75 ] && [ "$start" -lt {job.site.requeues} ]; then'
-    yield f"    {command(['qsub', '-v', Raw(f'{START}=$((start + 1))'), saved])}"
-    yield "    exit 0"
+    yield f'if [ "$code" -eq {LATER} ] && [ "$start" -lt {most} ]; then'
+    submit = command(["qsub", "-v", Raw(f'"{START}=$((start + 1))"'), str(job.saved_as.absolute())])
+    yield f"    if next=$({submit}); then"
+    yield '        echo "$next goes on"'
+    if job.record is not None:
+        yield f'        echo "$next $(date -u +%FT%T+00:00)" >>{quoted(str(job.record / SUCCESSORS))}  # for --status'
+    yield "        exit 0"
+    yield "    fi"
     yield "fi"

@@ -3,7 +3,6 @@ Does not write scripts (slurm.py and pbs.py do) or remember jobs (submitted.py d
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,23 @@ from pathlib import Path
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 
-GONE = "unknown to the scheduler: it has ended long ago"
 ANSWER_S = 60.0
+OVER = (
+    "completed", "failed", "cancelled", "timeout", "deadline", "node_fail", "boot_fail", "out_of_memory", "preempted",
+    "revoked", "launch_failed",
+)  # fmt: skip
+"""How SLURM calls the state of a job that has ended, in small letters."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a scheduler says of a job."""
+
+    text: str
+    is_over: bool
+
+
+GONE = State("unknown to the scheduler: it has ended long ago", True)
 
 
 @dataclass(frozen=True)
@@ -25,14 +39,14 @@ class Scheduler:
         submit: takes the script's file as its last word and prints the job's number.
         check: says what is wrong with a script without submitting it; empty: there is none.
         cancel: takes the job's number.
-        state: of a job, in words.
+        state: of a job. It raises UserError where the scheduler does not answer.
         log: name of the log, by the job's name and number.
     """
 
     submit: tuple[str, ...]
     check: tuple[str, ...]
     cancel: tuple[str, ...]
-    state: Callable[[str], str]
+    state: Callable[[str], State]
     log: Callable[[str, str], str]
 
 
@@ -59,23 +73,35 @@ def submit(scheduler: Scheduler, script: Path, folder: Path) -> str:
     return number
 
 
-def _slurm_state(job: str) -> str:
-    """The state while the job is in the queue; afterwards that of the accounting."""
-    try:
-        found = call(["squeue", "--noheader", "--jobs", job, "--format", "%T, %M of %l, %R"]).strip()
-    except UserError:  # "Invalid job id specified": it has ended
-        found = ""
-    if found:
-        return found.splitlines()[-1].lower()
+def _slurm_state(job: str) -> State:
+    """The state by the queue, which keeps a job for some minutes after its end; then by the accounting."""
+    queued = _queued(job)
+    if queued is not None and not queued.is_over:
+        return queued
     words = ["sacct", "--noheader", "--allocations", "--jobs", job, "--parsable2", "--format", "State,Elapsed,ExitCode"]
     try:
         found = call(words).strip()
-    except UserError:  # many clusters have no accounting
-        return GONE
+    except UserError as error:  # many clusters have no accounting
+        return queued or State(f"no longer in the queue; how it ended is unknown: {error.problems[0]}", True)
     if not found:
-        return GONE
+        return queued or GONE
     state, elapsed, code = found.splitlines()[-1].split("|")
-    return f"{state.lower()} after {elapsed}, exit code {code.partition(':')[0]}"
+    return State(f"{state.lower()} after {elapsed}, exit code {code.partition(':')[0]}", True)
+
+
+def _queued(job: str) -> State | None:
+    """The state by the queue; None: it is not there."""
+    try:
+        found = call(["squeue", "--noheader", "--states=all", "--jobs", job, "--format", "%T, %M of %l, %R"]).strip()
+    except UserError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    if not found:
+        return None
+    text = found.splitlines()[-1]
+    state, _, rest = text.partition(",")
+    return State(f"{state.lower()},{rest}", state.lower().startswith(OVER))
 
 
 PBS_STATES = {
@@ -84,11 +110,19 @@ PBS_STATES = {
 }  # fmt: skip
 
 
-def _pbs_state(job: str) -> str:
-    found = json.loads(call(["qstat", "-x", "-f", "-F", "json", job]))["Jobs"]
-    one = next(iter(found.values()))
-    state = PBS_STATES.get(one["job_state"], one["job_state"])
-    return f"{state}, exit code {one['Exit_status']}" if "Exit_status" in one else state
+def _pbs_state(job: str) -> State:
+    try:
+        found = call(["qstat", "-x", "-f", job])
+    except UserError as error:
+        if "Unknown Job" in str(error):
+            return GONE
+        raise
+    fields = dict(re.findall(r"^ +(job_state|Exit_status) = (\S+)$", found, re.MULTILINE))
+    letter = fields.get("job_state", "")
+    if not letter:
+        raise UserError(f"qstat: its answer has no state of job {job}: {visible(found[:200])}")
+    ended = f", exit code {fields['Exit_status']}" if "Exit_status" in fields else ""
+    return State(f"{PBS_STATES.get(letter, letter)}{ended}", letter in "FX")
 
 
 SCHEDULERS: Mapping[str, Scheduler] = {

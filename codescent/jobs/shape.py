@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from codescent.base.errors import UserError
-from codescent.jobs.job import read_hosts
+from codescent.jobs.job import names_of, read_hosts
 from codescent.jobs.targets import TARGETS, Target
 
 
@@ -63,7 +63,7 @@ def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
     slots: tuple[int, ...] = ()
     if asked.hosts is not None and not target.schedules:
         try:
-            hosts, slots = read_hosts(asked.hosts)
+            hosts, slots = (tuple(names_of(asked.hosts)), ()) if elastic else read_hosts(asked.hosts)
         except UserError as error:
             problems += error.problems
         if not target.uneven and len(set(slots)) > 1:
@@ -99,7 +99,7 @@ def _problems(name: str, target: Target, asked: Asked, ranks: int | None, *, ela
         yield "--nodes A:B needs the machine where all others meet: --hosts with one name or address, without slots"
     if asked.devices is None and (elastic or (asked.hosts is None and (target.schedules or ranks is None))):
         yield f"--to {name} needs the number of ranks on each node: --devices N (one for each GPU)"
-    if asked.restarts is not None and name not in ("torchrun", "torchx", "kubernetes"):
+    if asked.restarts is not None and name not in ("torchrun", "torchx"):
         yield f"--max-restarts: --to {name} has no agent that starts all ranks again; leave it out"
     if asked.times is not None and name != "slurm":
         yield f"--times {asked.times}: only jobs of SLURM follow each other; start the script again to go on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from codescent.config.given import Given, override_value, value_problem
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
 from codescent.config.toml_file import read_toml
 from codescent.config.words import Key, key_of, toml_value
+from codescent.jobs.secrets import secret_in, secret_key
 
 SECTION = "site"
 FOLDER = Path("sites")
@@ -48,6 +50,28 @@ def _check_devices(value: str) -> str:
     return value
 
 
+def _check_memory(value: str) -> str:
+    if re.fullmatch(r"\d+[KMGT]?", value, re.ASCII) is None:
+        raise ValueError("must be a whole number and K, M, G or T, such as 64G")
+    return value
+
+
+def _check_volume(value: str) -> str:
+    claim, _, mounted = value.partition(":")
+    if not claim or not mounted.startswith("/"):
+        raise ValueError('must be the name of a claim and the folder where it is mounted, such as "data:/workspace"')
+    return value
+
+
+def _check_options(lines: list[str]) -> list[str]:
+    for line in _check_lines(lines):
+        try:
+            shlex.split(line)
+        except ValueError as error:
+            raise ValueError(f"quotes must be closed: {line}") from error
+    return lines
+
+
 def _check_lines(lines: list[str]) -> list[str]:
     for line in lines:
         if not line.strip() or not line.isprintable():
@@ -57,7 +81,10 @@ def _check_lines(lines: list[str]) -> list[str]:
 
 Limit = Annotated[str, AfterValidator(_check_limit)]
 Devices = Annotated[str, AfterValidator(_check_devices)]
+Memory = Annotated[str, AfterValidator(_check_memory)]
+Volume = Annotated[str, AfterValidator(_check_volume)]
 Lines = Annotated[list[str], AfterValidator(_check_lines)]
+Options = Annotated[list[str], AfterValidator(_check_options)]
 
 
 class Site(Section):
@@ -67,13 +94,13 @@ class Site(Section):
     partition: Text | None = auto("partition of SLURM, or queue of PBS")
     qos: Text | None = auto("quality of service of SLURM")
     time: Limit | None = auto("time limit of a job, such as 04:00:00 or 1-12:00:00")
-    memory: Text | None = auto("memory of a node, such as 64G")
+    memory: Memory | None = auto("memory of a node, such as 64G")
     cores: int | None = auto("cores of each rank", ge=1)
     devices: Devices | None = auto(
         "how the scheduler is asked for the devices of a node, with {n} for their number, such as "
         '"--gpus-per-node={n}", "ngpus={n}" or "nvidia.com/gpu: {n}"; "none": ranks compute on CPUs'
     )
-    options: Lines = key([], 'further options of the scheduler, such as ["--constraint=a100"]')
+    options: Options = key([], 'further options of the scheduler, such as ["--constraint=a100"]')
     mail: Text | None = auto("address to which the scheduler writes when a job begins, ends or fails")
     modules: Lines = key([], 'modules to load, such as ["cuda/12.4"]')
     before: Lines = key([], "lines of bash before the command")
@@ -86,7 +113,12 @@ class Site(Section):
     launcher: Lines = key([], "further options of srun, mpirun, mpiexec or torchrun")
     requeues: int = key(20, "how often a job that was saved before its limit is started again", ge=0)
     image: Text | None = auto("container image of Kubernetes and torchx")
-    volume: Text | None = auto('volume claim of Kubernetes and where it is mounted, such as "data:/workspace"')
+    volume: Volume | None = auto('volume claim of Kubernetes and where it is mounted, such as "data:/workspace"')
+
+
+def asked_devices(site: Site, count: int) -> str:
+    """How the scheduler is asked for so many devices of a node; empty: ranks compute on CPUs."""
+    return "" if site.devices in (None, NONE) else site.devices.replace("{n}", str(count))
 
 
 KEYS: Mapping[str, Key] = {
@@ -132,7 +164,9 @@ def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
     given = dict(_from_file(name, problems)) if name is not None else {}
     for override in overrides:
         given |= _from_override(override, problems)
-    site = _validate(given, problems)
+    secrets = {name: said for name, one in given.items() if (said := secret_in(one.value))}
+    problems += [f"{given[name].origin}: {name}: {said}" for name, said in secrets.items()]
+    site = _validate({name: one for name, one in given.items() if name not in secrets}, problems)  # shows values
     if problems:
         raise UserError(*dict.fromkeys(problems))
     origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
@@ -183,6 +217,8 @@ def _from_override(override: str, problems: list[str]) -> dict[str, Given]:
 
 
 def _unknown(name: str) -> str:
+    if secret_key(name):
+        return "a site file is read by many: it has no secrets; export a variable where you start the command"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
     hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
     return f"unknown key of a site; {hint}"

@@ -1,16 +1,21 @@
 """In: a job. Out: a batch script of SLURM: sbatch starts it, srun starts the ranks, requeue continues it.
-Does not submit it (control.py does)."""
+Does not submit it (schedulers.py does)."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
-from codescent.jobs.bash import command, comment, exports, head, run_variables, setting
+from codescent.base.stopping import JOB_END, LATER
+from codescent.jobs.bash import comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.site import NONE
+from codescent.jobs.lines import each_node, exit_file, head, in_batch, setting, variables
+from codescent.jobs.site import asked_devices
+from codescent.jobs.submitted import HOSTS
 
-PLAIN = re.compile(r"[^A-Za-z0-9_@%+=:,./-]")
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+"""Characters that sbatch reads as they are. Others are in double quotes, and of these a backslash stands before two."""
 
 
 def script(job: Job) -> str:
@@ -19,16 +24,25 @@ def script(job: Job) -> str:
         f"sbatch {job.saved_as or 'FILE'} begins the run, and the same continues it. Log: {job.name}-JOB.log.",
         *([f"Submit it {job.times} times: one job follows the other."] if job.times > 1 else []),
     ]
-    lines = [*head(job, "SLURM", use, [_directive(text) for text in _options(job)]), ""]
-    lines += [*setting(job), *exports(run_variables(job)), ""]
-    lines += [*_start(job), "", *_again(job), 'exit "$code"']
+    lines = [*head(job, "SLURM", use, [directive(text) for text in _options(job)]), ""]
+    lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job, end=JOB_END), *_record(job), ""]
+    lines += [*exit_file(), "", *_start(job), "", *_again(job), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
-def _directive(text: str) -> str:
-    """An option of sbatch, which reads a backslash before a character as the character."""
-    name, equals, value = text.partition("=")
-    return f"#SBATCH {name}{equals}{PLAIN.sub(lambda found: chr(92) + found[0], value)}"
+def directive(text: str) -> str:
+    """Words as a shell would read them, as sbatch reads them in a script."""
+    return f"#SBATCH {' '.join(map(_quoted, shlex.split(text)))}"
+
+
+def _quoted(word: str) -> str:
+    if PLAIN.fullmatch(word):
+        return word
+    name, equals, value = word.partition("=")
+    if not (equals and PLAIN.fullmatch(name)):
+        name, equals, value = "", "", word
+    escaped = re.sub(r'[\\"]', r"\\\g<0>", value)
+    return f'{name}{equals}"{escaped}"'
 
 
 def _options(job: Job) -> Iterator[str]:
@@ -36,16 +50,16 @@ def _options(job: Job) -> Iterator[str]:
     yield f"--job-name={job.name}"
     yield f"--nodes={job.nodes}"
     yield f"--ntasks-per-node={job.devices}"
-    if site.devices not in (None, NONE):
-        yield site.devices.format(n=job.devices)
+    if devices := asked_devices(site, job.devices):
+        yield devices
     if site.cores is not None:
         yield f"--cpus-per-task={site.cores}"
     for option in ("account", "partition", "qos", "time"):
-        if getattr(site, option) is not None:
-            yield f"--{option}={getattr(site, option)}"
+        if (value := getattr(site, option)) is not None:
+            yield f"--{option}={quoted(value)}"
     if site.memory is not None:
         yield f"--mem={site.memory}"
-    yield f"--chdir={job.folder}"
+    yield f"--chdir={quoted(str(job.folder))}"
     yield "--output=%x-%j.log"
     yield "--open-mode=append"
     yield "--requeue"
@@ -54,30 +68,44 @@ def _options(job: Job) -> Iterator[str]:
         yield "--dependency=singleton"
     if site.mail is not None:
         yield "--mail-type=BEGIN,END,FAIL,REQUEUE"
-        yield f"--mail-user={site.mail}"
+        yield f"--mail-user={quoted(site.mail)}"
     yield from site.options
 
 
+def _on_each_node(job: Job) -> list[str]:
+    return ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
+
+
+def _record(job: Job) -> Iterator[str]:
+    """Of a submitted job: on which hosts codescent launch --kill has to look."""
+    if job.record is not None:
+        where = quoted(str(job.record / HOSTS))
+        yield f'scontrol show hostnames "$SLURM_JOB_NODELIST" >>{where}  # for codescent launch --kill'
+
+
 def _start(job: Job) -> Iterator[str]:
-    """srun, which starts the ranks. It takes cpus-per-task from sbatch in no version after 22.05."""
+    """srun, which starts the ranks. Since SLURM 22.05 it does not take cpus-per-task from sbatch. Where sbatch was told
+    to export nothing, srun would not either."""
     site = job.site
-    words = ["srun", "--kill-on-bad-exit=1"]
+    words = ["srun", "--export=ALL", "--kill-on-bad-exit=1"]
     if site.cores is not None:
         words.append(f"--cpus-per-task={site.cores}")
     if site.binding == "cores":
         words.append("--cpu-bind=cores")
-    yield "code=0"
-    yield command([*words, *site.launcher, *site.container, *job.words], "|| code=$?")
+    yield from in_batch([*words, *site.launcher, *site.container, *job.words])
 
 
 def _again(job: Job) -> Iterator[str]:
-    """What follows exit code 75. The shell of sbatch is outside of any container, so scontrol is there."""
+    """What follows a save. The shell of sbatch is outside of any container, so scontrol is there."""
     if not job.site.requeues:
         return
-    yield from comment(f"75: saved before the time limit. The job begins again, at most {job.site.requeues} times.")
-    yield f'if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.site.requeues} ]; then'
+    yield "# a job that is preempted, and saves in its grace time, is not requeued by SLURM itself"
+    yield 'if [ "$code" -eq 143 ] && [[ $(scontrol show job "$SLURM_JOB_ID") = *PreemptTime=[0-9]* ]]; then'
+    yield f"    code={LATER}"
+    yield "fi"
+    yield from comment(f"{LATER}: saved, start me again. The job begins again, at most {job.site.requeues} times.")
+    yield f'if [ "$code" -eq {LATER} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.site.requeues} ]; then'
     yield "    job=$SLURM_JOB_ID"
     yield '    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi'
-    yield '    scontrol requeue "$job"'
-    yield "    exit 0"
+    yield '    if scontrol requeue "$job"; then exit 0; fi'
     yield "fi"

@@ -4,15 +4,20 @@ Does not ask a scheduler (schedulers.py does)."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
-from codescent.record.run_folder import JOBS
+from codescent.record.beginning import JOBS
 
 RECORD = "job-{}.json"
+SUCCESSORS, HOSTS = "successors", "hosts"
+"""Files that scripts append to: numbers of the jobs that they have submitted; hosts on which they have run."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +46,69 @@ def new_folder(run: Path) -> Path:
     above = run / JOBS
     try:
         above.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(one.name) for one in above.iterdir() if one.name.isdigit()), default=0)
-        path = above / f"{number:04}"
-        path.mkdir()
+        while True:
+            number = 1 + max((int(one.name) for one in above.iterdir() if one.name.isdigit()), default=0)
+            path = above / f"{number:04}"
+            with suppress(FileExistsError):  # another command has created it a moment before
+                path.mkdir()
+                return path
     except OSError as error:
         raise UserError(f"{above}: {error.strerror}") from error
-    return path
+
+
+def discard(path: Path) -> None:
+    """Delete the folder of a job that was refused, and those above it that hold nothing else."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # not empty
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
 
 
 def keep(path: Path, target: str, job: str, name: str, script: str, folder: Path) -> Submitted:
-    """Write down a job that was submitted."""
+    """Write down a job that was submitted. Raises UserError: the file cannot be written, with the job's number."""
     made = Submitted(target, job, name, script, str(folder), datetime.now(UTC).isoformat(timespec="seconds"))
-    write_json(path / RECORD.format(job), asdict(made))
+    try:
+        write_json(path / RECORD.format(job), asdict(made))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: job {job} is submitted, but not written down") from error
     return made
 
 
 def jobs_of(run: Path) -> list[Submitted]:
-    """The jobs of a run, oldest first. Raises UserError: it has none, or a record cannot be read."""
+    """The jobs of a run, oldest first, each before those that its script has submitted.
+
+    Raises UserError: it has none, or a record cannot be read.
+    """
     found = []
-    for path in sorted((run / JOBS).glob(f"*/{RECORD.format('*')}")):
+    for path in (run / JOBS).glob(f"*/{RECORD.format('*')}"):
         try:
-            found.append(Submitted(**json.loads(path.read_text(encoding="utf-8"))))
+            found.append((Submitted(**json.loads(path.read_text(encoding="utf-8"))), path))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path}: not the record of a job ({error})") from error
     if not found:
         raise UserError(f"{run}: no job of this run was submitted by codescent launch --submit")
-    return sorted(found, key=lambda one: one.moment)
+    found.sort(key=lambda one: (one[0].moment, one[0].job))
+    return [job for made, path in found for job in (made, *_successors(made, path.parent))]
+
+
+def _successors(made: Submitted, folder: Path) -> Iterator[Submitted]:
+    """The jobs that the script of a job has submitted."""
+    for number, moment in _lines(folder / SUCCESSORS):
+        yield replace(made, job=number, moment=moment)
+
+
+def hosts_of(run: Path) -> list[str]:
+    """The hosts on which submitted jobs of a run have run; none if nobody knows."""
+    files = sorted((run / JOBS).glob(f"*/{HOSTS}"))
+    return list(dict.fromkeys(host for file in files for host in file.read_text(encoding="utf-8").split()))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The words of a file of numbers and moments. Raises UserError: a line is something else."""
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        number, _, moment = line.partition(" ")
+        if not (number and moment):
+            raise UserError(f"{path}: not the number of a job and a moment: {line}")
+        yield number, moment

@@ -3,6 +3,7 @@ Adding a target is a row here and a file for its script. Does not write files (v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,6 @@ class Target:
         needs: keys of the site that it cannot do without.
         reads: further keys that it uses.
         schedules: a scheduler chooses the machines; False: hosts are given, where there are several.
-        submit: the command that takes the file; empty: a person runs it.
         uneven: hosts may have different numbers of ranks.
         elastic: nodes may come and go.
     """
@@ -31,7 +31,6 @@ class Target:
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     schedules: bool = False
-    submit: tuple[str, ...] = ()
     uneven: bool = False
     elastic: bool = False
 
@@ -48,8 +47,8 @@ TARGETS: Mapping[str, Target] = {
     "mpirun": Target(
         mpirun.script, ".sh", ("mpi",), (*PLACE, "container", "binding", "cores", "launcher"), uneven=True
     ),
-    "slurm": Target(slurm.script, ".sbatch", ("time", "devices"), (*SCHEDULER, "qos"), True, ("sbatch", "--parsable")),
-    "pbs": Target(pbs.script, ".pbs", ("time", "devices"), SCHEDULER, True, ("qsub",)),
+    "slurm": Target(slurm.script, ".sbatch", ("time", "devices"), (*SCHEDULER, "qos"), True),
+    "pbs": Target(pbs.script, ".pbs", ("time", "devices"), SCHEDULER, True),
     "torchx": Target(
         torchx.script, ".py", ("image",),
         ("devices", "cores", "memory", "partition", "time", "mail", "requeues", "launcher"), True,
@@ -79,6 +78,20 @@ def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
         if getattr(loaded.site, key) is None:
             wanted = WANTED[key].replace("{devices}", ASKED.get(name, ""))
             yield f"--to {name} needs {wanted} (on the command line, or {key} in a file for --site)"
+
+
+TWICE = re.compile(r"--gpus|--gres=\S*gpu|\bngpus=")
+"""Options that ask for devices."""
+
+
+def contradictions(name: str, loaded: LoadedSite) -> Iterator[str]:
+    """A problem for each option that asks for devices, for which site.devices asks already."""
+    for option in loaded.site.options if {"options", "devices"} <= {*TARGETS[name].needs, *TARGETS[name].reads} else ():
+        if loaded.site.devices is not None and TWICE.search(option):
+            yield (
+                f"site.devices ({loaded.origins['site.devices']}) and site.options ({loaded.origins['site.options']}: "
+                f"{option}) both ask for devices; give one of them: site.devices"
+            )
 
 
 def unread(name: str, loaded: LoadedSite) -> Iterator[str]:

@@ -6,25 +6,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codescent.base.rank import LOOPBACK
-from codescent.jobs.bash import Raw, command, exports, head, quoted, run_variables, setting
-from codescent.jobs.job import PORT, Job
+from codescent.jobs.bash import Raw, command
+from codescent.jobs.job import Job
+from codescent.jobs.lines import ADDRESS, exit_file, head, left_behind, passing_on, setting, variables
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 """The agent passes them on. By itself it knows the first four."""
 
 
-ADDRESS = ("python3", "-m", "codescent.jobs.address")
-
-
 def script(job: Job) -> str:
     """The script."""
-    lines = [*head(job, "torchrun", list(_use(job))), ""]
-    static = job.nodes > 1 and job.least_nodes is None
-    if static:
+    lines = [*head(job, "torchrun", [*_use(job), left_behind(job)]), ""]
+    if _is_static(job):
         lines += [f"node=${{1:?give the number of this node, 0 to {job.nodes - 1}}}", ""]
-    lines += [*setting(job), *exports(_variables(job)), *(_here(job) if job.nodes > 1 else []), ""]
-    lines.append(command(["exec", *agent(job, Raw('"$node"') if static else "0"), *job.python]))
+    draws = job.nodes == 1  # each of several nodes would draw another one
+    lines += [*setting(job), *variables(job, token=draws), *_meeting(job), ""]
+    lines += [*exit_file(), *patience(job), ""]
+    lines += [*passing_on([*_agent(job), *options(job), *job.python]), 'exit "$code"']
     return "\n".join(lines) + "\n"
+
+
+def _is_static(job: Job) -> bool:
+    """Whether there are several nodes, whose number does not change."""
+    return job.nodes > 1 and job.least_nodes is None
 
 
 def _use(job: Job) -> Iterator[str]:
@@ -42,36 +46,42 @@ def _use(job: Job) -> Iterator[str]:
         yield "CODESCENT_TOKEN is any text that is hard to guess, the same on all nodes. A shared home needs none."
 
 
-def _variables(job: Job) -> list[tuple[str, str, str]]:
-    """On several nodes each would draw a token of its own."""
-    return [one for one in run_variables(job) if job.nodes == 1 or one[1] != "CODESCENT_TOKEN"]
+def _meeting(job: Job) -> Iterator[str]:
+    """Where the agents meet. They go by names, which may mean loopback, so they are told addresses."""
+    if job.nodes > 1:
+        hosts = dict.fromkeys((job.hosts[0], job.hosts[-1]))
+        yield "# the addresses of the first node and of this one: their names may mean loopback"
+        yield f"master=$({command([*ADDRESS, *hosts])})"
+        yield f'here=$({command([*ADDRESS, "--towards"])} "$master")'
+    yield "# the port of this run on the first node; if it is taken, set MASTER_PORT on all nodes"
+    yield f"port=${{MASTER_PORT:-{job.port}}}"
 
 
-def _here(job: Job) -> Iterator[str]:
-    """The addresses of the first node and of this one: agents go by names, which may mean loopback."""
-    hosts = dict.fromkeys((job.hosts[0], job.hosts[-1]))
-    yield "# the addresses of the first node and of this one: their names may mean loopback"
-    yield f"master=$({command([*ADDRESS, *hosts])})"
-    yield f'here=$({command([*ADDRESS, "--towards"])} "$master")'
+def patience(job: Job) -> Iterator[str]:
+    """An option of torchrun since torch 2.13, as a variable, which older ones do not refuse."""
+    yield "# how long torchrun lets the ranks save before it kills them, from torch 2.13 on; before, it is 30 s"
+    yield f"export PET_SHUTDOWN_TIMEOUT={job.grace_s}"
 
 
-def agent(job: Job, node: str) -> list[str]:
-    """The words of torchrun up to the script. `node`: the number of this node."""
+def _agent(job: Job) -> list[str]:
+    """The words of torchrun that say where the ranks are."""
     words = ["torchrun", f"--nproc-per-node={job.devices}" if len(set(job.slots)) == 1 else _slots(job)]
     if job.nodes == 1:
-        words += ["--nnodes=1", f"--master-addr={LOOPBACK}", f"--master-port={PORT}"]
-    elif job.least_nodes is None:
-        words += [f"--nnodes={job.nodes}", Raw(f"--node-rank={node}"), Raw('--master-addr="$master"')]
-        words += [f"--master-port={PORT}", Raw('--local-addr="$here"')]
-    else:
-        words += [f"--nnodes={job.least_nodes}:{job.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={job.name}"]
-        words += [Raw(f'--rdzv-endpoint="$master:{PORT}"'), Raw('--local-addr="$here"')]
-        words.append(Raw('--rdzv-conf="is_host=$([ "$here" = "$master" ] && echo 1 || echo 0)"'))
-    if job.restarts:
-        words.append(f"--max-restarts={job.restarts}")
-    return [*words, f"--signals-to-handle={SIGNALS}", *job.site.launcher]
+        return [*words, "--nnodes=1", f"--master-addr={LOOPBACK}", Raw('--master-port="$port"')]
+    if job.least_nodes is None:
+        words += [f"--nnodes={job.nodes}", Raw('--node-rank="$node"'), Raw('--master-addr="$master"')]
+        return [*words, Raw('--master-port="$port"'), Raw('--local-addr="$here"')]
+    words += [f"--nnodes={job.least_nodes}:{job.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={job.name}"]
+    words += [Raw('--rdzv-endpoint="$master:$port"'), Raw('--local-addr="$here"')]
+    return [*words, Raw('--rdzv-conf="is_host=$([ "$here" = "$master" ] && echo 1 || echo 0)"')]
+
+
+def options(job: Job) -> list[str]:
+    """Further words of torchrun."""
+    restarts = [f"--max-restarts={job.restarts}"] if job.restarts else []
+    return [*restarts, f"--signals-to-handle={SIGNALS}", *job.site.launcher]
 
 
 def _slots(job: Job) -> str:
     """The slots of this node, from its number."""
-    return Raw(f'--nproc-per-node="$(set -- {" ".join(map(quoted, map(str, job.slots)))}; shift "$node"; echo "$1")"')
+    return Raw(f'--nproc-per-node="$(set -- {" ".join(map(str, job.slots))}; shift "$node"; echo "$1")"')

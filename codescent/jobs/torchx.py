@@ -3,11 +3,19 @@ Does not run it."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
-from codescent.jobs.job import PORT, Job
-from codescent.jobs.torchrun import SIGNALS
+from codescent.base.token import TOKEN
+from codescent.base.visible import visible
+from codescent.jobs.bash import Raw
+from codescent.jobs.job import Job
+from codescent.jobs.leftovers import MARK
+from codescent.jobs.lines import exit_file, passing_on, stop_at
+from codescent.jobs.site import asked_devices
+from codescent.jobs.torchrun import options, patience
+
+FIRST = "@FIRST@"
+"""Stands for the host of the first replica, until the line is Python."""
 
 
 def script(job: Job) -> str:
@@ -16,61 +24,75 @@ def script(job: Job) -> str:
 
 
 def _lines(job: Job) -> Iterator[str]:
-    site, file = job.site, job.saved_as or "FILE.py"
-    yield f'"""{job.name}, {job.shape()}. Written for torchx by:'
-    yield f"{job.said}".replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    site = job.site
+    yield from _docstring(job)
     yield ""
-    yield f"torchx run -s SCHEDULER {file}:train begins the run, and the same continues it."
-    yield "Lines for .torchxconfig:"
-    yield from _config(job)
-    yield '"""'
+    yield "import secrets"
     yield ""
     yield "from torchx import specs"
+    yield ""
+    yield "COMMAND = [  # of a node. torchx replaces what follows a single dollar sign"
+    for line in "\n".join(_bash(job)).split("\n"):
+        yield f"    {_python(line)},"
+    yield "]"
     yield ""
     yield ""
     yield "def train() -> specs.AppDef:"
     yield '    """Train on all nodes: an agent of torchrun on each."""'
-    yield "    # the first replica: torchx names the variable in which a scheduler puts its host"
-    yield '    first = "$${" + specs.macros.rank0_env + ":=localhost}"'
-    yield "    command = ("
-    for line in _agent(job):
-        yield f"        {line}"
-    yield "    )"
+    yield "    # the secret by which the ranks recognise each other, new for each job: it is in the job's environment"
+    yield f"    env = {{{TOKEN!r}: secrets.token_hex(32), {MARK!r}: {job.mark.replace('$', '$$')!r}}}"
     yield "    role = specs.Role("
     yield f"        name={job.name!r},"
-    yield f"        image={(site.image or '')!r},"
+    yield f"        image={str(site.image)!r},"
     yield '        entrypoint="bash",'
-    yield '        args=["-c", command],'
-    yield f"        env={{'CODESCENT_MARK': {job.mark!r}}},"
+    yield '        args=["-c", "\\n".join(COMMAND)],'
+    yield "        env=env,"
     yield f"        num_replicas={job.nodes},"
     yield f"        max_retries={site.requeues},"
     cpu = (site.cores or 1) * job.devices
-    yield f"        resource=specs.Resource(cpu={cpu}, gpu={_devices(job)}, memMB={_mb(job)}),"
+    gpu = job.devices if asked_devices(site, job.devices) else 0
+    yield f"        resource=specs.Resource(cpu={cpu}, gpu={gpu}, memMB={_mb(site.memory)}),"
     yield "    )"
     yield f"    return specs.AppDef(name={job.name!r}, roles=[role])"
 
 
-def _agent(job: Job) -> Iterator[str]:
-    """The command of a node, as lines of a Python string. torchx replaces what follows a dollar sign."""
+def _docstring(job: Job) -> Iterator[str]:
+    lines = [f"{job.name}, {job.shape()}. Written for torchx by:", job.said, ""]
+    lines += [f"torchx run -s SCHEDULER {job.saved_as or 'FILE.py'}:train begins the run, and the same continues it."]
+    lines += ["Lines for .torchxconfig:", *_config(job)]
+    text = "\n".join(map(visible, "\n".join(lines).splitlines())).replace("\\", "\\\\").replace('"', '\\"')
+    yield from f'"""{text}\n"""'.split("\n")
+
+
+def _python(line: str) -> str:
+    """A line of bash as an expression of Python. torchx puts the name of the variable with the first host into it."""
+    before, first, after = line.replace("$", "$$").partition(FIRST)
+    if not first:
+        return repr(before)
+    return f"{before + '$${'!r} + specs.macros.rank0_env + {':=localhost}' + after!r}"
+
+
+def _bash(job: Job) -> Iterator[str]:
+    """What a node does: as the script of torchrun."""
+    yield "set -eo pipefail"
+    if job.limit_s is not None:
+        yield "began=$(date +%s)"
+    yield from stop_at(job)
+    yield from exit_file("/tmp")
+    yield from patience(job)
     words = ["torchrun", f"--nnodes={job.nodes}", f"--nproc-per-node={job.devices}", "--rdzv-backend=c10d"]
-    words += [f"--rdzv-id={job.name}", f"--max-restarts={job.restarts}", f"--signals-to-handle={SIGNALS}"]
-    yield repr(f"{shlex.join([*words, *job.site.launcher])} --rdzv-endpoint=".replace("$", "$$"))
-    yield f"+ first + {f':{PORT} '!r}"
-    yield f"+ {shlex.join(job.python).replace('$', '$$')!r}"
+    where = "localhost:0" if job.nodes == 1 else f"{FIRST}:{job.port}"
+    words += [f"--rdzv-id={job.name}", Raw(f'--rdzv-endpoint="{where}"')]
+    yield from passing_on([*words, *options(job), *job.python])
+    yield 'exit "$code"'
 
 
-def _devices(job: Job) -> int:
-    return 0 if job.site.devices in (None, "none") else job.devices
-
-
-def _mb(job: Job) -> int:
+def _mb(memory: str | None) -> int:
     """The memory of a node in MB; -1: torchx asks for none."""
-    text = job.site.memory or ""
-    number, unit = text.rstrip("bBi"), 1.0
-    for letter, factor in (("K", 1e-3), ("M", 1.0), ("G", 1e3), ("T", 1e6)):
-        if number.upper().endswith(letter):
-            number, unit = number[:-1], factor
-    return round(float(number) * unit) if number.replace(".", "", 1).isdigit() else -1
+    if memory is None:
+        return -1
+    unit = {"K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}.get(memory[-1])
+    return round(int(memory) / 1e6) if unit is None else round(int(memory[:-1]) * unit)
 
 
 def _config(job: Job) -> Iterator[str]:

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from codescent.base.command import resume_command
-from codescent.base.durable import replace_file, write_synced
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import published
 from codescent.record import memory, ranks
+from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken, write_beside_jobs, write_new
+from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
+from codescent.record.beginning import CONFIG as CONFIG
+from codescent.record.beginning import JOBS as JOBS
 from codescent.record.lines import append, forward, user_errors
 from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
 
@@ -53,13 +55,9 @@ METRICS: tuple[str, ...] = (
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"
 
-CONFIG = "config.toml"
 PLAN = "plan.json"
 ENVIRONMENT = "environment.json"
 EVENTS = "events.jsonl"
-CHECKPOINTS = "checkpoints"
-JOBS = "jobs"
-"""What jobs/ keeps of the jobs that start the run; it may be there before the run begins."""
 TOKENIZER = "tokenizer.json"
 LOCK = ".writer"
 
@@ -67,8 +65,6 @@ FORMAT = 2
 """Format number of the run folders that this program writes, in plan.json. docs/versions.md lists all formats."""
 OLDEST_FORMAT = 1
 """The oldest format that this program reads. A folder without a number has format 1."""
-
-_ANOTHER = "choose a new run.name (or run.folder)"
 
 
 class RunFolder:
@@ -110,29 +106,23 @@ class RunFolder:
         Raises UserError: `path` has other things, or cannot be created.
         """
         path = Path(path)
-        cls.refuse_taken(path)
-        texts = {CONFIG: config_toml, PLAN: _plan_text(plan), METRICS_CSV: HEADER}
-        with published(path, taken=f"is there already: {_ANOTHER}") as making:
-            (making / CHECKPOINTS).mkdir()
-            for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
-                write_synced(making / name, text)
-            if (path / JOBS).is_dir():  # a folder with files cannot be replaced
-                shutil.copytree(path / JOBS, making / JOBS)
-                shutil.rmtree(path / JOBS)
-        return cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
-
-    @staticmethod
-    def refuse_taken(path: Path) -> None:
-        """Raise UserError if `path` is a file or a folder with files: a run cannot be created there."""
-        if path.is_dir() and any(one.name != JOBS for one in path.iterdir()):
-            is_run = (path / CONFIG).is_file()
-            what = f"there is a run already: continue it ({resume_command(path)})" if is_run else "is not empty"
-            raise UserError(f"{path}: {what}{', or' if is_run else ':'} {_ANOTHER}")
-        if not path.is_dir() and os.path.lexists(path):
-            raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
-        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-        if not above.is_dir():
-            raise UserError(f"{path}: {above} is a file, not a folder: choose another run.folder")
+        refuse_taken(path)
+        texts = {METRICS_CSV: HEADER, METRICS_JSONL: "", EVENTS: "", PLAN: _plan_text(plan), CONFIG: config_toml}
+        run = cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
+        try:
+            with published(path, taken=f"is there already: {ANOTHER}") as making:
+                write_new(making, texts)
+        except UserError:
+            if not (path / JOBS).is_dir():
+                raise
+            with user_errors(path):
+                (path / MAKING).mkdir(exist_ok=True)
+                run.hold()
+                try:
+                    write_beside_jobs(path, texts)
+                finally:
+                    run.release()
+        return run
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -168,9 +158,13 @@ class RunFolder:
         self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
 
     def delete_unused(self) -> None:
-        """Delete the folder that this process has created, if it has no event: the run was refused before it began."""
+        """Delete the folder that this process has created, if it has no event: the run was refused before it began.
+
+        What a job that starts it has put there stays.
+        """
         if self._is_at(self.path) and not self.read_events():
-            shutil.rmtree(self.path, ignore_errors=True)
+            with user_errors(self.path):
+                delete_new(self.path)
 
     def release(self) -> None:
         """Unlock this run."""

@@ -30,7 +30,6 @@ LAUNCH_HELP = (
     "overrides of the config, such as train.num_steps=100, and of the site, such as site.time=04:00:00; for a \
 script: its words, those with dashes after --"
 )
-LAUNCH_TARGETS = ("local", "ssh", "torchrun", "mpirun", "slurm", "pbs", "torchx", "kubernetes")
 OVERRIDE = re.compile(r"\s*\w+\.\w+\s*=")
 """How an override begins. A path with "=" does not begin like this: it has a "/" before."""
 
@@ -136,13 +135,14 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("config", metavar="CONFIG|SCRIPT.py", type=_text, help=f"{CONFIG_HELP}; or a script of yours")
     verb.add_argument("overrides", metavar="WORD", nargs="*", help=LAUNCH_HELP)
     add = verb.add_argument
-    add("--to", choices=LAUNCH_TARGETS, metavar="TARGET", help=f"who starts the ranks: {', '.join(LAUNCH_TARGETS)}")
+    to_help = "who starts the ranks: local, ssh, torchrun, mpirun, slurm, pbs, torchx or kubernetes"
+    add("--to", type=_text, metavar="TARGET", help=to_help)
     add("--nodes", type=_nodes, metavar="N|A:B", help="machines; A:B: at least A, at most B (torchrun)")
     add("--devices", type=_positive, metavar="N", help="ranks of each machine: one for each GPU")
     add("--hosts", type=_text, metavar="HOST:SLOTS,...", help="the machines by name, with the ranks of each")
     add("--max-restarts", type=_whole, metavar="N", help="how often torchrun starts all ranks again (default 0)")
     add("--site", type=_text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
-    add("--times", type=_positive, metavar="N", help="that many jobs of SLURM, one after the other")
+    add("--times", type=_positive, metavar="N", help="that many jobs of SLURM, one after the other (--submit)")
     what = verb.add_mutually_exclusive_group()
     what.add_argument("--out", type=_path, metavar="FILE", help="file for the script (default: print it)")
     what.add_argument("--submit", action="store_true", help="give the script to the scheduler; RUN/jobs keeps it")
@@ -150,7 +150,8 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     add("--status", action="store_true", help="the state of each job that --submit has started")
     add("--follow", action="store_true", help="print the log of the newest job as it grows, until the job has ended")
     add("--cancel", action="store_true", help="end the jobs that wait or run")
-    add("--kill", action="store_true", help="end what the run has left on this machine, and on --hosts by ssh")
+    kill_help = "end what the run has left: on the hosts of its jobs or on --hosts, by ssh; else on this machine"
+    add("--kill", action="store_true", help=kill_help)
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:

@@ -15,17 +15,18 @@ from codescent.base.command import command
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
 from codescent.jobs import leftovers
-from codescent.jobs.job import Job, read_hosts
-from codescent.jobs.schedulers import SCHEDULERS, call, submit
-from codescent.jobs.submitted import Submitted, jobs_of, keep, new_folder
+from codescent.jobs.hosts import SSH
+from codescent.jobs.job import Job, names_of
+from codescent.jobs.schedulers import SCHEDULERS, State, call, submit
+from codescent.jobs.submitted import Submitted, discard, hosts_of, jobs_of, keep, new_folder
 from codescent.jobs.targets import TARGETS
 
 VERBS = ("status", "follow", "cancel", "kill")
 LOOK_S = 2.0
 ASK_EVERY = 5
 """Looks at the log between two questions to the scheduler."""
-OVER = ("completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory", "preempted", "finished", "unknown")
-"""How the state of a job begins that has ended."""
+NO_SSH = 255
+"""Exit code of ssh where it does not reach the host."""
 
 
 def main(arguments: Namespace) -> int:
@@ -49,16 +50,24 @@ def main(arguments: Namespace) -> int:
     return {"status": _status, "follow": _follow, "cancel": _cancel}[asked[0]](jobs)
 
 
-def submit_job(job: Job, target: str, run: Path) -> int:
-    """Submit the script of a job, `job.times` times, and keep it in the run folder."""
-    folder = new_folder(run)
+def submit_job(job: Job, target: str) -> int:
+    """Submit the script of a job, `job.times` times, and keep it in the run folder. Where the scheduler refuses it,
+    nothing is kept."""
+    folder = new_folder(job.folder / job.run)
     script = folder / f"{job.name}{TARGETS[target].suffix}"
-    script.write_text(TARGETS[target].script(replace(job, saved_as=script.absolute())), encoding="utf-8")
-    for _ in range(job.times):
-        number = submit(SCHEDULERS[target], script.absolute(), job.folder)
-        made = keep(folder, target, number, job.name, script.name, job.folder)
-        print(f"job {number} of {target} is submitted; its log will be {_log(made)}")
-    print(f"its state: {command('launch', run, '--status')}")
+    made: list[Submitted] = []
+    try:
+        text = TARGETS[target].script(replace(job, saved_as=script, record=folder))
+        script.write_text(text, encoding="utf-8")
+        for _ in range(job.times):
+            number = submit(SCHEDULERS[target], script, job.folder)
+            made.append(keep(folder, target, number, job.name, script.name, job.folder))
+            print(f"job {number} of {target} is submitted; its log will be {_log(made[-1])}")
+    except BaseException:
+        if not made:
+            discard(folder)
+        raise
+    print(f"its state: {command('launch', job.run, '--status')}")
     return 0
 
 
@@ -66,17 +75,27 @@ def _log(job: Submitted) -> Path:
     return Path(job.folder) / SCHEDULERS[job.target].log(job.name, job.job)
 
 
+def _state(job: Submitted) -> State:
+    return SCHEDULERS[job.target].state(job.job)
+
+
 def _status(jobs: list[Submitted]) -> int:
+    """Print the state of each job. Returns 1 if the scheduler did not answer for one."""
+    code = 0
     for job in jobs:
-        print(f"{job.target} {job.job}, submitted {job.moment}: {SCHEDULERS[job.target].state(job.job)}; {_log(job)}")
-    return 0
+        try:
+            text = _state(job).text
+        except UserError as error:
+            text, code = f"its state is unknown: {error.problems[0]}", 1
+        print(f"{job.target} {job.job}, submitted {job.moment}: {text}; {_log(job)}")
+    return code
 
 
 def _cancel(jobs: list[Submitted]) -> int:
     """End the jobs that have not ended."""
     ended = 0
     for job in jobs:
-        if not SCHEDULERS[job.target].state(job.job).startswith(OVER):
+        if not _state(job).is_over:
             call([*SCHEDULERS[job.target].cancel, job.job])
             print(f"{job.target} {job.job}: is asked to end")
             ended += 1
@@ -88,9 +107,9 @@ def _cancel(jobs: list[Submitted]) -> int:
 def _follow(jobs: list[Submitted]) -> int:
     """Print the newest job's log as it grows. Ctrl-C ends the command, not the job."""
     job = jobs[-1]
-    scheduler, log, at, looks = SCHEDULERS[job.target], _log(job), 0, 0
+    log, at, looks = _log(job), 0, 0
     while True:
-        is_over = looks % ASK_EVERY == 0 and scheduler.state(job.job).startswith(OVER)
+        state = _state(job) if looks % ASK_EVERY == 0 else None
         if log.exists():
             with log.open("rb") as file:
                 file.seek(at)
@@ -98,26 +117,41 @@ def _follow(jobs: list[Submitted]) -> int:
             at += len(text)
             say([text.decode(errors="replace").rstrip("\n")] if text else [])
             sys.stdout.flush()
-        if is_over:
-            print(f"{job.target} {job.job}: {scheduler.state(job.job)}")
+        if state is not None and state.is_over:
+            print(f"{job.target} {job.job}: {state.text}")
             return 0
         looks += 1
         time.sleep(LOOK_S)
 
 
-def _kill(run: Path, hosts: str | None) -> int:
-    """End what the run has left here, or on the hosts that are named. Returns 1 if something lives on."""
+def _kill(run: Path, given: str | None) -> int:
+    """End what the run has left: on the hosts that are given, or on those of its jobs; if nobody knows any, here.
+
+    Returns 1 if something lives on, or if a host could not be reached.
+    """
     mark = str(run.absolute())
-    if hosts is None:
-        return leftovers.main([mark, "--end"])
-    code = 0
-    for host in read_hosts(hosts)[0]:
-        words = ["python3", "-m", "codescent.jobs.leftovers", mark, "--end"]
-        remote = (
-            f"cd {shlex.quote(str(Path.cwd()))} && PATH={shlex.quote(f'{sys.prefix}/bin')}:$PATH {shlex.join(words)}"
-        )
-        done = subprocess.run(["ssh", "-o", "BatchMode=yes", host, remote], check=False)
-        if done.returncode == 255:
-            warn(f"{host}: ssh cannot reach it")
-        code = code or done.returncode
+    hosts = hosts_of(run) if given is None else names_of(given)
+    if hosts:
+        return max(_kill_on(host, mark) for host in hosts)
+    if not (found := leftovers.find(mark)) and not run.is_dir():
+        raise UserError(f"{run}: there is no such run folder, and no process of this machine has its mark")
+    code = leftovers.main([mark, "--end"])
+    if not found:
+        print("nothing of this run is left on this machine")
+    print(f"if it had other hosts: {command('launch', run, '--kill', '--hosts', 'node1,node2')}")
     return code
+
+
+def _kill_on(host: str, mark: str) -> int:
+    """End what a run has left on a host. Returns 1 if that is not sure."""
+    words = ["python3", "-m", "codescent.jobs.leftovers", mark, "--end"]
+    remote = f"cd {shlex.quote(str(Path.cwd()))} && PATH={shlex.quote(f'{sys.prefix}/bin')}:$PATH {shlex.join(words)}"
+    try:
+        done = subprocess.run([*SSH, host, remote], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise UserError(f"ssh: {error.strerror}: it is needed to reach {host}") from error
+    said = done.stdout.decode(errors="replace")
+    print(said or f"{host}: nothing of this run is left\n" * (done.returncode == 0), end="")
+    if done.returncode == NO_SSH:
+        warn(f"{host}: ssh does not reach it: nobody knows what is left there")
+    return min(done.returncode, 1)

@@ -1,0 +1,146 @@
+"""In: a job. Out: lines of bash that several launchers share: the head, the site, variables, the exit code of a stop.
+Does not start a launcher (a file for each does)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from codescent.base.stopping import EXIT_FILE, STOP_AT
+from codescent.base.token import TOKEN
+from codescent.jobs.bash import Raw, command, comment, expandable, quoted
+from codescent.jobs.job import Job
+from codescent.jobs.leftovers import MARK
+
+ADDRESS = ("python3", "-m", "codescent.jobs.address")
+"""Prints the address of a host."""
+PASSED = ("TERM", "INT", "HUP", "USR1", "USR2")
+"""Signals that a script passes on to the launcher, which passes them on to the ranks."""
+
+
+def head(job: Job, target: str, use: Sequence[str], directives: Sequence[str] = ()) -> list[str]:
+    """The first lines of a script: what it is, how it is used, and what the scheduler reads."""
+    what = f"{job.name}, {job.shape()}. Written for {target} by:"
+    said = [line for text in (what, job.said, *use) for line in comment(text)]
+    return ["#!/bin/bash", *directives, *said, "", "set -eo pipefail", *_begin(job)]
+
+
+def _begin(job: Job) -> Iterator[str]:
+    """The time limit counts from the first line on, not from when modules are loaded."""
+    if job.limit_s is not None:
+        yield "began=$(date +%s)"
+
+
+def left_behind(job: Job) -> str:
+    """A sentence for the head: how to end what a run has left on its hosts. Those of an elastic job are unknown."""
+    kill = ["codescent", "launch", str(job.run), "--kill"]
+    if job.nodes > 1 and job.least_nodes is None:
+        kill += ["--hosts", ",".join(job.hosts)]
+    where = ", on each node" if job.least_nodes is not None else ""
+    return f"What it leaves if it is killed is ended by: {shlex.join(kill)}{where}"
+
+
+def setting(job: Job) -> Iterator[str]:
+    """The site's lines before the command: folder, modules, lines of the site, environment, scratch."""
+    site = job.site
+    yield f"cd {quoted(str(job.folder))}"
+    if site.modules:
+        yield "if ! command -v module >/dev/null; then source /etc/profile || true; fi"
+        yield command(["module", "load", *site.modules])
+    yield from site.before
+    if site.environment is not None and site.environment != "none":
+        yield _activation(site.environment)
+    if site.scratch is not None:
+        yield f"export TMPDIR={expandable(str(site.scratch))}"
+        yield 'mkdir -p "$TMPDIR"'
+
+
+def _activation(environment: Path | str) -> str:
+    """The line that activates a virtual environment, or one of conda."""
+    path = Path(environment)
+    if not (path / "conda-meta").is_dir():
+        return f"source {expandable(f'{environment}/bin/activate')}"
+    if (path / "bin" / "activate").is_file():  # conda's own, the base environment
+        return f"source {quoted(f'{path}/bin/activate')}"
+    base = path.parent.parent
+    if path.parent.name == "envs" and (base / "bin" / "activate").is_file():
+        return f"source {quoted(f'{base}/bin/activate')} {quoted(str(path))}"
+    return f"export PATH={quoted(f'{path}/bin')}:$PATH CONDA_PREFIX={quoted(str(path))}"
+
+
+def variables(job: Job, *, token: bool = True, end: str = "") -> Iterator[str]:
+    """Variables of every rank, each under its comment.
+
+    Args:
+        job: the job.
+        token: whether the script draws the secret of the run.
+        end: a variable of the scheduler with the end of the job, in seconds since 1970.
+    """
+    if token:
+        yield "# the secret by which the ranks recognise each other, new for each start"
+        yield f"{TOKEN}=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
+        yield f"export {TOKEN}"
+    yield "# by this mark codescent launch --kill finds what the run has left"
+    yield f"export {MARK}={quoted(job.mark)}"
+    yield from stop_at(job, end)
+    if job.site.interface is not None:
+        yield "# the network interface of the ranks"
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            yield f"export {name}={quoted(job.site.interface)}"
+
+
+def stop_at(job: Job, end: str = "") -> Iterator[str]:
+    """When the run saves and stops. The run folder says how long a save takes; where it cannot, what is known now."""
+    if job.limit_s is None:
+        return
+    limit = f"began + {job.limit_s}"
+    when = f"${{{end}:-$(({limit}))}} - " if end else f"{limit} - "
+    if job.has_checkpoints:
+        words = [*job.site.container, "python3", "-m", "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
+        yield "# the run saves and stops before its time limit: by twice the time of its longest save, and 30 s"
+        yield f"grace=$({command(words)}) || grace={job.grace_s}"
+        yield f"export {STOP_AT}=$(({when}grace))"
+    else:
+        yield f"# the run saves and stops {job.grace_s} s before its time limit"
+        yield f"export {STOP_AT}=$(({when}{job.grace_s}))"
+
+
+def exit_file(folder: str = "$PWD") -> Iterator[str]:
+    """The file for the exit code of a run that was asked to stop. It is where every node and a container sees it."""
+    yield "# a run that was asked to stop writes its exit code here, and its ranks end with 0: a launcher would take"
+    yield "# any other code for a failure, and kill the other ranks or start them again"
+    yield f'{EXIT_FILE}=$(mktemp "{folder}/.exit-XXXXXX")'
+    yield f"export {EXIT_FILE}"
+    yield f"trap 'rm -f \"${EXIT_FILE}\"' EXIT"
+
+
+SAID = (f'said=$(cat "${EXIT_FILE}" || true)', "code=${said:-$code}")
+"""Sets `code` to the exit code in the file, if there is one. A cat sees what another node has written at last."""
+
+
+def in_batch(words: Sequence[str]) -> Iterator[str]:
+    """Run a launcher in a batch script, to which the scheduler sends signals as to the ranks. Sets `code`."""
+    yield "trap : TERM  # the scheduler sends it to the ranks, too: this script waits until they have saved"
+    yield "code=0"
+    yield command(words, "|| code=$?")
+    yield from SAID
+
+
+def passing_on(words: Sequence[str]) -> Iterator[str]:
+    """Run a launcher, and pass on to it the signals that this script gets. Sets `code`."""
+    yield "set -m  # a process group of its own: Ctrl-C comes once, from here"
+    yield command(words, "</dev/null &")
+    yield "launcher=$!"
+    yield "set +m"
+    yield from (f"trap 'kill -{name} \"$launcher\" || true' {name}" for name in PASSED)
+    yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
+    yield "code=0"
+    yield 'wait "$launcher" || code=$?'
+    yield from SAID
+
+
+def each_node(words: Sequence[str], job: Job) -> Iterator[str]:
+    """Make the folder for temporary files on all nodes. `words`: of a launcher that starts one process on each."""
+    if job.site.scratch is not None and job.nodes > 1:
+        yield command([*words, "mkdir", "-p", Raw('"$TMPDIR"')])

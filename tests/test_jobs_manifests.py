@@ -1,0 +1,184 @@
+"""In: words of `codescent launch`. Out: the manifest of Kubernetes as YAML, the component of torchx as Python, with the
+fields that were meant, and the same words at the ranks. Does not ask Kubernetes or torchx."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import string
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as draw
+from scripts import COMMAND, CONFIG, programs_in, script_of, started_in, starts
+
+from codescent.jobs.yaml import literal, quoted
+from codescent.verbs import cli
+
+POD = ("--to", "kubernetes", "--nodes", "2", "--devices", "4", "site.image=lab:1", "site.devices=nvidia.com/gpu: {n}")
+FULL = (
+    "site.time=01:00:00", "site.volume=data:/work space", "site.memory=64G", "site.cores=8", "site.requeues=3",
+    'site.before=["export A=$(echo $$)"]',
+)  # fmt: skip
+TORCHX = ("--to", "torchx", "--nodes", "2", "--devices", "4", "site.image=lab:1", "site.time=01:00:00")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("a text " * 1000)
+    monkeypatch.chdir(tmp_path)
+
+
+def manifest(text: str) -> dict[str, Any]:
+    """The documents of a manifest, by kind."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def replaced(text: str, env: dict[str, str]) -> str:
+    """What Kubernetes makes of a word: $(NAME) is a variable, $$ one dollar sign."""
+
+    def one(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else env.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
+
+
+def test_a_manifest_has_what_the_site_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = manifest(script_of([*CONFIG, *POD, *FULL], capsys))
+    job = found["Job"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"]) == (2, 2, "Indexed", 6)
+    assert "activeDeadlineSeconds" not in job  # it would count the time in which the pods wait
+    assert (pod["activeDeadlineSeconds"], pod["terminationGracePeriodSeconds"]) == (3600, 60)
+    assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2]
+    assert found["Service"]["spec"]["selector"] == {"job-name": "gpt2-124m"}
+    assert found["Service"]["spec"]["clusterIP"] == "None"
+    assert {one["metadata"]["name"] for one in found.values()} == {pod["subdomain"]} == {"gpt2-124m"}
+    assert (container["image"], container["workingDir"]) == ("lab:1", "/work space")
+    assert container["resources"] == {"limits": {"cpu": 32, "memory": "64G", "nvidia.com/gpu": 4}}
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "data"}
+    (token,) = container["env"]
+    assert token["valueFrom"]["secretKeyRef"] == {"name": "gpt2-124m", "key": "token"}
+    assert re.fullmatch("[0-9a-f]{64}", found["Secret"]["stringData"]["token"])
+    assert container["args"] == COMMAND
+    assert str(tmp_path) not in str(found)  # nothing of this machine
+
+
+def test_a_manifest_without_a_volume_has_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CONFIG, "--to", "kubernetes", "--devices", "1", "site.image=lab:1", "site.devices=none", "run.name=yes"]
+    found = manifest(script_of(words, capsys))
+    (container,) = found["Job"]["spec"]["template"]["spec"]["containers"]
+    assert not {"workingDir", "resources"} & container.keys()
+    assert found["Job"]["metadata"]["name"] == "yes"
+
+
+def test_names_of_pods_are_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CONFIG, "--to", "kubernetes", "--nodes", "12", "--devices", "2", "site.image=x", "site.devices=none"]
+    name = manifest(script_of([*words, f"run.name={'A_b.' * 20}"], capsys))["Job"]["metadata"]["name"]
+    assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", name)
+    assert len(f"{name}-11") <= 63
+
+
+@pytest.mark.parametrize("word", ["a b", "$(HOSTNAME)", "$$", "a\nb", "\x85\u2028\x07", '"\\', "- x: {y}", "€"])
+def test_a_pod_starts_its_agent_with_the_same_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    found = manifest(script_of(["train.py", *POD, *FULL, "--", word, "last"], capsys))
+    (container,) = found["Job"]["spec"]["template"]["spec"]["containers"]
+    env = {"HOSTNAME": "replaced", "echo $": "replaced"}
+    command = [replaced(one, env) for one in (*container["command"], *container["args"])]
+    programs = programs_in(tmp_path)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    agent = starts(started_in(tmp_path), "python3")
+    assert agent.words == [
+        "-m", "codescent.launch.agent", "--first", "4", "--ranks", "4", "--world", "8", "--master", "10.0.0.1:29400",
+        "--", "python", "train.py", word, "last",
+    ]  # fmt: skip
+    assert int(agent.env["CODESCENT_STOP_AT"]) > 1_000_000
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=draw.text(draw.characters(exclude_categories=("Cs",))) | draw.text("$()A"))
+@pytest.mark.hypothesis
+def test_any_text_is_read_back(text: str) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    assert replaced(yaml.safe_load(f"[{quoted(literal(text))}]")[0], {"A": "replaced"}) == text
+
+
+def test_the_secret_is_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first moment on: the file has this mode when it is opened."""
+    before, modes = os.open, []
+
+    def spy(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        descriptor = before(path, flags, mode, **more)
+        if "job.yaml" in str(path) and flags & os.O_CREAT:
+            modes.append(os.fstat(descriptor).st_mode & 0o777)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", spy)
+    assert cli.run(["launch", *CONFIG, *POD, "--out", "job.yaml"]) == 0
+    assert modes == [0o600]
+    assert (tmp_path / "job.yaml").stat().st_mode & 0o777 == 0o600
+
+
+class _Values:
+    """Stands in for classes of torchx.specs."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__ |= values
+
+
+def component(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The role of a component, by torchx.specs, or by classes that keep what they are given."""
+    if importlib.util.find_spec("torchx") is None:
+        macros = types.SimpleNamespace(rank0_env="${rank0_env}")
+        specs = types.SimpleNamespace(AppDef=_Values, Role=_Values, Resource=_Values, macros=macros)
+        monkeypatch.setitem(sys.modules, "torchx", types.SimpleNamespace(specs=specs))
+    names: dict[str, Any] = {}
+    exec(compile(text, "component.py", "exec"), names)
+    (role,) = names["train"]().roles
+    return role
+
+
+def test_a_component_of_torchx_starts_torchrun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ["a$b", "$HOME", "it's", "a\nb"]
+    role = component(script_of(["train.py", *TORCHX, "--", *words], capsys), monkeypatch)
+    assert (role.image, role.num_replicas, role.max_retries, role.resource.cpu) == ("lab:1", 2, 20, 4)
+    assert re.fullmatch("[0-9a-f]{64}", role.env["CODESCENT_TOKEN"])
+    replaced = [string.Template(one).safe_substitute(rank0_env="TORCHX_RANK0_HOST") for one in role.args]
+    programs = programs_in(tmp_path)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "TORCHX_RANK0_HOST": "n1", "STOPS_torchrun": "75"}
+    done = subprocess.run(
+        [role.entrypoint, *replaced], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (75, "")
+    torchrun = starts(started_in(tmp_path), "torchrun")
+    assert re.fullmatch(r"--rdzv-endpoint=n1:2\d{4}", torchrun.words[4])
+    assert torchrun.words[-5:] == ["train.py", *words]
+    assert int(torchrun.env["CODESCENT_STOP_AT"]) > 1_000_000
+
+
+def test_the_words_of_a_component_may_be_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that wrote it is in its docstring."""
+    (tmp_path / "train.py").write_text("")
+    words = ['"""', "\\", "\\N{", "\r", "\x07", "a\nb"]
+    role = component(script_of(["train.py", *TORCHX, "--", *words], capsys), monkeypatch)
+    assert "train.py" in role.args[1]

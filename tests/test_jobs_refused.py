@@ -1,0 +1,107 @@
+"""In: words of `codescent launch`. Out: what does not fit is refused with what would, in one message, and nothing is
+written. Does not write scripts: test_jobs_scripts.py does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripts import CONFIG, GPUS, PBS, SLURM
+
+from codescent.record import RunFolder
+from codescent.verbs import cli
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("a text " * 1000)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "slurm"], ["site.time=04:00:00", "site.devices=none", "--devices N"]),
+        (["--to", "pbs", "--devices", "4"], ['site.devices="ngpus={n}"']),
+        (["--to", "mpirun", "--hosts", "a:2"], ["site.mpi=openmpi, mpich or intelmpi"]),
+        (["--to", "kubernetes", "--devices", "1"], ["site.image="]),
+        ([*SLURM, GPUS, "--hosts", "a:2"], ["with --to slurm the scheduler chooses the machines"]),
+        (["--to", "ssh", "--devices", "2"], ["--to ssh needs the names of the machines: --hosts node1:4,node2:4"]),
+        (["--to", "torchrun", "--nodes", "2", "--devices", "2"], ["--to torchrun needs the names of the machines"]),
+        (["--to", "ssh", "--hosts", "a:2,a:1,b:x"], ["a is named twice", 'b has "x" slots']),
+        (["--to", "ssh", "--hosts", "a,b:1.5,c:0"], ["a has no slots; write a:N", 'b has "1.5" slots', 'c has "0"']),
+        (["--to", "ssh", "--hosts", "d e:1"], ['given "d e:1"; write HOST:SLOTS']),
+        (["--to", "ssh", "--hosts", "a:2", "--nodes", "1"], ["leave out --nodes and --devices"]),
+        (["--to", "local", "--nodes", "2", "--devices", "1"], ["--to local is this machine"]),
+        ([*SLURM[:3], "1:4", *SLURM[4:], GPUS], ["only --to torchrun takes nodes that come and go"]),
+        (["--to", "torchrun", "--nodes", "1:4", "--devices", "2"], ["--hosts with one name or address"]),
+        ([*SLURM, GPUS, "--max-restarts", "3"], ["--max-restarts: --to slurm has no agent"]),
+        (["--to", "kubernetes", "--devices", "1", "--max-restarts", "3"], ["--max-restarts: --to kubernetes"]),
+        ([*PBS, "--times", "3"], ["only jobs of SLURM follow each other"]),
+        ([*SLURM, GPUS, "site.tme=1"], ["did you mean site.time?"]),
+        ([*SLURM, GPUS, "--site", "lab"], ["there is no file sites/lab.toml"]),
+        ([*SLURM, GPUS, "parallel.tp=3"], ["tp"]),
+        ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
+        ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),
+        ([*SLURM, GPUS, 'site.options=["--comment=\\"a"]'], ["site.options", "quotes must be closed"]),
+        ([*SLURM, GPUS, 'site.options=["--gres=gpu:4"]'], ["(command line: --gres=gpu:4) both ask for devices"]),
+        ([*SLURM, GPUS, "--", "--lr", "1"], ["-- --lr 1: such words are for a script of yours"]),
+        ([*SLURM, GPUS, "run.name=a\udce9"], ["is not UTF-8 text"]),
+        (["--to", "slrm"], ["--to slrm: unknown target; did you mean slurm?"]),
+        (["--to", "lsf"], ["the targets are local, ssh, torchrun"]),
+        ([], ["give --to TARGET: local, ssh"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    words: list[str], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["launch", *CONFIG, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    for text in said:
+        assert text in err, err
+    assert "Traceback" not in err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["corpus.txt", "train.py"]
+
+
+def test_a_limit_has_to_be_longer_than_the_saves_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create("runs/gpt2_124m", "", {})
+    run.event("checkpoint", step=1, path="x", seconds=600.0, best=False)
+    assert cli.run(["launch", *CONFIG, *SLURM, GPUS, "site.time=00:20:00"]) == 2
+    assert "the run saves 1230 s before it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ('site.before=["export HF_TOKEN=geheim"]', "HF_TOKEN"),
+        ('site.before=["export WANDB_API_KEY=\\"geheim\\""]', "WANDB_API_KEY"),
+        ('site.options=["--export=ALL,my_password=geheim"]', "my_password"),
+        ('site.launcher=["--token", "geheim"]', "token"),
+        ('site.container=["podman", "run", "-e", "SECRET=geheim"]', "SECRET"),
+        ('site.before=["pip install --index https://me:geheim@host/"]', "the password in an address"),
+        ('site.before=["login hf_geheimgeheimgeheimgeheim"]', "hf_g..."),
+        ("site.token=geheim", "it has no secrets"),
+    ],
+)
+def test_secrets_have_no_place_in_a_site(word: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All problems are said, and the secret is not shown."""
+    assert cli.run(["launch", *CONFIG, *SLURM, GPUS, word, "site.cores=0"]) == 2
+    err = capsys.readouterr().err
+    assert shown in err, err
+    assert "site.cores" in err
+    assert "geheim" not in err.replace(word, "")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        'site.before=["export HF_TOKEN=$(cat ~/.hf)"]', 'site.before=["export HF_TOKEN=\\"$MY_TOKEN\\""]',
+        'site.before=["export HF_TOKEN_PATH=/home/me/token", "unset HF_TOKEN && true"]',
+        'site.before=["export TOKENIZERS_PARALLELISM=false"]', 'site.launcher=["--export=HF_TOKEN,PATH"]',
+        'site.before=["git clone https://$USER:$PASSWORD@host/x"]', "site.account=token",
+    ],
+)  # fmt: skip
+def test_names_of_variables_are_no_secrets(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["launch", *CONFIG, *SLURM, GPUS, word]) == 0, capsys.readouterr().err

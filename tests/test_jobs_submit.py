@@ -1,0 +1,288 @@
+"""In: jobs of a run, commands with the names of SLURM's and PBS's. Out: what codescent submits, writes down, asks and
+ends; a run folder is created beside its jobs. Does not run a scheduler: test_real_slurm.py does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from scripts import CONFIG, GPUS, PBS, SLURM, programs_in, run_script, started_in
+
+from codescent.base.errors import UserError
+from codescent.jobs import leftovers
+from codescent.jobs.submitted import SUCCESSORS, Submitted, jobs_of, keep, new_folder
+from codescent.record import RunFolder
+from codescent.record.beginning import JOBS, MAKING, is_free
+from codescent.verbs import cli
+
+RUN = Path("runs/gpt2_124m")
+QSTAT = """Job Id: 4711.server
+    Job_Name = gpt2_124m
+    job_state = {state}
+    Variable_List = PBS_O_HOME=/home/me,A="job_state = Q"
+{more}"""
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "corpus.txt").write_text("a text " * 1000)
+    found = programs_in(tmp_path)
+    monkeypatch.setenv("PATH", f"{found}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "") -> None:
+    """Have a program answer so."""
+    (programs / f"{name}.out").write_text(text)
+    (programs / f"{name}.err").write_text(err)
+    (programs / name).write_text(f"#!/bin/sh\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n")
+
+
+def launch(*words: str | Path) -> int:
+    return cli.run(["launch", *map(str, words)])
+
+
+def submitted(target: str = "slurm", job: str = "7") -> Submitted:
+    return keep(new_folder(RUN), target, job, "gpt2_124m", "gpt2_124m.sbatch", Path.cwd())
+
+
+def test_submitted_jobs_are_kept(tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers(programs, "sbatch", "17;cluster\n")
+    assert launch(*CONFIG, *SLURM, GPUS, "--times", "2", "--submit") == 0
+    assert "job 17 of slurm is submitted; its log will be" in capsys.readouterr().out
+    script = RUN / JOBS / "0001" / "gpt2_124m.sbatch"
+    text = script.read_text()
+    assert "scontrol show hostnames" in text
+    assert text.count(f">>{tmp_path / script.parent / 'hosts'}") == 1
+    (one,) = jobs_of(RUN)
+    assert (one.target, one.job, one.script) == ("slurm", "17", "gpt2_124m.sbatch")
+
+
+@pytest.mark.parametrize("answer", [("", 1, "sbatch: error: invalid account"), ("no number", 0, "")])
+def test_a_job_that_is_refused_leaves_nothing(
+    answer: tuple[str, int, str], programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(programs, "sbatch", *answer)
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    err = capsys.readouterr().err
+    assert (answer[2] or "has no number") in err
+    assert not RUN.exists()
+    submitted()
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert [one.name for one in (RUN / JOBS).iterdir()] == ["0001"]
+
+
+def test_without_the_command_nothing_is_submitted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin" if not Path("/usr/bin/sbatch").exists() else "/nowhere")
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert "is this a machine that submits jobs?" in capsys.readouterr().err
+    assert not RUN.exists()
+
+
+def test_successors_of_pbs_are_written_down(tmp_path: Path, programs: Path) -> None:
+    answers(programs, "qsub", "4711.server\n")
+    assert launch(*CONFIG, *PBS, "site.environment=none", "--submit") == 0
+    script = RUN / JOBS / "0001" / "gpt2_124m.pbs"
+    (tmp_path / "nodes").write_text("n2\nn1\nn1\n")
+    nodes = str(tmp_path / "nodes")
+    code, found = run_script(
+        script.read_text(), tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", SAYS_qsub="4712.server"
+    )
+    assert code == 0
+    (again,) = [one.words for one in found if one.name == "qsub"]
+    assert again == ["-v", "CODESCENT_START=1", str(tmp_path / script)]
+    assert [one.job for one in jobs_of(RUN)] == ["4711.server", "4712.server"]
+    assert (script.parent / "hosts").read_text() == "n1\nn2\n"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "said"),
+    [
+        (("RUNNING, 1:00 of 4:00:00, n1\n",), ("",), "running, 1:00 of 4:00:00, n1"),
+        (("DEADLINE, 1:00 of 2:00, n1\n",), ("", 1, "accounting storage is disabled"), "deadline, 1:00 of 2:00, n1"),
+        (("FAILED, 1:00 of 2:00, n1\n",), ("FAILED|00:01:00|1:0\n",), "failed after 00:01:00, exit code 1"),
+        (("", 1, "slurm_load_jobs error: Invalid job id specified"), ("",), "unknown to the scheduler"),
+        (("",), ("", 1, "accounting storage is disabled"), "how it ended is unknown: sacct"),
+        (("", 1, "slurm_load_jobs error: Unable to contact"), ("FAILED|1|1:0",), "state is unknown: squeue"),
+    ],
+)
+def test_states_of_slurm(
+    squeue: tuple[str, ...], sacct: tuple[str, ...], said: str, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted()
+    answers(programs, "squeue", *squeue)  # type: ignore[arg-type]
+    answers(programs, "sacct", *sacct)  # type: ignore[arg-type]
+    is_down = "Unable" in str(squeue)
+    assert launch(RUN, "--status") == is_down
+    assert said in capsys.readouterr().out
+    code = launch(RUN, "--cancel")
+    out, err = capsys.readouterr()
+    assert code == (2 if is_down else 0), err
+    assert ("is asked to end" in out) == ("RUNNING" in squeue[0])
+    if not (is_down or "RUNNING" in squeue[0]):
+        assert launch(RUN, "--follow") == 0
+        assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("qstat", "said"),
+    [
+        ((QSTAT.format(state="R", more=""),), "running"),
+        ((QSTAT.format(state="F", more="    Exit_status = 271\n"),), "finished, exit code 271"),
+        (("", 153, "qstat: Unknown Job Id 4711.server"), "unknown to the scheduler"),
+        (("", 35, "qstat: Connection refused"), "state is unknown: qstat"),
+        (("nonsense",), "its answer has no state"),
+    ],
+)
+def test_states_of_pbs(qstat: tuple[str, ...], said: str, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that the scheduler does not know does not hide the others."""
+    submitted("pbs", "4711.server")
+    submitted("slurm")
+    answers(programs, "qstat", *qstat)  # type: ignore[arg-type]
+    answers(programs, "squeue", "PENDING, 0:00 of 1:00, (Priority)\n")
+    launch(RUN, "--status")
+    out = capsys.readouterr().out
+    assert said in out
+    assert "pending, 0:00 of 1:00, (Priority)" in out
+
+
+def test_kill_goes_to_the_hosts_of_the_jobs(tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (new_folder(RUN) / "hosts").write_text("n1\nn2\nn1\n")
+    (programs / "ssh").write_text('#!/bin/sh\necho "$@" >>asked; [ "$5" = n1 ] && exit 0; exit 255\n')
+    (programs / "ssh").chmod(0o755)
+    assert launch(RUN, "--kill") == 1
+    out, err = capsys.readouterr()
+    assert "n1: nothing of this run is left" in out
+    assert "n2: ssh does not reach it" in err
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[4] for line in asked] == ["n1", "n2"]
+    assert all(f"codescent.jobs.leftovers {tmp_path / RUN} --end" in line for line in asked)
+    assert launch(RUN, "--kill", "--hosts", "n1:4") == 0
+    (programs / "ssh").unlink()
+    monkeypath = str(programs)
+    found = subprocess.run(
+        [sys.executable, "-m", "codescent", "launch", str(RUN), "--kill"], check=False, capture_output=True, text=True,
+        env={**os.environ, "PATH": monkeypath}, timeout=60,
+    )  # fmt: skip
+    assert (found.returncode, "Traceback" in found.stderr) == (2, False)
+    assert "ssh: No such file or directory" in found.stderr
+
+
+def test_kill_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("runs/typo", "--kill") == 2
+    assert "runs/typo: there is no such run folder, and no process" in capsys.readouterr().err
+    mine = subprocess.Popen(["sleep", "100"], env={**os.environ, leftovers.MARK: str(tmp_path / RUN)})
+    try:
+        assert launch(RUN, "--kill") == 0
+        out = capsys.readouterr().out
+        assert f"process {mine.pid}: sleep 100" in out
+        assert "codescent launch runs/gpt2_124m --kill --hosts node1,node2" in out
+        assert mine.wait(30) == -15
+    finally:
+        mine.kill()
+        mine.wait()
+
+
+def test_a_run_begins_beside_its_jobs() -> None:
+    made = submitted()
+    assert is_free(RUN)
+    run = RunFolder.create(RUN, "config", {})
+    assert jobs_of(RUN) == [made]
+    assert RunFolder.open(RUN).config_text == "config"
+    assert {one.name for one in RUN.iterdir()} == {
+        ".writer", JOBS, "checkpoints", "config.toml", "events.jsonl", "metrics.csv", "metrics.jsonl", "plan.json",
+    }  # fmt: skip
+    with pytest.raises(UserError, match="there is a run already"):
+        RunFolder.create(RUN, "config", {})
+    run.hold()
+    run.delete_unused()
+    run.release()
+    assert [one.name for one in RUN.iterdir()] == [JOBS]
+    assert jobs_of(RUN) == [made]
+    RunFolder.create(RUN, "another", {})
+    assert RunFolder.open(RUN).config_text == "another"
+
+
+KILLED = """
+import os, pathlib, sys
+from codescent.record import RunFolder
+before = pathlib.Path.rename
+count = int(sys.argv[2])
+def rename(self, to):
+    global count
+    count -= 1
+    if count < 0:
+        os._exit(9)
+    return before(self, to)
+pathlib.Path.rename = rename
+RunFolder.create(sys.argv[1], "first", {})
+"""
+
+
+@pytest.mark.parametrize("renames", range(6))
+def test_a_creation_that_was_killed_begins_anew(renames: int) -> None:
+    """Renames 1 to 6 are those of the files: the run is there with the last one only."""
+    made = submitted()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(RUN), str(renames + 1)], timeout=60, check=False)
+    assert done.returncode == 9
+    assert (RUN / MAKING).is_dir()
+    assert is_free(RUN)
+    RunFolder.create(RUN, "second", {})
+    assert RunFolder.open(RUN).config_text == "second"
+    assert jobs_of(RUN) == [made]
+    assert not (RUN / MAKING).exists()
+
+
+def test_jobs_that_are_kept_while_a_run_begins_stay() -> None:
+    """The second job of `--times 2` is written down while the first one begins the run."""
+    for number in range(20):
+        run = Path(f"runs/{number}")
+        keep(new_folder(run), "slurm", "1", "x", "x", Path.cwd())
+        errors: list[BaseException] = []
+
+        def add(run: Path = run, errors: list[BaseException] = errors) -> None:
+            try:
+                for job in range(2, 8):
+                    keep(new_folder(run), "slurm", str(job), "x", "x", Path.cwd())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        RunFolder.create(run, "config", {})
+        thread.join(60)
+        assert errors == []
+        assert {one.job for one in jobs_of(run)} == set("1234567")
+        assert RunFolder.open(run).config_text == "config"
+
+
+def test_only_one_process_begins_a_run() -> None:
+    submitted()
+    (RUN / MAKING).mkdir()
+    holder = RunFolder(RUN, "", {})
+    holder.hold()
+    with pytest.raises(UserError, match="is being written by"):
+        RunFolder.create(RUN, "config", {})
+    holder.release()
+    RunFolder.create(RUN, "config", {})
+
+
+def test_records_that_cannot_be_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(RUN, "--status") == 2
+    assert "no job of this run was submitted" in capsys.readouterr().err
+    submitted()
+    (RUN / JOBS / "0001" / SUCCESSORS).write_text("4712.server\n")
+    assert launch(RUN, "--status") == 2
+    assert "not the number of a job and a moment: 4712.server" in capsys.readouterr().err
+    (RUN / JOBS / "0001" / "job-7.json").write_text(json.dumps({"job": 7}))
+    assert launch(RUN, "--status") == 2
+    assert "not the record of a job" in capsys.readouterr().err
+    assert started_in(Path.cwd()) == []
