@@ -4,6 +4,7 @@ was meant, with the same words. Does not start ranks: test_jobs_runs.py does."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from scripts import COMMAND, CONFIG, GPUS, PBS, SLURM, TARGETS, programs_in, run
 from codescent.jobs.grace import LEAST_GRACE_S, grace_of
 from codescent.jobs.job import job_name, read_hosts
 from codescent.jobs.shape import Asked, shape_of
+from codescent.jobs.slurm import directive
 from codescent.record import RunFolder
 from codescent.verbs import cli
 
@@ -64,7 +66,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
         "--job-name=gpt2_124m", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=8",
         "--account=lab", "--qos=high", "--time=04:00:00", "--mem=0", f"--chdir={tmp_path}", "--output=%x-%j.log",
         "--open-mode=append", "--requeue", "--signal=USR1@60", "--mail-type=BEGIN,END,FAIL,REQUEUE",
-        "--mail-user=me@x.org", "--constraint=a100\\&ib",
+        '--mail-user=me@x.org', '--constraint="a100&ib"',
     ]  # fmt: skip
     code, found = run_script(text, tmp_path, SAYS_apptainer="70", SLURM_JOB_END_TIME="1000000")
     folders, srun = [one for one in found if one.name == "srun"]
@@ -279,6 +281,16 @@ def test_any_word_arrives_as_it_was_typed(
     text = script_of(["train.py", *TARGETS[target], "--", word, "last"], capsys)
     _, found = run_script(text, tmp_path, "0", PBS_NODEFILE=str(tmp_path / "nodes"))
     assert starts(found, NAMES[target]).words[-3:] == ["train.py", word, "last"]
+
+
+@PROPERTY
+@given(word=PRINTABLE | draw.sampled_from(["--comment=two words", 'a "b\\', "it's", "--x=a#b", "\\"]))
+@pytest.mark.hypothesis
+def test_options_of_sbatch_are_quoted_as_it_reads_them(word: str) -> None:
+    """Within double quotes sbatch 22.05 reads a backslash as Python's shlex does (tried with real daemons)."""
+    line = directive(shlex.quote(word))
+    assert line.startswith("#SBATCH ")
+    assert shlex.split(line.removeprefix("#SBATCH ")) == [word]
 
 
 HOSTS = draw.dictionaries(

@@ -344,7 +344,8 @@ def test_f7_ranks_end_with_the_step_that_has_started_them(
     ranks = marked.ranks(project)
     assert len(ranks) == 2
     if program == "slurmstepd":
-        victim = int(Path(f"/proc/{ranks[1]}/stat").read_text().rpartition(")")[2].split()[1])
+        (second,) = [pid for pid in ranks if b"SLURM_PROCID=1" in marked.environment(pid)]
+        victim = int(Path(f"/proc/{second}/stat").read_text().rpartition(")")[2].split()[1])
     else:
         victim = min(pid for pid in marked.processes(project) if marked.program(pid) == "srun")
     assert marked.program(victim) == program

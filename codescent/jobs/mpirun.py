@@ -61,11 +61,9 @@ def _words(job: Job, *, on_each_node: bool = False) -> list[str]:
 
 
 def _open_mpi(job: Job, hosts: list[str], ranks: int) -> list[str]:
-    """Slots are given to ranks in the order of the hosts. Open MPI binds ranks to cores unless it is told not to.
-
-    By itself it starts no more ranks on a machine than that has cores.
-    """
-    words = ["mpirun", "-np", str(ranks), "--host", ",".join(hosts or [f"localhost:{ranks}"])]
+    """Slots are given to ranks in the order of the hosts. Open MPI binds ranks to cores unless it is told not to."""
+    here = [f"localhost:{ranks}"]  # by itself mpirun starts no more ranks here than there are cores
+    words = ["mpirun", "-np", str(ranks), "--host", ",".join(hosts or here)]
     binds = job.site.binding == "cores"
     words += ["--map-by", f"slot:PE={job.site.cores or 1}" if binds else "slot"]
     return [*words, "--bind-to", "core" if binds else "none", Raw('"${passed[@]}"')]

@@ -14,7 +14,8 @@ from codescent.jobs.lines import each_node, exit_file, head, in_batch, setting, 
 from codescent.jobs.site import asked_devices
 from codescent.jobs.submitted import HOSTS
 
-PLAIN = re.compile(r"[^A-Za-z0-9_@%+=:,./-]")
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+"""Characters that sbatch reads as they are. Others are in double quotes, and of these a backslash stands before two."""
 
 
 def script(job: Job) -> str:
@@ -23,16 +24,25 @@ def script(job: Job) -> str:
         f"sbatch {job.saved_as or 'FILE'} begins the run, and the same continues it. Log: {job.name}-JOB.log.",
         *([f"Submit it {job.times} times: one job follows the other."] if job.times > 1 else []),
     ]
-    lines = [*head(job, "SLURM", use, [_directive(text) for text in _options(job)]), ""]
+    lines = [*head(job, "SLURM", use, [directive(text) for text in _options(job)]), ""]
     lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job, end=JOB_END), *_record(job), ""]
     lines += [*exit_file(), "", *_start(job), "", *_again(job), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
-def _directive(text: str) -> str:
-    """Words for sbatch as a shell would read them. In a script sbatch reads a character after a backslash as itself."""
-    words = (PLAIN.sub(lambda found: chr(92) + found[0], word) for word in shlex.split(text))
-    return f"#SBATCH {' '.join(words)}"
+def directive(text: str) -> str:
+    """Words as a shell would read them, as sbatch reads them in a script."""
+    return f"#SBATCH {' '.join(map(_quoted, shlex.split(text)))}"
+
+
+def _quoted(word: str) -> str:
+    if PLAIN.fullmatch(word):
+        return word
+    name, equals, value = word.partition("=")
+    if not (equals and PLAIN.fullmatch(name)):
+        name, equals, value = "", "", word
+    escaped = re.sub(r'[\\"]', r"\\\g<0>", value)
+    return f'{name}{equals}"{escaped}"'
 
 
 def _options(job: Job) -> Iterator[str]:
