@@ -175,8 +175,8 @@ class _Ranks:
         elif rank == 0 and listener is not None:
             passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)  # a process inherits the mask
         with self._log(rank).open("ab") as log:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)  # a process inherits the mask
             try:
                 self._processes[rank] = subprocess.Popen(
                     self._command,
