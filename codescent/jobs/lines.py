@@ -139,7 +139,7 @@ def passing_on(words: Sequence[str], *, kills: bool = False) -> Iterator[str]:
     yield "launcher=$!"
     yield "set +m"
     if kills:
-        yield "# it kills the ranks on these three: instead they are asked to save by SIGUSR1. A second Ctrl-C kills them"
+        yield "# it kills the ranks on these three: SIGUSR1 asks them to save instead. A second Ctrl-C kills them"
         yield "stopped="
         yield """trap 'stopped=${stopped:-143}; kill -USR1 "$launcher" || true' TERM"""
         yield """trap 'stopped=${stopped:-129}; kill -USR1 "$launcher" || true' HUP"""
