@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from codescent.base.stopping import EXIT_FILE, STOP_AT
+from codescent.base.stopping import EXIT_FILE, LATER, SAVING, STOP_AT, STOPPING, exit_code_of
 from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment, expandable, quoted
 from codescent.jobs.job import Job
@@ -15,7 +15,8 @@ from codescent.jobs.leftovers import MARK
 
 ADDRESS = ("python3", "-m", "codescent.jobs.address")
 """Prints the address of a host."""
-PASSED = ("TERM", "INT", "HUP", "USR1", "USR2")
+
+PASSED = tuple(number.name.removeprefix("SIG") for number in (*STOPPING, *SAVING))
 """Signals that a script passes on to the launcher, which passes them on to the ranks."""
 
 
@@ -127,17 +128,29 @@ def in_batch(words: Sequence[str]) -> Iterator[str]:
     yield from SAID
 
 
-def passing_on(words: Sequence[str]) -> Iterator[str]:
-    """Run a launcher, and pass on to it the signals that this script gets. Sets `code`."""
+def passing_on(words: Sequence[str], *, meanwhile: Sequence[str] = (), by: str = "") -> Iterator[str]:
+    """Run a launcher, and pass on to it the signals that this script gets. Sets `code`.
+
+    Args:
+        words: of the launcher.
+        meanwhile: lines that are run when it has started.
+        by: SIGUSR1 or SIGUSR2, by which the signals are passed on that end a run; "": by themselves.
+    """
     yield "set -m  # a process group of its own: Ctrl-C comes once, from here"
     yield command(words, "</dev/null &")
     yield "launcher=$!"
     yield "set +m"
-    yield from (f"trap 'kill -{name} \"$launcher\" || true' {name}" for name in PASSED)
+    for number in (*STOPPING, *SAVING):
+        name = number.name.removeprefix("SIG")
+        asked = f"asked={exit_code_of(number)}; " if by and number in STOPPING else ""
+        yield f"trap '{asked}kill -{by if asked else name} \"$launcher\" || true' {name}"
+    yield from meanwhile
     yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
     yield "code=0"
     yield 'wait "$launcher" || code=$?'
     yield from SAID
+    if by:
+        yield f'if [ "$code" -eq {LATER} ]; then code=${{asked:-{LATER}}}; fi'
 
 
 def each_node(words: Sequence[str], job: Job) -> Iterator[str]:

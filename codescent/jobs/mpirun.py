@@ -25,7 +25,10 @@ def script(job: Job) -> str:
     lines = [*head(job, f"mpirun of {NAMES[mpi]}", use), "", *setting(job), *variables(job), *_master(job), ""]
     lines += [*exit_file(), *(_open_mpi_variables(job) if mpi == "openmpi" else []), ""]
     lines += [*each_node(_words(job, on_each_node=True), job)]
-    lines += [*passing_on([*_words(job), *job.site.launcher, *job.site.container, *job.words]), 'exit "$code"']
+    words = [*_words(job), *job.site.launcher, *job.site.container, *job.words]
+    if mpi == "openmpi":
+        lines.append("# mpirun passes on SIGUSR1 at once; after SIGTERM or Ctrl-C it kills ranks that save")
+    lines += [*passing_on(words, by="USR1" if mpi == "openmpi" else ""), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
@@ -41,7 +44,7 @@ def _master(job: Job) -> Iterator[str]:
 
 
 def _open_mpi_variables(job: Job) -> Iterator[str]:
-    """Open MPI passes on only what it is told. Its daemons, of version 4 and of 5, kill a rank 1 s after SIGTERM."""
+    """Open MPI passes on only what it is told."""
     yield '# Open MPI passes on only the variables that it is told; another one: site.launcher = ["-x", "NAME"]'
     yield "passed=()"
     yield "for name in $(compgen -e); do"
@@ -49,8 +52,6 @@ def _open_mpi_variables(job: Job) -> Iterator[str]:
     yield from (f'        {names}) passed+=(-x "$name") ;;' for names in PASSED_ON)
     yield "    esac"
     yield "done"
-    yield "# it kills a rank a second after SIGTERM, if it is not told how long a save takes"
-    yield f"export OMPI_MCA_odls_base_sigkill_timeout={job.grace_s} PRTE_MCA_odls_base_sigkill_timeout={job.grace_s}"
 
 
 def _words(job: Job, *, on_each_node: bool = False) -> list[str]:
