@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from codescent.base.stopping import EXIT_FILE, LATER, SAVING, STOP_AT, STOPPING, exit_code_of
+from codescent.base.stopping import EXIT_FILE, LATER, STOP_AT
 from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment, expandable, quoted
 from codescent.jobs.job import Job
@@ -15,8 +15,7 @@ from codescent.jobs.leftovers import MARK
 
 ADDRESS = ("python3", "-m", "codescent.jobs.address")
 """Prints the address of a host."""
-
-PASSED = tuple(number.name.removeprefix("SIG") for number in (*STOPPING, *SAVING))
+PASSED = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals that a script passes on to the launcher, which passes them on to the ranks."""
 
 
@@ -128,29 +127,33 @@ def in_batch(words: Sequence[str]) -> Iterator[str]:
     yield from SAID
 
 
-def passing_on(words: Sequence[str], *, meanwhile: Sequence[str] = (), by: str = "") -> Iterator[str]:
+def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence[str] = ()) -> Iterator[str]:
     """Run a launcher, and pass on to it the signals that this script gets. Sets `code`.
 
     Args:
         words: of the launcher.
-        meanwhile: lines that are run when it has started.
-        by: SIGUSR1 or SIGUSR2, by which the signals are passed on that end a run; "": by themselves.
+        kills: whether it kills the ranks on the signals that ask them to stop, and passes on only SIGUSR1 and SIGUSR2.
+        meanwhile: lines that are run once it is started.
     """
     yield "set -m  # a process group of its own: Ctrl-C comes once, from here"
     yield command(words, "</dev/null &")
     yield "launcher=$!"
     yield "set +m"
-    for number in (*STOPPING, *SAVING):
-        name = number.name.removeprefix("SIG")
-        asked = f"asked={exit_code_of(number)}; " if by and number in STOPPING else ""
-        yield f"trap '{asked}kill -{by if asked else name} \"$launcher\" || true' {name}"
+    if kills:
+        yield "# it kills the ranks on these three: SIGUSR1 asks them to save instead. A second Ctrl-C kills them"
+        yield "stopped="
+        yield """trap 'stopped=${stopped:-143}; kill -USR1 "$launcher" || true' TERM"""
+        yield """trap 'stopped=${stopped:-129}; kill -USR1 "$launcher" || true' HUP"""
+        yield "how=USR1"
+        yield """trap 'stopped=${stopped:-130}; kill -"$how" "$launcher" || true; how=INT' INT"""
+    yield from (f"trap 'kill -{name} \"$launcher\" || true' {name}" for name in (PASSED[3:] if kills else PASSED))
     yield from meanwhile
     yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
     yield "code=0"
     yield 'wait "$launcher" || code=$?'
     yield from SAID
-    if by:
-        yield f'if [ "$code" -eq {LATER} ]; then code=${{asked:-{LATER}}}; fi'
+    if kills:
+        yield f'if [ "$code" -eq {LATER} ]; then code=${{stopped:-$code}}; fi'
 
 
 def each_node(words: Sequence[str], job: Job) -> Iterator[str]:

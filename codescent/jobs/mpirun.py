@@ -26,9 +26,7 @@ def script(job: Job) -> str:
     lines += [*exit_file(), *(_open_mpi_variables(job) if mpi == "openmpi" else []), ""]
     lines += [*each_node(_words(job, on_each_node=True), job)]
     words = [*_words(job), *job.site.launcher, *job.site.container, *job.words]
-    if mpi == "openmpi":
-        lines.append("# mpirun passes on SIGUSR1 at once; after SIGTERM or Ctrl-C it kills ranks that save")
-    lines += [*passing_on(words, by="USR1" if mpi == "openmpi" else ""), 'exit "$code"']
+    lines += [*passing_on(words, kills=mpi == "openmpi"), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
