@@ -17,6 +17,7 @@ from runs import environment, losses, make_project, train
 from scripts import script_of
 
 from codescent.record import RunFolder
+from codescent.verbs import cli
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -101,12 +102,15 @@ def test_f18_saved_before_the_limit_and_submitted_again(
         "run.toml", "run.name=long", "train.num_steps=1000000", "optimizer.decay_steps=100", "train.eval_every=0",
         *SITE, "site.time=00:01:30", "--to", "pbs", "--nodes", "2", "--devices", "1",
     ]  # fmt: skip
-    text = script_of(words, capsys)
+    capsys.readouterr()
+    assert cli.run(["launch", *words, "site.environment=none", "--out", "job.pbs"]) == 0
+    text = (project / "job.pbs").read_text()
     done = ended(text, project, made, nodes=2, ranks=1)
     assert done.returncode == 0, done.stderr
     assert "stopped at step" in done.stdout
     assert "by the time limit of the job; saved in" in done.stdout
     submitted = (project / "qsub.words").read_text().splitlines()
+    assert submitted[-1] == str(project / "job.pbs")
     (variable,) = [word for word in submitted if "CODESCENT_START=1" in word]
     done = ended(text, project, made, nodes=2, ranks=1, **dict([variable.split("=", 1)]))
     assert done.returncode == 0, done.stderr

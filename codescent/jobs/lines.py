@@ -127,12 +127,13 @@ def in_batch(words: Sequence[str]) -> Iterator[str]:
     yield from SAID
 
 
-def passing_on(words: Sequence[str], *, kills: bool = False) -> Iterator[str]:
+def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence[str] = ()) -> Iterator[str]:
     """Run a launcher, and pass on to it the signals that this script gets. Sets `code`.
 
     Args:
         words: of the launcher.
         kills: whether it kills the ranks on the signals that ask them to stop, and passes on only SIGUSR1 and SIGUSR2.
+        meanwhile: lines that are run once it is started.
     """
     yield "set -m  # a process group of its own: Ctrl-C comes once, from here"
     yield command(words, "</dev/null &")
@@ -146,6 +147,7 @@ def passing_on(words: Sequence[str], *, kills: bool = False) -> Iterator[str]:
         yield "how=USR1"
         yield """trap 'stopped=${stopped:-130}; kill -"$how" "$launcher" || true; how=INT' INT"""
     yield from (f"trap 'kill -{name} \"$launcher\" || true' {name}" for name in (PASSED[3:] if kills else PASSED))
+    yield from meanwhile
     yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
     yield "code=0"
     yield 'wait "$launcher" || code=$?'

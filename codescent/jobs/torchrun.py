@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codescent.base.rank import LOOPBACK
+from codescent.base.stopping import EXIT_FILE
 from codescent.jobs.bash import Raw, command
 from codescent.jobs.job import Job
 from codescent.jobs.lines import ADDRESS, exit_file, head, left_behind, passing_on, setting, variables
@@ -22,7 +23,8 @@ def script(job: Job) -> str:
     draws = job.nodes == 1  # each of several nodes would draw another one
     lines += [*setting(job), *variables(job, token=draws), *_meeting(job), ""]
     lines += [*exit_file(), *patience(job), ""]
-    lines += [*passing_on([*_agent(job), *options(job), *job.python]), 'exit "$code"']
+    words = [*_agent(job), *options(job), *job.python]
+    lines += [*passing_on(words, meanwhile=_ending(job)), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
 
@@ -64,6 +66,17 @@ def patience(job: Job) -> Iterator[str]:
     if job.least_nodes is not None:
         yield "# without it a node that comes later waits for a key that nobody writes, and all wait for the node"
         yield "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+
+
+def _ending(job: Job) -> list[str]:
+    """End the agent when its ranks have saved. By itself it waits for the agents of all nodes."""
+    if job.nodes == 1:
+        return []
+    return [
+        "# when the ranks have saved, this agent would wait 5 minutes for one that a signal has ended already",
+        f'(while [ ! -s "${EXIT_FILE}" ]; do sleep 1; kill -0 "$launcher" || exit; done',
+        ' kill -TERM "$launcher") >/dev/null 2>&1 &',
+    ]
 
 
 def _agent(job: Job) -> list[str]:
