@@ -167,7 +167,11 @@ def prepare(name: str, folder: Path) -> None:
             file.write("# another line\n")
 
 
-@pytest.mark.parametrize("name", FAULTS)
+QUICK = ("a firewall between hosts", "the own name means 127.0.1.1", "two ranks on one core", "a run folder of its own")
+"""These are planted in the quick tests; the others are slow ones."""
+
+
+@pytest.mark.parametrize("name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in FAULTS])
 def test_a_planted_fault_is_found_on_its_host(cluster: hosts.Hosts, folder: Path, name: str) -> None:
     fault, expected = FAULTS[name]
     prepare(name, folder)

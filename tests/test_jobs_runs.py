@@ -159,6 +159,7 @@ def test_torchrun_gives_each_rank_its_place(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.slow
 def test_f18_signals_reach_the_ranks_of_all_hosts(
     project: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
 ) -> None:
@@ -171,6 +172,7 @@ def test_f18_signals_reach_the_ranks_of_all_hosts(
     assert "saved in" in out
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_ends_the_others(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "fails.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(90)"
@@ -219,6 +221,7 @@ def test_f18_a_signal_to_torchrun_saves_and_leaves_no_rank(
 
 
 @pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.slow
 def test_f4_f7_an_agent_that_is_killed_ends_the_run(
     project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, host: int
 ) -> None:
@@ -233,6 +236,7 @@ def test_f4_f7_an_agent_that_is_killed_ends_the_run(
     assert f"10.77.0.{host + 1}" in err
 
 
+@pytest.mark.slow
 def test_f4_a_rank_0_that_is_killed_ends_the_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = started(script_of([*LONG, "--to", "ssh", *TWO], capsys), project)
     trains(project, process)
@@ -244,6 +248,7 @@ def test_f4_a_rank_0_that_is_killed_ends_the_run(project: Path, capsys: pytest.C
     assert f"rank 0 of 2 (pid {first}) was killed by SIGKILL (9)" in err
 
 
+@pytest.mark.slow
 def test_s1_ranks_on_hosts_listen_where_the_others_come(
     project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
 ) -> None:

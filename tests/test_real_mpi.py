@@ -122,6 +122,7 @@ def test_each_rank_on_uneven_hosts_has_its_place(
     assert {tuple(one["words"]) for one in found} == {("a b", "$c")}
 
 
+@pytest.mark.slow
 def test_losses_on_hosts_are_those_of_one_process(
     mpi: str, remote: hosts.Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_sbatch_finds_nothing_wrong(slurm: Cluster, project: Path, capsys: pytes
 # runs
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_process(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ("run.toml", "run.name=real", "train.precision=fp64", "train.num_steps=6", "train.eval_every=0")
     job = slurm.submit(saved(project, capsys, *run, *TWO))
@@ -143,6 +144,7 @@ def test_losses_are_those_of_one_process(slurm: Cluster, project: Path, capsys: 
     as_one_process(project, run, "real")
 
 
+@pytest.mark.slow
 def test_f18_a_signal_saves_and_the_job_starts_again(
     slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +217,7 @@ sys.exit(75 if {condition} else 0)
 """A script that wants to be started again."""
 
 
+@pytest.mark.slow
 def test_a_job_is_not_requeued_for_ever(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "asks.py").write_text(ASKS.format(condition="True"))
     one = ("--to", "slurm", "--nodes", "1", "--devices", "1")
@@ -223,6 +226,7 @@ def test_a_job_is_not_requeued_for_ever(slurm: Cluster, project: Path, capsys: p
     assert (project / "starts").read_text() == "-0\n-1\n"
 
 
+@pytest.mark.slow
 def test_an_element_of_an_array_is_requeued_alone(
     slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +251,7 @@ torch.distributed.barrier()
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """srun ends the other rank, which waits. The exit code is that of a failure, the cause is first in the log."""
     (project / "fails.py").write_text(FAILS)
@@ -266,6 +271,7 @@ os.remove("running")
 """
 
 
+@pytest.mark.slow
 def test_jobs_of_a_chain_follow_each_other(slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "chain.py").write_text(CHAIN)
     words = ("launch", "chain.py", "--to", "slurm", "--nodes", "1", "--devices", "1", "--times", "3", "--submit", *SITE)
@@ -319,6 +325,7 @@ subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=-3, stderr=-3
 """A script that leaves a process on each node, as a data loader that was not ended."""
 
 
+@pytest.mark.slow
 def test_what_a_run_has_left_on_its_nodes_is_ended(slurm: Cluster, project: Path) -> None:
     """SLURM has ended the job by its process groups. The mark finds what is left."""
     (project / "leaves.py").write_text(LEAVES)

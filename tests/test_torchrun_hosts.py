@@ -139,6 +139,7 @@ def test_s1_ranks_of_one_machine_listen_on_loopback_alone(made: hosts.Hosts, fol
 
 
 @pytest.mark.parametrize(("listen", "of_store"), [("all", "0.0.0.0"), ("eth0", hosts.address(0))])
+@pytest.mark.slow
 def test_s1_more_listens_only_where_it_is_asked_for(
     made: hosts.Hosts, folder: Path, listen: str, of_store: str
 ) -> None:
@@ -228,6 +229,7 @@ def test_f21_ranks_of_runs_of_other_sizes_are_named_once(made: hosts.Hosts, fold
         assert nodes.said().count("rank 0 was started as one of 2 ranks, but rank 1 (pid ") == 1
 
 
+@pytest.mark.slow
 def test_f21_ranks_with_other_code_are_named_once_with_their_hosts(made: hosts.Hosts, folder: Path) -> None:
     other = folder / "copy" / "loop.py"
     other.parent.mkdir()
@@ -241,6 +243,7 @@ def test_f21_ranks_with_other_code_are_named_once_with_their_hosts(made: hosts.H
         assert re.search(r'"\w{16}" on rank 0 \(host0\); "\w{16}" on rank 1 \(host1\)', said)
 
 
+@pytest.mark.slow
 def test_f21_a_port_that_is_taken(made: hosts.Hosts, folder: Path) -> None:
     taken = "import socket; s = socket.create_server(('', 29400)); print('listens', flush=True); input()"
     with Nodes(made, folder, stock=True) as nodes:
@@ -263,6 +266,7 @@ def test_ranks_of_stock_hosts_meet_without_a_word_about_interfaces(made: hosts.H
         assert nodes.stop() == [0, 0]
 
 
+@pytest.mark.slow
 def test_rank_0_may_have_its_own_name_as_the_address(made: hosts.Hosts, folder: Path) -> None:
     """Debian: the name means loopback on its own machine, and is right on the others."""
     with Nodes(made, folder, stock=True) as nodes:
