@@ -135,10 +135,9 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
         kills: whether it kills the ranks on the signals that ask them to stop, and passes on only SIGUSR1 and SIGUSR2.
         meanwhile: lines that are run once it is started.
     """
-    yield "set -m  # a process group of its own: Ctrl-C comes once, from here"
-    yield command(words, "</dev/null &")
+    yield "# in a session of its own it gets Ctrl-C once, from this script"
+    yield command(["setsid", *words], "&")
     yield "launcher=$!"
-    yield "set +m"
     if kills:
         yield "# it kills the ranks on these three: SIGUSR1 asks them to save instead. A second Ctrl-C kills them"
         yield "stopped="
