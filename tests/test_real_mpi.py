@@ -201,7 +201,8 @@ def test_f7_a_launcher_that_is_killed_leaves_no_rank(
     ranks = marked.ranks(tmp_path)
     assert len(ranks) == 2
     if of == "first host":
-        os.kill(process.pid, signal.SIGKILL)
+        (launcher,) = [pid for pid in marked.processes(tmp_path) if marked.program(pid).startswith("mpirun")]
+        os.kill(launcher, signal.SIGKILL)
     else:
         agent = {"openmpi": "orted", "mpich": "hydra_pmi_proxy"}[mpi]
         (there,) = [pid for pid in on(remote, 1) if Path(f"/proc/{pid}/comm").read_text().strip() == agent]
