@@ -39,7 +39,7 @@ def test_cuda_walks_the_trajectory_of_the_cpu(project: Path, precision: str, tol
     ids=" ".join,
 )
 def test_parts_of_a_run_walk_the_trajectory_of_the_cpu(project: Path, words: tuple[str, ...]) -> None:
-    """What is compiled on CUDA alone: turns, dropout; what it computes in other pieces; validation passes, too."""
+    """CUDA compiles rotary turns and dropout, and computes the head in other pieces. Validation losses count, too."""
     name = re.sub(r"\W+", "-", " ".join(words))
     words = ("train.precision=fp64", *words)
     expected = train(project, f"cpu-{name}", *words, "train.compile=none")

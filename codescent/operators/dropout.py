@@ -30,8 +30,11 @@ def mix(state: Tensor) -> Tensor:
 
 
 def _wide(index: Tensor) -> Tensor:
-    """The int64 itself. In compiled code bits are masked, all of them, because torch's compiler (2.11 to 2.13) adds to
-    an index, and multiplies it, with 32 bits or with 64, as it likes. From here on it has 64."""
+    """The int64 itself; in compiled code the result of an operator that changes no bit.
+
+    torch 2.11 compiles sums and products of an index for CUDA with 32 bits or with 64. A bit operator ends that: from
+    here on there are 64.
+    """
     return index & -1 if torch.compiler.is_compiling() else index
 
 
@@ -112,7 +115,10 @@ _row_keys_alone = compiled_off_cpu(_row_keys)
 
 
 def _halves(number: Tensor) -> tuple[Tensor, Tensor]:
-    """int32: the low and the high 32 bits of an int64, which is contiguous."""
+    """int32: the low and the high 32 bits of an int64, which is contiguous.
+
+    `view` splits it: torch 2.13's compiler wrongly vectorises arithmetic from int64 to int32 on CPUs.
+    """
     parts = number.view(torch.int32)
     return parts[..., ::2], parts[..., 1::2]
 
@@ -122,7 +128,7 @@ def _dropped(keys_BR: Tensor, columns_W: Tensor, probability: float) -> Tensor:
     low_BR, high_BR = _halves(keys_BR)
     turned_W = _halves(_wide(columns_W.to(torch.int64)) * _GOLDEN_32)[0]
     if turned_W.device.type == "cpu":
-        turned_W = turned_W.contiguous()  # added a tenth faster
+        turned_W = turned_W.contiguous()  # a CPU adds these a tenth faster
     hashed = low_BR[..., None] + turned_W
     hashed ^= (hashed >> 16) & 0xFFFF
     hashed *= _MIX_32_1

@@ -111,7 +111,7 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _as_view(received: Tensor) -> Tensor:
-    """torch 2.11 compiles a function that returns what a collective wrote as if it had no backward: zero gradients."""
+    """What a collective wrote, as a view. Where compiled code returns it itself, torch 2.11 gives zero gradients."""
     return received.view_as(received)
 
 

@@ -38,6 +38,8 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     Raises:
         UserError: on every rank: train.cuda_graphs without compiled blocks on CUDA.
     """
+    # fp32 means fp32 here (train.precision): torch's advice to round products to TF32 stays off the terminal.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     compiler = _why_not(train, plan, world)
     choice, why = train.compile, ""
     if choice is None:
@@ -51,8 +53,6 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
             "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
             f"{why or compiler}; set train.cuda_graphs = false"
         )
-    # fp32 here means fp32 (train.precision), so torch's advice to round products to TF32 is not for the terminal.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     compiled.use(not compiler)
     return {"choice": choice, "auto": train.compile is None, "why": why, "functions_why": compiler}
 
