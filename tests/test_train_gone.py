@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import start
+from runs import called, start
 
+from codescent.checkpoint import storage
 from codescent.record import RunFolder
 
 STEPS = 240
@@ -54,6 +55,29 @@ def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int, 
     assert [row["step"] for row in folder.iter_metrics()] == list(range(1, STEPS + 1))
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_00000200", "step_00000240"]
     assert [event["after"] for event in folder.read_events() if event["kind"] == "moved"] == [str(new)]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_checkpoint_is_saved_again_if_the_folder_is_renamed_during_the_save(
+    project: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    """Before the checkpoint gets its name, and just after."""
+    name, commit = f"during-{published}", storage.commit
+    old, new = project / "runs" / name, project / "runs" / f"new-{name}"
+
+    def renames(making: Path, path: Path) -> None:
+        monkeypatch.setattr(storage, "commit", commit)
+        if published:
+            making.rename(path)
+        old.rename(new)
+        commit(making, path)
+
+    monkeypatch.setattr(storage, "commit", renames)
+    done = called(project, "train", "run.toml", f"run.name={name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("was renamed; the run continues in") == 1
+    assert sorted(path.name for path in (new / "checkpoints").iterdir()) == ["step_00000010", "step_00000020"]
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])

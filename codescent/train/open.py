@@ -18,7 +18,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import copy_to, warn
 from codescent.base.rank import Rank
 from codescent.build import Began, saved_plan, task_request
-from codescent.checkpoint.checkpoints import Checkpoints, Saved
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
 from codescent.config.decided import with_device
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
@@ -106,15 +106,30 @@ class OpenRun:
     def save(self, step: int, tensors: Mapping[str, torch.Tensor | Box], val_loss: float | None) -> Path:
         """Save a checkpoint. Collective. Older checkpoints stay until rank 0 calls `checkpoints.rotate`.
 
+        If the run folder is renamed during the save, the checkpoint is saved again at the new path.
+
         Raises:
             UserError: on every rank: the run folder was removed, or the disk is full.
         """
-        self.path = Path(self.world.from_first(lambda: str(self.follow())))
-        self.checkpoints.folder = self.path / CHECKPOINTS
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
         if self.base is not None:
             state["base"] = self.base
-        return self.checkpoints.save(step, tensors, state, val_loss, rotates=False)
+        self._all_follow()
+        while True:
+            tried = self.path
+            try:
+                return self.checkpoints.save(step, tensors, state, val_loss, rotates=False)
+            except CheckpointError:
+                self._all_follow()
+                if self.path == tried:
+                    raise
+                if self.world.is_first:  # renamed during the save: what was written is incomplete, and in the new place
+                    self.checkpoints.clean()
+
+    def _all_follow(self) -> None:
+        """Every rank gets the present path of the run folder. Collective. Raises UserError: the folder was removed."""
+        self.path = Path(self.world.from_first(lambda: str(self.follow())))
+        self.checkpoints.folder = self.path / CHECKPOINTS
 
     def follow(self) -> Path:
         """The present path of the run folder, on the rank that holds it; elsewhere the last one known.

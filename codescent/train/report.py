@@ -58,6 +58,7 @@ class Report:
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
+        self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.above = 0  # steps that were faster
         self.late_portions = 0
@@ -293,9 +294,11 @@ class Report:
     def _check_outputs(self) -> None:
         """Report if the run folder was renamed, or if this process could not write its standard output or error."""
         run = self.run
-        if run.folder is not None and (path := run.folder.follow()) != run.path:
-            self.display.say(f"{run.path}: was renamed; the run continues in {path}")
-            run.path = path
+        if run.folder is not None:
+            run.path = run.folder.follow()
+        if run.path != self.told:  # a save may have found it first
+            self.display.say(f"{self.told}: was renamed; the run continues in {run.path}")
+            self.told = run.path
         self._lost([output.new_failures()])
 
     def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
