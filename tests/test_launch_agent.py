@@ -155,6 +155,7 @@ def test_a_failure_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.Monke
         (["--ranks", "0"], "--ranks 0"),
         (["--ranks", "2", "--first", "1", "--world", "2"], "--first 1"),
         (["--ranks", "1", "--master", "here"], "--master here"),
+        (["--ranks", "1", "--follow"], "--follow: the standard input must begin with the token"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], said: str) -> None:

@@ -13,7 +13,7 @@ from forker import Forker
 from runs import called, make_project
 
 from codescent.base.cores import OUR_THREADS
-from codescent.launch.local import rank_environment
+from codescent.launch.group import Group
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.train import threads, world
@@ -166,9 +166,9 @@ def test_numbers_that_the_user_gave_are_kept() -> None:
     assert world._given_threads({"OMP_NUM_THREADS": "3"}) == 3
     assert world._given_threads({"OMP_NUM_THREADS": "3", OUR_THREADS: "auto"}) is None
     assert world._given_threads({}) is None
-    assert rank_environment(0, 1, 1, {})[OUR_THREADS] == "auto"
-    assert OUR_THREADS not in rank_environment(0, 1, 1, {"OMP_NUM_THREADS": "7"})
-    assert OUR_THREADS not in rank_environment(0, 1, 1, {"OMP_NUM_THREADS": "7", OUR_THREADS: "auto"})
+    assert Group(1).environment(0, 1, {})[OUR_THREADS] == "auto"
+    assert OUR_THREADS not in Group(1).environment(0, 1, {"OMP_NUM_THREADS": "7"})
+    assert OUR_THREADS not in Group(1).environment(0, 1, {"OMP_NUM_THREADS": "7", OUR_THREADS: "auto"})
 
 
 def test_waiting_threads_sleep_unless_the_user_says_how_they_wait() -> None:

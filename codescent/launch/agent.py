@@ -7,6 +7,7 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +17,7 @@ from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
-from codescent.base.stopping import SAVING
+from codescent.base.stopping import EXIT_FILE, SAVING
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.group import Group
 from codescent.launch.local import run_ranks
@@ -33,10 +34,15 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if asked.follow:
             env[TOKEN] = sys.stdin.readline().strip()
+            if not env[TOKEN]:
+                raise UserError("--follow: the standard input must begin with the token of the run, and is empty")
             listen(SENT.values())  # `run_ranks` takes what comes before it listens itself
             threading.Thread(target=_follow, daemon=True).start()
         group = Group(asked.ranks, asked.first, asked.world, address, port, env.get(TOKEN) or fresh())
-        blocked = SAVING if _trains(asked.command) else ()
+        verb = _verb(asked.command)
+        if verb == "doctor":
+            return _examine(asked.command, group, env)
+        blocked = SAVING if verb == "train" else ()  # it listens to them from its first moment on
         return run_ranks(asked.command, group, env, blocked=blocked, reports=True)
     except UserError as error:
         warn(*(f"error: {problem}" for problem in error.problems))
@@ -66,9 +72,15 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def _trains(words: Sequence[str]) -> bool:
-    """Whether the command is `codescent train`, which listens to the signals of SAVING from its first moment on."""
-    return any(Path(one).name == "codescent" and two == "train" for one, two in pairwise(words))
+def _verb(words: Sequence[str]) -> str:
+    """The word after `codescent` in a command; empty: it is another command."""
+    return next((two for one, two in pairwise(words) if Path(one).name == "codescent"), "")
+
+
+def _examine(command: Sequence[str], group: Group, env: dict[str, str]) -> int:
+    """Run the ranks of the doctor. What it finds is no failure of a rank: rank 0 writes its exit code to a file."""
+    with tempfile.NamedTemporaryFile("r", prefix="codescent-exit-") as file:
+        return run_ranks(command, group, {**env, EXIT_FILE: file.name}) or int(file.read() or 0)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -65,7 +65,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def name_interface(who: str, address: str, *, is_local: bool) -> None:
+def name_interface(who: str, address: str, *, is_local: bool) -> list[str]:
     """Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of `address`: both listen on this one only.
 
     Values that the user has set stay; NCCL then takes the interface of gloo. On several machines without Linux, gloo
@@ -76,6 +76,8 @@ def name_interface(who: str, address: str, *, is_local: bool) -> None:
         address: of this machine, from which this rank has connected to rank 0.
         is_local: whether all ranks are on this machine.
 
+    Returns the variables that it has set. They name an interface of this run, so the end of the run removes them.
+
     Raises:
         UserError: ranks are on several machines, `address` has no interface, and the host's name means loopback.
     """
@@ -83,14 +85,17 @@ def name_interface(who: str, address: str, *, is_local: bool) -> None:
     if name is None and is_local:
         name = "lo0" if sys.platform == "darwin" else "lo"
     if name is not None:
-        os.environ.setdefault(GLOO, name)
-        os.environ.setdefault(NCCL, f"={name}")  # exactly this one: without "=", eth1 is also eth10
-    elif _own_name_is_loopback():
+        own = {GLOO: name, NCCL: f"={name}"}  # exactly this one: without "=", eth1 is also eth10
+        absent = [variable for variable in own if variable not in os.environ]
+        os.environ.update((variable, own[variable]) for variable in absent)
+        return absent
+    if _own_name_is_loopback():
         raise UserError(
             f"{who}: the ranks are on several machines, but the name of this one, {socket.gethostname()}, resolves to "
             f"loopback, which no other machine can reach; set {GLOO} (with CUDA also {NCCL}) to the network interface "
             "that connects the machines, such as eth0, for every rank"
         )
+    return []
 
 
 def _own_name_is_loopback() -> bool:

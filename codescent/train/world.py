@@ -114,7 +114,7 @@ class World:
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
         who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
-        name_interface(who, self.meeting.address, is_local=is_local(place))
+        self.named = name_interface(who, self.meeting.address, is_local=is_local(place))
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (place.rank,) if place.late else tuple(range(place.world_size))
@@ -325,6 +325,8 @@ class World:
         else:
             dist.destroy_process_group()
         self.meeting.close()
+        for variable in self.named:  # the next run of this process may have another interface
+            os.environ.pop(variable, None)
 
     def give_up(self, error: BaseException, *, said: bool = False) -> None:
         """An error ends this rank, and perhaps no other one: the process ends without the others (base/ending.py).

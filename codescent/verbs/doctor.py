@@ -14,6 +14,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
+from codescent.base.stopping import reported
 from codescent.doctor.examine import examine
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
@@ -30,7 +31,10 @@ ELSEWHERE = ("hosts", "to", "nodes", "devices", "site")
 
 
 def main(arguments: Namespace) -> int:
-    """Check, and print the report on rank 0. Returns 0: nothing; 1: warnings; 2: something is wrong."""
+    """Check, and print the report on rank 0. Returns 0: nothing; 1: warnings; 2: something is wrong.
+
+    Where CODESCENT_EXIT_FILE is set, this code is in that file: a launcher would take it for a failure of the rank.
+    """
     if (arguments.config or "").startswith(SITE):
         arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
     if OVERRIDE.match(arguments.config or ""):
@@ -61,7 +65,7 @@ def main(arguments: Namespace) -> int:
     if report is None:
         return 0
     _give(report, arguments.json)
-    return report.exit_code
+    return reported(report.exit_code, os.environ)
 
 
 def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
