@@ -272,7 +272,7 @@ def test_s1_ranks_on_this_machine_listen_on_loopback(
     assert {address for address, _ in listeners_of(marked.ranks(project)[0])} == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("target", ["local", "ssh", "torchrun"])
+@pytest.mark.parametrize("target", ["local", pytest.param("ssh", marks=pytest.mark.slow), "torchrun"])
 def test_s5_nobody_is_told_the_token(
     project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts, target: str
 ) -> None:

@@ -185,7 +185,8 @@ def test_what_cannot_be_called_is_refused_before_the_run(project: Path, value: s
         (project / "mine.py").write_text(code + "\n")
     done = called(project, "train", "run.toml", f"log.to={value}")
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    assert done.stderr.count("\n") == 1, done.stderr
+    line = done.stderr
     assert line.startswith(f"error: log.to = {value}: ")
     assert said in line
     assert not (project / "runs").exists()

@@ -52,7 +52,7 @@ def goes_on(project: Path, *words: str) -> None:
     assert RunFolder.open(project / "runs" / "endless").read_metrics()[-1]["step"] == step + 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
 def test_a_scheduler_may_ask_a_run_to_save_and_come_again(
     project: Path, runs: list[Run], ranks: int, number: signal.Signals
@@ -91,7 +91,7 @@ def prepare(project: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_saves_before_the_time_is_over(
     project: Path, monkeypatch: pytest.MonkeyPatch, runs: list[Run], ranks: int
 ) -> None:
@@ -183,6 +183,7 @@ def test_a_signal_ends_the_preparation_of_data(project: Path, runs: list[Run], b
     run.steps()  # nothing hinders the next start
 
 
+@pytest.mark.slow
 def test_a_job_whose_preparation_never_ends_is_not_started_for_ever(project: Path, runs: list[Run]) -> None:
     counts = [{}, {"SLURM_RESTART_COUNT": "1"}]
     ends = []
