@@ -15,7 +15,7 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
 def local(job: Job) -> str:
     """A script for this machine. The agent draws the secret of the run."""
-    use = [f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it.", left_behind(job)]
+    use = [f"bash {job.saved_as or 'FILE'} {job.does}", left_behind(job)]
     lines = [*head(job, "this machine", use), "", *setting(job), *variables(job, token=False), ""]
     words = [*AGENT, "--ranks", str(job.ranks), "--", *job.site.container, *job.words]
     return "\n".join([*lines, command(["exec", *words])]) + "\n"
@@ -24,7 +24,7 @@ def local(job: Job) -> str:
 def ssh(job: Job) -> str:
     """A script that starts an agent on each host by ssh, and passes signals on to the agents."""
     use = [
-        f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it. Ctrl-C saves and stops.",
+        f"bash {job.saved_as or 'FILE'} {job.does} Ctrl-C stops it.",
         "ssh must reach the hosts without a question, and find the folder and the environment there.",
         left_behind(job),
     ]

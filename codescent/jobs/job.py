@@ -38,6 +38,7 @@ class Job:
         restarts: how often torchrun starts all ranks again.
         times: how many jobs follow each other.
         saved_as: the file of the script; None: it is printed.
+        does: what the script does, for its first comment.
         record: the folder in which a submitted job is written down; None: --submit is not given.
     """
 
@@ -57,6 +58,7 @@ class Job:
     times: int = 1
     saved_as: Path | None = None
     record: Path | None = None
+    does: str = "begins the run, and the same continues it."
 
     @property
     def mark(self) -> str:

@@ -21,7 +21,7 @@ PASSED_ON = (
 def script(job: Job) -> str:
     """The script."""
     mpi = str(job.site.mpi)
-    use = [f"bash {job.saved_as or 'FILE'} begins the run, and the same continues it.", left_behind(job)]
+    use = [f"bash {job.saved_as or 'FILE'} {job.does}", left_behind(job)]
     lines = [*head(job, f"mpirun of {NAMES[mpi]}", use), "", *setting(job), *variables(job), *_master(job), ""]
     lines += [*exit_file(), *(_open_mpi_variables(job) if mpi == "openmpi" else []), ""]
     lines += [*each_node(_words(job, on_each_node=True), job)]

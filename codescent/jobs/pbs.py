@@ -18,7 +18,7 @@ START = "CODESCENT_START"
 
 def script(job: Job) -> str:
     """The batch script."""
-    use = [f"qsub {job.saved_as or 'FILE'} begins the run, and the same continues it. Log: {job.name}.oJOB."]
+    use = [f"qsub {job.saved_as or 'FILE'} {job.does} Log: {job.name}.oJOB."]
     lines = [*head(job, "PBS", use, [f"#PBS {option}" for option in _options(job)]), ""]
     lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job), *_master(job), *_record(job), ""]
     lines += [*exit_file(), "", *_start(job), "", *_again(job), 'exit "$code"']

@@ -21,7 +21,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 def script(job: Job) -> str:
     """The batch script."""
     use = [
-        f"sbatch {job.saved_as or 'FILE'} begins the run, and the same continues it. Log: {job.name}-JOB.log.",
+        f"sbatch {job.saved_as or 'FILE'} {job.does} Log: {job.name}-JOB.log.",
         *([f"Submit it {job.times} times: one job follows the other."] if job.times > 1 else []),
     ]
     lines = [*head(job, "SLURM", use, [directive(text) for text in _options(job)]), ""]

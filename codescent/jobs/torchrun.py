@@ -36,7 +36,7 @@ def _is_static(job: Job) -> bool:
 def _use(job: Job) -> Iterator[str]:
     file = job.saved_as or "FILE"
     if job.nodes == 1:
-        yield f"bash {file} begins the run, and the same continues it."
+        yield f"bash {file} {job.does}"
     elif job.least_nodes is not None:
         yield f"Run it on each node: CODESCENT_TOKEN=... bash {file}. {job.least_nodes} to {job.nodes} nodes may come."
         yield "The same continues the run."

@@ -58,7 +58,7 @@ def _lines(job: Job) -> Iterator[str]:
 
 def _docstring(job: Job) -> Iterator[str]:
     lines = [f"{job.name}, {job.shape()}. Written for torchx by:", job.said, ""]
-    lines += [f"torchx run -s SCHEDULER {job.saved_as or 'FILE.py'}:train begins the run, and the same continues it."]
+    lines += [f"torchx run -s SCHEDULER {job.saved_as or 'FILE.py'}:train {job.does}"]
     lines += ["Lines for .torchxconfig:", *_config(job)]
     text = "\n".join(map(visible, "\n".join(lines).splitlines())).replace("\\", "\\\\").replace('"', '\\"')
     yield from f'"""{text}\n"""'.split("\n")

@@ -53,7 +53,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     arguments, rest = top.parse_known_args(words)
     if local_rank:
         arguments.local_rank = int(local_rank[1])
-    if arguments.verb == "launch":
+    if arguments.verb in ("launch", "doctor"):  # they write scripts, which name the command
         arguments.said, arguments.script_words = said, script_words
     if config := _config_after_overrides(arguments, rest):
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config

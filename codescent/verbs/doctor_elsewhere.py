@@ -66,7 +66,7 @@ def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: 
     words += [f"--{name}={value}" for name in ("link", "json") if (value := getattr(arguments, name)) is not None]
     words += ["--no-bandwidth"] * arguments.no_bandwidth + [f"--wait={arguments.wait}"]
     return Job(
-        "doctor", f"{shlex.join(words)} --to {arguments.to or SSH}", tuple(words), ("-m", *words), Path.cwd(),
+        "doctor", f"codescent {shlex.join(arguments.said)}", tuple(words), ("-m", *words), Path.cwd(),
         shape.slots, shape.hosts, in_environment(loaded), Path("codescent-doctor"), False,
-        least_nodes=shape.least_nodes,
+        least_nodes=shape.least_nodes, does="looks at the machines.",
     )  # fmt: skip
