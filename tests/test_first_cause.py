@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from runs import environment, make_project
 
 from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.train.silent import is_lost_peer
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 FAILS = """
@@ -131,6 +133,18 @@ def test_a_consequence_never_comes_before_its_cause(tmp_path: Path, monkeypatch:
     assert seconds == ["10", "11"]
     (line,) = cause.last_words(ValueError("bad"), {})
     assert line.endswith("ends as a consequence: another rank does not answer")
+
+
+def test_an_error_of_this_rank_is_no_consequence() -> None:
+    with pytest.raises(RuntimeError, match="eth9") as caught:
+        dist.ProcessGroupGloo.create_device(interface="eth9")
+    assert not is_lost_peer(caught.value)
+    for said in ("CUDA error", "NCCL error: ncclUnhandledCudaError: Call to CUDA function failed"):
+        assert is_lost_peer(dist.DistBackendError(said)) == (said == "CUDA error")
+    assert is_lost_peer(dist.DistBackendError("ncclRemoteError: the other side has ended"))
+    at = "/gloo/transport/tcp/pair.cc:538]"
+    assert is_lost_peer(RuntimeError(f"[{at} Connection closed by peer [127.0.0.1]:4711"))
+    assert is_lost_peer(RuntimeError(f"[enforce fail at {at} . writev [127.0.0.1]:4711: Broken pipe"))
 
 
 @pytest.mark.usefixtures("second_of_two")

@@ -139,13 +139,52 @@ def test_who_came_and_who_did_not_is_said_by_rank_and_host(clock: Clock) -> None
     assert "rank 2 (pid 2 on h2) came and left: see its error message" in problem
 
 
-def test_a_rank_that_has_failed_is_named_at_once(members: Members) -> None:
+def test_a_rank_that_has_failed_is_named_soon(members: Members, clock: Clock) -> None:
     first = Process(members, 0)
     first.ask()
     failing = Process(members, 1, pid=7)
     failing.head["failed"] = True
     failing.ask()
-    assert first.ask() == {"problems": ["rank 1 (pid 7 on h1) failed before the ranks met: see its message"]}
+    while clock.now_s < SILENT_S + 1:
+        answer = first.ask()
+        clock.now_s += 0.5
+    assert answer == {"problems": ["rank 1 (pid 7 on h1) failed before the ranks met: see its message"]}
+
+
+def test_a_rank_of_an_earlier_start_that_has_failed_ends_nobody(members: Members, clock: Clock) -> None:
+    """Its launcher has started another process in its place, which comes."""
+    first, second, failing = Process(members, 0), Process(members, 1, pid=8), Process(members, 1, pid=7)
+    failing.head["failed"] = True
+    failing.ask()
+    first.ask()
+    clock.now_s += 1
+    second.ask()
+    while clock.now_s < SILENT_S + 2:
+        answers = [first.ask(), second.ask()]
+        clock.now_s += 0.5
+    assert answers == [{"met": True}] * 2
+
+
+def test_the_end_of_the_wait_in_a_dispute_names_the_dispute(clock: Clock) -> None:
+    members = Members(2, 2.0, clock)
+    everyone = [Process(members, 0), Process(members, 1, pid=7), Process(members, 1, pid=8)]
+    while clock.now_s < 3:
+        answers = [one.ask() for one in everyone]
+        clock.now_s += 0.5
+    assert "2 processes say that they are rank 1 of 2" in answers[0]["problems"][0]
+
+
+def test_a_rank_that_does_not_agree_is_named(clock: Clock) -> None:
+    members = Members(2, 2.0, clock)
+    first, second = Process(members, 0), Process(members, 1, pid=7)
+    while clock.now_s < 3:
+        answer = first.ask()
+        second.head["agrees"] = 0
+        members.ask(second.peer, second.head)
+        clock.now_s += 0.5
+    assert answer == {
+        "problems": ["all ranks came within 2 s (parallel.meet_s), but rank 1 (pid 7 on h1) did not answer any more"]
+    }
 
 
 def test_a_process_that_was_started_for_a_dead_rank_joins_the_others(members: Members) -> None:

@@ -85,6 +85,24 @@ def test_a_signal_to_one_rank_stops_all(project: Path, runs: list[Run]) -> None:
     assert re.search(r"stopped at step \d+ by SIGUSR1 to rank 1 ", out)
 
 
+def test_a_signal_ends_the_wait_for_ranks_that_do_not_come(project: Path) -> None:
+    """Nothing has begun, so the job may simply come again."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        at = probe.getsockname()
+    env = environment(**dict(zip(TORCHRUN_SET, map(str, (0, 0, 2, 2, *at)), strict=True)))
+    words = [sys.executable, "-m", "codescent", "train", "run.toml"]
+    process = subprocess.Popen(words, cwd=project, env=env, stdout=-1, stderr=-1, text=True)
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(at):
+            break
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == LATER, err
+    assert "SIGUSR1: stopped before the run began" in err
+
+
 def prepare(project: Path) -> None:
     """Prepare the data of the runs."""
     done = codescent(project, "data", "corpus.txt", "--tokenizer", "byte")

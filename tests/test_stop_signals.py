@@ -301,6 +301,23 @@ print("well")
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 
 
+def test_a_handler_in_native_code_stays(tmp_path: Path) -> None:
+    """Scripts have faulthandler print the stack of a rank that hangs."""
+    program = """
+import faulthandler
+faulthandler.register(signal.SIGUSR1)
+assert not ranks.stopping()
+me(signal.SIGUSR1)
+assert not ranks.stopping()
+ranks.close()
+me(signal.SIGUSR1)
+print("well")
+"""
+    done = run_script(tmp_path, BEGIN + program)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert done.stderr.count("most recent call first") == 2
+
+
 def test_forked_workers_end_by_the_signals_that_ask_the_script_to_stop(tmp_path: Path) -> None:
     """A pool of multiprocessing ends its workers by SIGTERM, and waits for them."""
     program = """

@@ -155,6 +155,15 @@ def _answer(stranger: socket.socket, sent: bytes) -> bytes:
         return b""
 
 
+def test_a_server_that_has_ended_leaves_nothing_open() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        one = store.StoreServer(socket.create_server(("127.0.0.1", 0)), b"key")
+        one.close()
+        one.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_strangers_that_say_nothing_keep_nobody_out(served: Served) -> None:
     silent = [socket.create_connection(served.address) for _ in range(100)]
     try:
@@ -271,10 +280,10 @@ def test_ranks_of_another_job_are_refused_in_words(home: Path, monkeypatch: pyte
 def test_facts_that_differ_are_named_with_their_ranks() -> None:
     ranks = [{"host": "a", "facts": {"seed": 1, "lr": 0.1}}, {"host": "b", "facts": {"seed": 1, "lr": 0.2}}]
     assert compared.differences([ranks[0]] * 3) == []
-    (problem,) = compared.differences([ranks[0]] * 5 + [ranks[1]])
+    (problem,) = compared.differences([ranks[0]] * 9 + [ranks[1]])
     assert problem == (
-        "the ranks have different runs: lr is 0.1 on ranks 0 (a), 1 (a), 2 (a), 3 (a) and 1 more; 0.2 on rank 5 "
-        "(b): start every rank with the same value"
+        "the ranks have different runs: lr is 0.1 on ranks 0 (a), 1 (a), 2 (a), 3 (a), 4 (a), 5 (a), 6 (a), 7 (a) "
+        "and 1 more; 0.2 on rank 9 (b): start every rank with the same value"
     )
     assert compared.differences([ranks[0], {"host": "b", "facts": {"seed": 1}}])[0].count("absent on rank 1 (b)") == 1
 

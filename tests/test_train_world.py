@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import socket
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,7 +23,7 @@ from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train import addresses, interfaces, world
+from codescent.train import addresses, interfaces, search, world
 from codescent.train.addresses import addresses_of_first, listening_address
 from codescent.train.compared import Topology, _compared, compare
 from codescent.train.devices import choose_device, name_of, refusal
@@ -265,7 +266,7 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
     port = free_port()
     problem = said(Rank(1, 1, 2, 2, LOOPBACK, port, launcher="srun"))
     assert problem.startswith(
-        f"rank 1 of 2, numbered by srun, on {socket.gethostname()}: rank 0 did not answer at 127.0.0.1:"
+        f"rank 1 of 2 on {socket.gethostname()}, numbered by srun: rank 0 did not answer at 127.0.0.1:"
     )
     assert f":{port} within 1 s" in problem
     assert "set MASTER_ADDR" in problem
@@ -285,6 +286,41 @@ def test_rank_0_says_that_the_address_is_not_its_own() -> None:
     problem = said(Rank(0, 0, 2, 1, "nowhere.invalid", free_port(), launcher="srun"))
     assert "MASTER_ADDR=nowhere.invalid does not lead to this machine, where rank 0 is" in problem
     assert "set MASTER_ADDR" in problem.partition("rank 0 is")[2]
+
+
+def test_an_interface_to_listen_on_that_the_address_does_not_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_interfaces(monkeypatch, eth0="10.0.0.1", ib0="127.0.0.2")
+    monkeypatch.setattr(search, "resolved", lambda host: ["10.0.0.1"])
+    monkeypatch.setattr(search, "is_mine", lambda address: True)
+    with pytest.raises(UserError) as caught:
+        meet(Rank(0, 0, 2, 1, "node0", free_port()), timedelta(minutes=5), "ib0")
+    (problem,) = caught.value.problems
+    assert 'parallel.listen = "ib0" is 127.0.0.2 here, but MASTER_ADDR=node0 leads to 10.0.0.1; set' in problem
+    assert problem.endswith("set MASTER_ADDR=127.0.0.2, for every rank")
+
+
+ORPHAN = """
+import os, time
+import codescent
+while os.getppid() == int(os.environ["SHELL_PID"]):
+    time.sleep(0.01)
+print("orphan", flush=True)  # as if importing torch had taken so long
+codescent.init("cpu", meet_s=30)
+print("met", flush=True)
+"""
+
+
+def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(ORPHAN)
+    ranked = dict.fromkeys(("RANK", "LOCAL_RANK"), "1") | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+    env = {**os.environ, **ranked, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    env |= {"TORCHELASTIC_RUN_ID": "none", "PYTHONPATH": str(Path(search.__file__).parents[2])}
+    command = f'SHELL_PID=$$ "{sys.executable}" rank.py & sleep 0.5'
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "orphan\n", done.stderr
+    assert re.search(r"rank 1 of 2 ends, because its parent process \d+ has ended", done.stderr)
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, "localhost"])

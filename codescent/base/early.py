@@ -1,4 +1,4 @@
-"""In: signals that come before anything listens to them in earnest. Out: which one came; a long preparation that ends.
+"""In: signals that come before the run listens to them. Out: which one came; a long preparation that ends.
 Does not end the process: a handler here only records the first signal."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def hand_on(numbers: Collection[int]) -> None:
 
 @contextmanager
 def may_end() -> Iterator[None]:
-    """A block in which `heed` may raise: no rank waits for this one, or each is told of it."""
+    """A block in which `raise_if_asked` may raise: no rank waits for this one, or each is told of it."""
     global _may_end
     before, _may_end = _may_end, True
     try:
@@ -65,16 +65,16 @@ def may_end() -> Iterator[None]:
         _may_end = before
 
 
-def heed() -> None:
+def raise_if_asked() -> None:
     """Raise StopAsked after a signal, or when the time is over, inside of `may_end`. Long work calls it often, where it
     may be interrupted."""
     if _may_end:
-        heed_signal()
+        raise_if_signalled()
         if time.time() >= _end_s:
             raise StopAsked(TIME_LIMIT)
 
 
-def heed_signal() -> None:
+def raise_if_signalled() -> None:
     """Raise StopAsked after a signal. The time limit does not count: what is ready takes a step before it stops."""
     if _first is not None:
         raise StopAsked(signal.Signals(_first).name)

@@ -13,6 +13,21 @@ PARENT = "CODESCENT_PARENT"
 LOOK_EVERY_S = 0.5
 EXIT_CODE = 1
 
+_parent = os.getppid()  # codescent imports this file first: the parent may end while torch is imported
+
+
+def _note() -> None:
+    global _parent
+    _parent = os.getppid()
+
+
+os.register_at_fork(after_in_child=_note)
+
+
+def has_parent() -> bool:
+    """Whether the parent lives that this process had when codescent was imported."""
+    return os.getppid() == _parent
+
 
 def end_with_command() -> None:
     """`end_with_parent`, if this process is a run that such a command has started. Its own ranks end with it."""
@@ -29,12 +44,11 @@ def end_with_parent(who: str) -> None:
     Args:
         who: name of this process in the message, such as "rank 3".
     """
-    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while has_parent():
             time.sleep(LOOK_EVERY_S)
-        words = f"codescent: {who} ends, because its parent process {parent} has ended\n"
+        words = f"codescent: {who} ends, because its parent process {_parent} has ended\n"
         try:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
         finally:

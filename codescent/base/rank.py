@@ -3,10 +3,13 @@ Does not read environment variables (launch does) and opens no connection (train
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
 """The loopback address: only processes of this machine reach it."""
+AGENT_RUN = "TORCHELASTIC_RUN_ID"
+"""A variable that an agent of torchrun sets for its ranks. It is not set if a user exports RANK and WORLD_SIZE."""
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,7 @@ class Rank:
     child: bool = False  # True: the parent process is the launcher; this process ends when it ends
     late: bool = False  # True: our launcher has started this process for a rank that died; the others train already
     job: str = ""  # the launcher's identifier of this start of the job; "": none. Separates keys of different jobs
+
+    def here(self) -> str:
+        """This process in messages, such as "rank 1 of 4 on node1"."""
+        return f"rank {self.rank} of {self.world_size} on {socket.gethostname()}"

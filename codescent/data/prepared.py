@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codescent.base.durable import sha256_of, write_synced
-from codescent.base.early import heed
+from codescent.base.early import raise_if_asked
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.published import NO_SPACE, commit, is_full
@@ -241,7 +241,7 @@ def _wait_for(handle: int) -> None:
         while True:
             with suppress(BlockingIOError):
                 return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            heed()
+            raise_if_asked()
             time.sleep(WAIT_S)
     except BaseException:
         os.close(handle)

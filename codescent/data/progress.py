@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from codescent.base.early import heed
+from codescent.base.early import raise_if_asked
 from codescent.base.visible import visible
 
 LINE_EVERY_S = 10.0
@@ -31,7 +31,7 @@ def stage(
         def advance(count: int) -> None:
             show(count)
             if may_end:
-                heed()
+                raise_if_asked()
 
         yield advance
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from codescent.base.beats import BEATS_FD
 from codescent.base.errors import UserError
-from codescent.base.rank import LOOPBACK, Rank
+from codescent.base.rank import AGENT_RUN, LOOPBACK, Rank
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
 STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py passes to rank 0
 LATE = "CODESCENT_LATE"  # set by local.py for a process that it starts for a rank that has died
-AGENT_RUN = "TORCHELASTIC_RUN_ID"  # set by torchrun; not set if a user exports RANK and WORLD_SIZE by hand
 PORTS = range(20_000, 30_000)  # computed from the job's name; above service ports, below ephemeral ports
 
 MEANINGS: Mapping[str, str] = {

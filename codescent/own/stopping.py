@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -103,6 +104,18 @@ class Stopping:
 
 
 def _is_handled(number: int) -> bool:
-    """Whether the script, or a library, has a handler for this signal."""
+    """Whether the script, or a library, has a handler for this signal. Python does not know those of native code, such
+    as faulthandler's; Linux does."""
     handler = signal.getsignal(number)
-    return callable(handler) and handler is not signal.default_int_handler
+    if callable(handler):
+        return handler is not signal.default_int_handler
+    return handler == signal.SIG_DFL and bool(_caught() >> (number - 1) & 1)
+
+
+def _caught() -> int:
+    """The signals for which this process has a handler, as a mask; none, where there is no /proc."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)

@@ -7,14 +7,12 @@ import os
 import socket
 
 from codescent.base.errors import UserError
-from codescent.base.rank import LOOPBACK, Rank
+from codescent.base.rank import AGENT_RUN, LOOPBACK, Rank
 from codescent.train.interfaces import GLOO, interfaces, is_loopback, outside, shown
 
 ALL = "all"
 """The value of parallel.listen for every interface."""
 EVERY = "0.0.0.0"
-TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A variable that an agent of torchrun sets for its ranks, which get MASTER_ADDR from it."""
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -51,17 +49,29 @@ def listening_address(place: Rank, listen: str | None = None) -> str:
     given = place.master_addr
     if names_loopback(given):
         return LOOPBACK if given in LOOPBACK_NAMES else given
-    address = route_to(given)
+    return outward(place)
+
+
+def outward(place: Rank) -> str:
+    """The address of this machine that the others reach, where ranks are on several machines.
+
+    It is that of the route to MASTER_ADDR. Where this leads nowhere else, GLOO_SOCKET_IFNAME or a single interface
+    decides: Debian's /etc/hosts maps a machine's own name to 127.0.1.1.
+
+    Raises UserError: there are several interfaces.
+    """
+    address, found = route_to(place.master_addr), outside()
     if not is_loopback(address):
         return address
-    found, wanted = outside(), os.environ.get(GLOO, "")
-    if wanted in found or len(found) == 1:  # Debian's /etc/hosts maps a machine's own name to 127.0.1.1
-        return found.get(wanted) or next(iter(found.values()))
+    if (named := interfaces().get(os.environ.get(GLOO, ""))) is not None:
+        return named
+    if len(found) == 1:
+        return next(iter(found.values()))
     raise UserError(
-        f"{_who(place)}: the ranks are on several machines, but {given} resolves to "
-        f"{address} on this one, which no other machine can reach; set MASTER_ADDR to the address of this machine, or "
-        f"parallel.listen (with an own loop {GLOO}) to the network interface that connects the machines, for every "
-        f"rank; interfaces here: {shown(found)}"
+        f"{place.here()}: the ranks are on several machines, but {place.master_addr} resolves to {address} on this "
+        "one, which no other machine can reach; set MASTER_ADDR to the address of this machine, or parallel.listen "
+        f"(with an own loop {GLOO}) to the network interface that connects the machines, for every rank; interfaces "
+        f"here: {shown(found)}"
     )
 
 
@@ -102,7 +112,7 @@ def refuse_loopback(place: Rank, listen: str | None = None) -> None:
     if is_local(place) or not names_loopback(place.master_addr) or (wanted and is_loopback(wanted)):
         return
     raise UserError(
-        f"{_who(place)}: MASTER_ADDR={place.master_addr} is this machine alone, but only {place.local_world_size} of "
+        f"{place.here()}: MASTER_ADDR={place.master_addr} is this machine alone, but only {place.local_world_size} of "
         f"{place.world_size} ranks are on it; {fix(place)}. If all machines are this one, export {GLOO}=lo, for every "
         "rank"
     )
@@ -112,7 +122,7 @@ def fix(place: Rank) -> str:
     """Which address would do, in words."""
     found = outside()
     here = f"{' or '.join(found.values())}" if found and has_first(place) else "the address of the machine of rank 0"
-    if place.agent_store or TORCHRUN in os.environ:
+    if place.agent_store or AGENT_RUN in os.environ:
         own = next(iter(found.values())) if len(found) == 1 else "ADDRESS"
         return (
             f"start torchrun on each machine with --local-addr and its address (here --local-addr={own}), and with "
@@ -158,11 +168,7 @@ def _of_interface(place: Rank, name: str) -> str:
     found = interfaces()
     if name not in found:
         raise UserError(
-            f'{_who(place)}: parallel.listen = "{name}": no network interface of this machine; it has {shown(found)}; '
+            f'{place.here()}: parallel.listen = "{name}": no network interface of this machine; it has {shown(found)}; '
             f'"{ALL}" is every one'
         )
     return found[name]
-
-
-def _who(place: Rank) -> str:
-    return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"

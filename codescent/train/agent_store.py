@@ -91,7 +91,7 @@ class AgentStore:
 
     def _silent(self, seconds: float, error: Exception, *, wrong: bool = False) -> UserError:
         place = self._place
-        who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+        who = place.here()
         at = f"{place.master_addr}:{place.master_port}"
         if wrong:
             return UserError(

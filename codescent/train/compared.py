@@ -1,5 +1,4 @@
-"""In: the store of ranks that have met; values that must be equal on all of them (config, versions, number of devices).
-Out: on every rank, how the ranks are spread over machines; an error on every rank if a value differs.
+"""In: the store of ranks that have met; values to be equal on all. Out: who is on which machine; one error for all.
 Does not bring the ranks together (rendezvous.py does)."""
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.train.devices import refusal
+from codescent.train.members import listed
 from codescent.train.store import TokenStore
 
 FIRST_ENDS_S = 2.0
@@ -69,8 +69,8 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
         first = json.loads(store.get("rank0")) if place.late else None
     except DistError as error:
         raise UserError(
-            f"rank {place.rank} of {place.world_size} on {socket.gethostname()}: a rank has ended since all were there "
-            f"(see its error message), or does not answer ({error})"
+            f"{place.here()}: a rank has ended since all were there (see its error message), or does not answer "
+            f"({error})"
         ) from error
     problems = compared["problems"] if first is None else differences([first, {**mine, "facts": dict(facts)}])
     if problems:
@@ -111,14 +111,9 @@ def differences(ranks: list[dict[str, Any]]) -> list[str]:
             value = json.dumps(rank["facts"][name]) if name in rank["facts"] else "absent"
             who.setdefault(value, []).append(f"{rank.get('rank', number)} ({rank['host']})")
         if len(who) > 1:
-            listed = "; ".join(f"{value} on {_ranks(numbers)}" for value, numbers in who.items())
-            problems.append(f"the ranks have different runs: {name} is {listed}: start every rank with the same value")
+            values = "; ".join(f"{value} on {listed(ranks)}" for value, ranks in who.items())
+            problems.append(f"the ranks have different runs: {name} is {values}: start every rank with the same value")
     return problems
-
-
-def _ranks(numbers: list[str]) -> str:
-    shown = ", ".join(numbers[:4]) + (f" and {len(numbers) - 4} more" if len(numbers) > 4 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _cores() -> str:

@@ -60,6 +60,7 @@ class Members:
         self._looked_s = -math.inf
         self._absent = list(range(ranks))
         self._gone: dict[int, _Process] = {}  # by rank: who asked, and asks no more
+        self._failed: dict[int, tuple[str, float]] = {}  # by rank: who, and when; perhaps of an earlier start
         self._met: frozenset[str] = frozenset()
         self._problems: list[str] = []
         self._told: set[str] = set()  # who has heard of the problems
@@ -71,7 +72,7 @@ class Members:
             return self._answer_late(number, bool(head.get("late")))
         if "failed" in head:
             who = f"rank {head['rank']} (pid {head['pid']} on {head['host']})"
-            self._problems = self._problems or [f"{who} failed before the ranks met: see its message"]
+            self._failed[int(head["rank"])] = who, self._clock()
             return {}
         self._note(peer, number, head)
         self._look()
@@ -120,7 +121,10 @@ class Members:
         if self._disputes and now_s - self._disputed_s > DISPUTE_S:
             self._problems = self._problems or self._disputes
         elif now_s > self._end_s:
-            self._problems = self._problems or [self._missing()]
+            self._problems = self._problems or self._disputes or [self._missing()]
+        for rank, (who, since_s) in self._failed.items():
+            if rank in self._absent and now_s - since_s > SILENT_S:
+                self._problems = self._problems or [f"{who} failed before the ranks met: see its message"]
 
     def _forget(self, number: str) -> None:
         one = self._asking.pop(number)
@@ -159,6 +163,9 @@ class Members:
         known = [self._gone[rank] for rank in absent if rank in self._gone]
         left = "".join(f"; rank {one.rank} ({one}) came and left: see its error message" for one in known[:SHOWN])
         came = listed([f"{one.rank} (on {one.host})" for one in here])
+        if not absent:
+            slow = listed([f"{one.rank} ({one})" for one in here if one.agrees != self._list])
+            return f"all ranks came within {self._limit_s:g} s (parallel.meet_s), but {slow} did not answer any more"
         return (
             f"not all ranks came within {self._limit_s:g} s (parallel.meet_s): missing {listed(absent)} of "
             f"{self._ranks}; came: {came}{left}. Either a missing rank has ended (see its error message), or it cannot "

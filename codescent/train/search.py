@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from multiprocessing import AuthenticationError
@@ -17,6 +17,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from codescent.base import token
+from codescent.base.early import may_end, raise_if_asked
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK, Rank
@@ -28,11 +29,11 @@ from codescent.train.addresses import (
     is_mine,
     listening_address,
     means_this_machine,
+    outward,
     resolved,
-    route_to,
 )
 from codescent.train.agent_store import AgentStore
-from codescent.train.interfaces import outside
+from codescent.train.interfaces import is_loopback
 from codescent.train.members import Members, listed
 from codescent.train.store import StoreServer, TokenStore
 
@@ -76,8 +77,8 @@ class Search:
     """
 
     def __init__(self, place: Rank, seconds: float, listen: str | None) -> None:
-        self._place, self._seconds = place, seconds
-        self._begin_s, self._parent = time.monotonic(), os.getppid()
+        self._place, self._seconds, self._listen = place, seconds, listen
+        self._begin_s = time.monotonic()
         self._has_said = self._listens_everywhere = False
         # The key differs between jobs, so that a rank of another job at the same port is rejected.
         self.key = token.key_of(os.environ, f"{place.job} attempt {place.attempt}")
@@ -93,7 +94,7 @@ class Search:
             self.server = StoreServer(listener, self.key, self._members)
             self._where = lambda: ([LOOPBACK if here[0] == EVERY else here[0]], here[1])
             if agent is not None:
-                agent.publish([_towards(place) if here[0] == EVERY else here[0]], here[1])
+                agent.publish([outward(place) if here[0] == EVERY else here[0]], here[1])
             else:
                 self._refuse_foreign_address(*here)
         elif agent is not None:
@@ -128,6 +129,7 @@ class Search:
         stranger: tuple[str, float] | None = None
         while True:
             try:
+                _stop_if_asked()
                 return TokenStore(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
             except AuthenticationError as error:
                 at, now_s = self._shown(), time.monotonic()
@@ -145,7 +147,7 @@ class Search:
     def address(self, store: TokenStore) -> str:
         """The address of this machine that the others reach. Rank 0 reaches itself at loopback if it listens on all."""
         mine = store.address()
-        return mine if is_local(self._place) or not self._listens_everywhere else _towards(self._place)
+        return mine if is_local(self._place) or not self._listens_everywhere else outward(self._place)
 
     def _is_member(self, store: TokenStore) -> bool:
         """Ask until all ranks are there. Returns False: others have met at this rank 0, so it is of another start.
@@ -158,6 +160,8 @@ class Search:
         me = about(place)
         pause_s = min(0.2, 0.005 + 0.001 * place.world_size)
         while True:
+            if not me["agrees"]:
+                _stop_if_asked()
             answer = store.meet(me)
             if "met" in answer or "refused" in answer:
                 return "met" in answer
@@ -165,8 +169,6 @@ class Search:
                 error = UserError(*answer["problems"])
                 error.everywhere = True
                 raise error
-            if place.child and os.getppid() != self._parent:  # its launcher has ended, and perhaps started another one
-                raise UserError(f"{_who(place)}: its launcher has ended")
             if me["agrees"] != answer["list"]:
                 me["agrees"] = answer["list"]
                 continue
@@ -218,7 +220,7 @@ class Search:
             try:
                 found = resolved(place.master_addr)
                 if any(is_mine(one) for one in found):
-                    return
+                    return self._refuse_other_interface(address, found)
                 there = partial(socket.create_connection, (found[0], port), 1.0)
                 TokenStore(there, self.key, _SHORT).close()
                 return  # it is forwarded to this machine
@@ -231,6 +233,17 @@ class Search:
                     f"({why}); {fix(place)}"
                 ) from why
             time.sleep(AGAIN_S)
+
+    def _refuse_other_interface(self, address: str, found: Sequence[str]) -> None:
+        """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen."""
+        reached = [one for one in found if not is_loopback(one)]  # else it is the own name, which others know better
+        if self._listen is None or not reached or address in reached:
+            return
+        self.close()
+        raise UserError(
+            f'{_who(self._place)}: parallel.listen = "{self._listen}" is {address} here, but MASTER_ADDR='
+            f"{self._place.master_addr} leads to {' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
+        )
 
     def _refuse_own_name(self, error: Exception) -> None:
         """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""
@@ -261,10 +274,10 @@ class Search:
 _SHORT = timedelta(seconds=2)
 
 
-def _towards(place: Rank) -> str:
-    """The address of this machine towards MASTER_ADDR, or its first other one if that is its own name."""
-    address = route_to(place.master_addr)
-    return address if address != LOOPBACK else next(iter(outside().values()), LOOPBACK)
+def _stop_if_asked() -> None:
+    """Raise StopAsked, as in a preparation: the ranks have not met, so none of them depends on this one."""
+    with may_end():
+        raise_if_asked()
 
 
 def _listening(place: Rank, listen: str | None) -> socket.socket:
@@ -289,5 +302,5 @@ def _listening(place: Rank, listen: str | None) -> socket.socket:
 
 
 def _who(place: Rank) -> str:
-    by = f", numbered by {place.launcher}," if place.launcher else ""
-    return f"rank {place.rank} of {place.world_size}{by} on {socket.gethostname()}"
+    by = f", numbered by {place.launcher}" if place.launcher else ""
+    return f"{place.here()}{by}"

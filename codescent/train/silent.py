@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistBackendError, DistError, Store  # type: ignore[attr-defined]
 
 from codescent.base.ending import within
 from codescent.base.output import warn
@@ -16,6 +16,11 @@ from codescent.base.rank import Rank
 
 GLOO = "/gloo/"
 """In the words of each error of a gloo connection: the path of the source file, such as gloo/transport/tcp/pair.cc."""
+ENFORCE = "[enforce fail"
+OF_A_CONNECTION = ("connect", "closed", "timed out", "timeout", "reset by peer", "broken pipe")
+"""gloo reports what is wrong on this rank, such as an unknown interface, and some lost connections, by one macro."""
+OF_THIS_RANK = ("ncclUnhandledCudaError", "ncclInvalidArgument", "ncclInvalidUsage", "ncclInternalError")
+"""Results of NCCL that speak of this rank. ncclRemoteError, ncclSystemError and its timeouts speak of another one."""
 ANSWER_S = 1.0
 """Seconds in which the store answers, if a link leads to it."""
 GRACE_S = 2.0
@@ -28,8 +33,13 @@ def is_lost_peer(error: BaseException | None) -> bool:
     """Whether an error, or one that caused it, only says that another rank does not answer: the cause is there."""
     if error is None:
         return False
-    if isinstance(error, DistError) or (isinstance(error, RuntimeError) and GLOO in str(error)):
+    said = str(error)
+    if isinstance(error, DistBackendError):
+        return not any(own in said for own in OF_THIS_RANK)
+    if isinstance(error, DistError):
         return True
+    if isinstance(error, RuntimeError) and GLOO in said:
+        return ENFORCE not in said or any(word in said.lower() for word in OF_A_CONNECTION)
     return is_lost_peer(error.__cause__)
 
 

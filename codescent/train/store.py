@@ -65,6 +65,7 @@ class StoreServer:
         acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait, self._clock, self._meet)
         self._acts = {act.__name__[1:]: act for act in acts}
         self._wake_reader, self._wake_writer = os.pipe()
+        self._wakes = threading.Lock()  # held while the pipe is written, or closed
         self._closed = False
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -74,9 +75,16 @@ class StoreServer:
 
     def close(self) -> None:
         """Disconnect all peers and end the thread."""
+        if self._closed:
+            return
         self._closed = True
         os.write(self._wake_writer, b"x")
         self._thread.join()
+        with self._wakes:
+            os.close(self._wake_writer)
+            os.close(self._wake_reader)
+        while self._accepted:
+            self._accepted.pop().close()
 
     def _serve(self) -> None:
         while not self._closed:
@@ -106,8 +114,12 @@ class StoreServer:
     def _handshake(self, peer: socket.socket, address: str) -> None:
         try:
             _prove(peer, self._key, serves=True)
-            self._accepted.append(Connection(peer.detach()))
-            os.write(self._wake_writer, b"x")
+            with self._wakes:
+                if self._closed:
+                    peer.close()
+                    return
+                self._accepted.append(Connection(peer.detach()))
+                os.write(self._wake_writer, b"x")
         except (AuthenticationError, OSError):
             peer.close()
             self._rejected += 1

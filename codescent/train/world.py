@@ -95,10 +95,10 @@ class World:
         self.is_first = place.rank == 0  # prints and writes the run folder
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
+        backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
+        own = facts_of_process(code_digest(), backend, os.environ)  # reads files: before the others wait for this rank
         self.meeting = meet(place, timedelta(seconds=meet_s), listen)
         self.store = self.meeting.store
-        backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
-        own = facts_of_process(code_digest(), backend, os.environ)
         try:
             topology = compare(self.store, place, device, name_of(self.device), {**own, **facts})
         except BaseException:
@@ -113,8 +113,7 @@ class World:
         self.tries_threads = given is None
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
-        who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
-        self.named = name_interface(who, self.meeting.address, is_local=is_local(place))
+        self.named = name_interface(place.here(), self.meeting.address, is_local=is_local(place))
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (place.rank,) if place.late else tuple(range(place.world_size))

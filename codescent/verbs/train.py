@@ -17,7 +17,7 @@ from pathlib import Path
 from codescent.base import cause
 from codescent.base.command import command, resume_command
 from codescent.base.cores import most_processes
-from codescent.base.early import StopAsked, hand_on, heed_signal, listen, may_end
+from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command
@@ -178,7 +178,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     try:
         with may_end():
             plan = check(config, ranks, resume=resume, creates_folder=not finds)
-        heed_signal()
+        raise_if_signalled()
     except StopAsked:
         if not (finds or resume) and (problem := unbegun(run_folder(config), os.environ)):
             raise RunFailed(problem) from None
