@@ -71,6 +71,7 @@ def test_all_missing_parts_come_at_once() -> None:
         ({"RANK": "2", "LOCAL_RANK": "3"}, "LOCAL_RANK is 3; must be at most RANK (2)"),
         ({"WORLD_SIZE": "-1"}, 'environment: WORLD_SIZE: given "-1"; must be a whole number >= 0'),
         ({"RANK": "one"}, 'environment: RANK: given "one"; must be a whole number >= 0'),
+        ({"WORLD_SIZE": "9" * 5000}, f'WORLD_SIZE: given "{"9" * 40}..."; must be a whole number >= 0, of at most 9'),
         ({"RANK": "²"}, 'environment: RANK: given "²"; must be a whole number >= 0'),
         ({"MASTER_PORT": "70000"}, "environment: MASTER_PORT is 70000; must be from 1 to 65535"),
         ({"MASTER_PORT": "0"}, "environment: MASTER_PORT is 0; must be from 1 to 65535"),

@@ -23,6 +23,7 @@ from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.base.token import key_of
 from codescent.train import addresses, interfaces, search, world
 from codescent.train.addresses import addresses_of_first, listening_address
 from codescent.train.compared import Topology, _compared, compare
@@ -321,6 +322,13 @@ def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path
     )
     assert done.stdout == "orphan\n", done.stderr
     assert re.search(r"rank 1 of 2 ends, because its parent process \d+ has ended", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 70, "\udcff"])
+def test_what_no_host_can_be_called_is_refused(name: str) -> None:
+    problem = said(Rank(0, 0, 2, 1, name, free_port()))
+    assert "is no name that a host can have); set MASTER_ADDR" in problem
+    assert key_of({"CODESCENT_TOKEN": "\udcff"}, "run") != key_of({"CODESCENT_TOKEN": "\udcfe"}, "run")
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, "localhost"])

@@ -32,7 +32,7 @@ def key_of(env: Mapping[str, str], run: str) -> bytes:
         UserError: there is no token and the file cannot be written; or other users may read the file.
     """
     token = env.get(TOKEN, "").strip() or _of_this_user()
-    return hmac.digest(token.encode(), f"codescent {run}".encode(), hashlib.sha256)
+    return hmac.digest(os.fsencode(token), os.fsencode(f"codescent {run}"), hashlib.sha256)
 
 
 def _of_this_user() -> str:

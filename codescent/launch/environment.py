@@ -16,6 +16,7 @@ from codescent.launch.slurm_lists import counts, hosts
 
 STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py passes to rank 0
 LATE = "CODESCENT_LATE"  # set by local.py for a process that it starts for a rank that has died
+MOST_DIGITS, SHOWN = 9, 40  # of a number; characters of a wrong one that a message shows
 PORTS = range(20_000, 30_000)  # computed from the job's name; above service ports, below ephemeral ports
 
 MEANINGS: Mapping[str, str] = {
@@ -143,10 +144,11 @@ class _Reader:
         text = self._text(name)
         if role == "local_world_size" and self._launcher.node and name in self._launcher.local_world_size:
             return self._in_list(name)
-        if text.isascii() and text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
             return int(text)
         if text:
-            self._refuse(f'{name}: given "{text}"; must be a whole number >= 0')
+            shown = f"{text[:SHOWN]}{'...' * (len(text) > SHOWN)}"
+            self._refuse(f'{name}: given "{shown}"; must be a whole number >= 0, of at most {MOST_DIGITS} digits')
         return None
 
     def _in_list(self, name: str) -> int | None:

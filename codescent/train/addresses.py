@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.base.rank import AGENT_RUN, LOOPBACK, Rank
@@ -13,6 +14,8 @@ from codescent.train.interfaces import GLOO, interfaces, is_loopback, outside, s
 ALL = "all"
 """The value of parallel.listen for every interface."""
 EVERY = "0.0.0.0"
+SHOWN = 80
+"""Most characters of a wrong name in a message."""
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -138,8 +141,16 @@ def names_loopback(host: str) -> bool:
 
 def resolved(host: str) -> list[str]:
     """The IP addresses of a name. Raises OSError: it is unknown here."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = _looked_up(host, socket.SOCK_STREAM)
     return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def _looked_up(host: str, kind: socket.SocketKind) -> list[Any]:
+    """What getaddrinfo finds, for any port. Raises OSError: the name is unknown, or none that a host can have."""
+    try:
+        return socket.getaddrinfo(host, 9, type=kind)
+    except UnicodeError as error:
+        raise OSError(f"{host[:SHOWN]!r} is no name that a host can have") from error
 
 
 def is_mine(address: str) -> bool:
@@ -156,7 +167,7 @@ def is_mine(address: str) -> bool:
 def route_to(host: str) -> str:
     """The address of this machine from which packets to `host` leave; LOOPBACK if `host` cannot be resolved."""
     try:
-        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = _looked_up(host, socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # sends nothing
             return str(probe.getsockname()[0])
