@@ -26,7 +26,7 @@ from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import ports
-from codescent.doctor.mtu import echo, path_mtu
+from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import Measured, tournament
 from codescent.doctor.report import Report
 
@@ -212,6 +212,20 @@ def test_the_cores_of_a_job_are_those_it_was_given(tmp_path: Path) -> None:
 
 
 @linux
+@pytest.mark.parametrize("mtu", [1500, 9000, 65_520, 65_536])
+def test_packets_of_large_interfaces_are_no_finding(mtu: int) -> None:
+    one = {"name": "ib0", "mtu": mtu}
+    every = {
+        rank: facts(rank, "ab"[rank], interfaces=[{**one, "addresses": [f"10.0.0.{rank + 1}"]}]) for rank in range(2)
+    }
+    pairs = [("a", "b"), ("b", "a")]
+    assert list(judge.judge_mtu(hosts_of(every), dict.fromkeys(pairs, min(mtu, MOST)))) == []
+    found = list(judge.judge_mtu(hosts_of(every), dict.fromkeys(pairs, 1400)))
+    assert [finding.severity for finding in found] == [WRONG]
+    assert f"packets of {min(mtu, MOST)} bytes" in found[0].what
+
+
+@linux
 def test_locked_memory_counts_with_infiniband_only() -> None:
     for there in (False, True):
         every = {0: facts(0, "a", memlock=(65536, 65536), infiniband=there)}
@@ -257,6 +271,7 @@ def echoing() -> Iterator[socket.socket]:
 def test_the_size_of_packets_is_found(echoing: socket.socket) -> None:
     port = echoing.getsockname()[1]
     assert path_mtu("127.0.0.1", port, b"n" * 16, 9000) == 9000
+    assert path_mtu("127.0.0.1", port, b"n" * 16, 65_536) == MOST
     assert path_mtu("127.0.0.1", port, b"other nonce 1234", 9000) is None
 
 

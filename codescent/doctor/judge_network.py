@@ -11,6 +11,7 @@ from codescent.base.amounts import of_rate, of_seconds, of_share
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed
 from codescent.doctor.judge_host import common
+from codescent.doctor.mtu import MOST
 
 Pair = tuple[str, str]
 """From a host to a host, by name."""
@@ -64,10 +65,10 @@ def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Find
             mend = f"ip link set dev {device} mtu {wanted}"
             yield Finding(WARNING, "mtu", (host,), what, f"{wanted}, as on the other hosts", mend)
     own = {host.name: host.mtu for host in hosts}
-    short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0)}
+    short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0, MOST)}
     for host, pairs in blamed(short):
         least, (source, target) = min((short[pair], pair) for pair in pairs)
-        what = f"packets of {own[source]} bytes from {source} do not reach {target}; {least} bytes do"
+        what = f"packets of {min(own[source] or 0, MOST)} bytes from {source} do not reach {target}; {least} bytes do"
         mend = f"the same MTU on hosts and switches; until then ip link set dev INTERFACE mtu {least} on every host"
         yield Finding(WRONG, "mtu", (host,), what, "packets as large as the MTU of the interface", mend)
 
