@@ -144,6 +144,15 @@ def test_time_limits_are_compared_with_the_slowest_link(timeout_s: float, severi
     assert all("from b to c" in finding.what for finding in found)
 
 
+def test_a_link_that_carries_nothing_has_no_time() -> None:
+    rates = dict.fromkeys(PAIRS, 1e9) | {("b", "c"): 0.0}
+    assert list(judge.judge_timeout(rates, 0.0, "", 0.0)) == []  # without a config
+    (finding,) = judge.judge_timeout(rates, 1e7, "gradients", 600)
+    assert (finding.severity, finding.check) == (WRONG, "timeouts")
+    assert "nothing has arrived from b at c" in finding.what
+    assert [one.check for one in judge.judge_rates(rates, judge.slow_pairs(rates))] == ["bandwidth"]
+
+
 @pytest.mark.parametrize("count", range(2, 10))
 def test_a_tournament_has_each_pair_once_and_each_host_once_a_round(count: int) -> None:
     names = [str(number) for number in range(count)]

@@ -3,6 +3,7 @@ slow links and the host to blame. Does not measure (pairs.py does)."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ LATE_TIMES, LATE_S = 5.0, 1e-3
 TIMEOUT_SHARE = 0.5
 LINK_SHARE = 0.7
 """A link is below its declared rate if it reaches less than this share of it."""
+MEND_LINK = "its cable, port and speed (ethtool INTERFACE), other traffic, the interface of the ranks (ip route get)"
 
 
 def blamed(pairs: Collection[Pair]) -> list[tuple[str, list[Pair]]]:
@@ -117,8 +119,7 @@ def judge_rates(rates: Mapping[Pair, float], slow: Collection[Pair]) -> Iterator
         pair = min(pairs, key=lambda one: rates[one])
         usual = _usual({one: rate for one, rate in rates.items() if one == pair or one not in slow}, pair)
         what = f"{of_rate(rates[pair], 'B/s')} from {pair[0]} to {pair[1]}"
-        mend = "its cable, port and speed (ethtool INTERFACE), other traffic, the interface of the ranks (ip route get)"
-        yield Finding(WARNING, "bandwidth", (host,), what, f"{of_rate(usual, 'B/s')}, as between the others", mend)
+        yield Finding(WARNING, "bandwidth", (host,), what, f"{of_rate(usual, 'B/s')}, as between the others", MEND_LINK)
 
 
 def judge_latencies(latencies: Mapping[Pair, float], late: Collection[Pair]) -> Iterator[Finding]:
@@ -146,14 +147,16 @@ def judge_link(rates: Mapping[Pair, float], declared: Mapping[str, float]) -> It
 
 
 def judge_timeout(rates: Mapping[Pair, float], message_bytes: float, what: str, timeout_s: float) -> Iterator[Finding]:
-    """Whether every link carries the largest message of a run in time."""
-    late = [pair for pair, rate in rates.items() if message_bytes / rate > TIMEOUT_SHARE * timeout_s]
+    """Whether every link carries the largest message of a run in time. A rate may be 0: nothing has arrived."""
+    late = [pair for pair, rate in rates.items() if message_bytes > TIMEOUT_SHARE * timeout_s * rate]
     if not late:
         return
     hosts = tuple(host for host, _ in blamed(late))
     pair = min(late, key=lambda one: rates[one])
-    seconds = message_bytes / rates[pair]
-    text = f"{what}: {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
-    mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or a smaller parallel.bucket_bytes"
+    seconds = message_bytes / rates[pair] if rates[pair] else math.inf
+    text, mend = f"{what}: nothing has arrived from {pair[0]} at {pair[1]} when bandwidth was measured", MEND_LINK
+    if math.isfinite(seconds):
+        text = f"{what}: {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
+        mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or a smaller parallel.bucket_bytes"
     severity = WRONG if seconds > timeout_s else WARNING
     yield Finding(severity, "timeouts", hosts, text, f"well below parallel.timeout_s = {timeout_s:g}", mend)
