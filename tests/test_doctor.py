@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import called, environment, make_project
 
+from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.doctor import judge_network as judge
 from codescent.doctor.devices import chosen, visible
+from codescent.doctor.examine import _came
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
 from codescent.doctor.judge_host import judge_hosts
-from codescent.doctor.meeting import ports
+from codescent.doctor.meeting import Gathered, gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import Measured, tournament
 from codescent.doctor.report import Report
@@ -344,6 +348,103 @@ def test_rank_0_does_not_wait_for_ever(project: Path) -> None:
     assert done.returncode == 2
     (finding,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "ranks"]
     assert finding["ranks"] == [1]
+
+
+# --- who comes to rank 0 ---
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return Meeting(port)
+
+
+class Meeting:
+    """Rank 0 of three ranks of this machine, which waits in a thread."""
+
+    key = b"k" * 32
+
+    def __init__(self, port: int) -> None:
+        self.port, self.gathered = port, list[Gathered]()
+        self.thread = threading.Thread(target=self._gather)
+
+    def place(self, rank: int) -> Rank:
+        return Rank(rank, rank, 3, 3, master_addr="127.0.0.1", master_port=self.port)
+
+    def _gather(self) -> None:
+        self.gathered.append(gather(self.place(0), self.key, FACTS, 20.0))
+
+    def connect(self) -> socket.socket:
+        """Connect as a stranger, as soon as rank 0 listens."""
+        for _ in range(100):
+            with suppress(OSError):
+                return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+            time.sleep(0.05)
+        raise TimeoutError("rank 0 does not listen")
+
+    def join(self, rank: int, key: bytes = key, wait_s: float = 10.0) -> socket.socket:
+        return join(self.place(rank), key, FACTS | {"rank": rank}, wait_s)
+
+    def findings(self) -> list[Finding]:
+        """What rank 0 finds wrong with those that came."""
+        self.thread.join(30)
+        (found,) = self.gathered
+        return list(_came(self.place(0), found, hosts_of(found.facts)))
+
+
+@linux
+def test_who_only_connects_is_no_finding(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()  # a probe of ports
+    with meeting.connect() as cut_off:  # a rank that was too slow to prove itself
+        cut_off.recv(32)
+    with meeting.join(1), meeting.join(2):
+        assert meeting.findings() == []
+
+
+@linux
+def test_another_token_is_no_finding_where_all_ranks_came(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    with pytest.raises(UserError, match="has another token"):
+        meeting.join(1, b"another key", 0.1)
+    with meeting.join(1), meeting.join(2):
+        assert meeting.findings() == []
+    assert meeting.gathered[0].rejected
+
+
+@linux
+def test_a_rank_that_comes_twice_is_a_finding_of_its_own(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    with meeting.join(1):
+        with pytest.raises(UserError, match="refuses it: rank 1 is there already"):
+            meeting.join(1, wait_s=0.1)
+        with meeting.join(2):
+            (finding,) = meeting.findings()
+    assert (finding.check, finding.where, finding.ranks) == ("ranks", ("127.0.0.1",), (1,))
+    assert "rank 1, which is there already" in finding.what
+
+
+@linux
+def test_a_rank_of_another_run_is_a_finding(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    with pytest.raises(UserError, match="refuses it: the run has 3 ranks"):
+        meeting.join(7, wait_s=0.1)
+    with meeting.join(1), meeting.join(2):
+        (finding,) = meeting.findings()
+    assert "rank 7, which is none of 3 ranks" in finding.what
+
+
+@linux
+def test_a_rank_whose_connection_has_gone_may_come_again(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    meeting.join(1).close()
+    with meeting.join(1), meeting.join(2):
+        assert meeting.findings() == []
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:

@@ -98,7 +98,7 @@ def _unanswered(hosts: list[Host], hub: Hub) -> Iterator[Finding]:
 
 
 def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
-    """Ranks that have not come, strangers, and a port that is taken."""
+    """Ranks that have not come, or came twice; strangers; a port that is taken."""
     first = (hosts[0].name,)
     missing = sorted({*range(place.world_size)} - found.facts.keys())
     if missing:
@@ -106,8 +106,14 @@ def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
         mend = f"look at their own messages; they must reach {found.address}, port {found.port}"
         what = f"{of_ranks(missing)} did not come: {came}"
         yield Finding(WRONG, "ranks", first, what, "all ranks", mend, tuple(missing))
-    if found.rejected:
-        addresses = list(dict.fromkeys(found.rejected))
+    for rank, address in sorted(found.surplus):
+        what = f"a process at {address} says that it is rank {rank}, which "
+        what += "is there already" if rank in found.facts else f"is none of {place.world_size} ranks"
+        mend = "start each rank once, with one launcher; set RANK and WORLD_SIZE by hand nowhere"
+        yield Finding(WRONG, "ranks", (address,), what, "each rank once", mend, (rank,))
+    came_from = {facts["address"] for rank, facts in found.facts.items() if rank}
+    addresses = [one for one in dict.fromkeys(found.rejected) if one not in came_from]
+    if missing and addresses:  # where all ranks came, a stranger knocked: the run does not need its token
         what = f"a process at {listed(addresses)} did not know the token of this run"
         mend = "export CODESCENT_TOKEN, the same text on every host, or copy ~/.codescent/token to all of them"
         yield Finding(WRONG, "token", tuple(addresses), what, "the same token on every host", mend)
