@@ -23,16 +23,24 @@ from runs import called, environment, make_project
 
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.config.load import load
+from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
 from codescent.doctor.devices import chosen, visible
 from codescent.doctor.examine import _came
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
+from codescent.doctor.from_config import of_config
+from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import Gathered, gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import Measured, tournament
 from codescent.doctor.report import Report
+from codescent.doctor.wanted import Wanted
+from codescent.jobs import room
+from codescent.plan import Plan
+from codescent.preflight import plan_of, run_folder
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 GPUS = [{"index": str(number), "uuid": f"GPU-{number}a", "name": "A100"} for number in range(4)]
@@ -316,6 +324,38 @@ def test_a_config_that_does_not_fit_is_a_finding(project: Path) -> None:
     assert done.returncode == 2
     found = [one for one in json.loads(done.stdout)["findings"] if one["severity"] == "wrong"]
     assert {one["check"] for one in found} == {"config"}
+
+
+# --- what a config says ---
+
+
+def wanted_of(project: Path, monkeypatch: pytest.MonkeyPatch, **checkpoint: Any) -> tuple[Wanted, Config, Plan]:
+    monkeypatch.chdir(project)
+    words = [f"checkpoint.{name}={value}" for name, value in checkpoint.items()]
+    config = load("run.toml", ["model.vocab_size=256", *words]).config
+    return of_config(Wanted(), config, 1, "a"), config, plan_of(config, 1, without_data=True)
+
+
+def test_room_for_checkpoints_is_that_of_launch(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps 10 and 20 are saved: two, and not the newest two, the best and one more."""
+    wanted, _, plan = wanted_of(project, monkeypatch, every=0, keep_last=2)
+    one = room.checkpoint_bytes(plan)
+    assert wanted.checkpoint_bytes == 2 * one
+    saved = project / "runs" / "default" / "checkpoints" / "step_00000010"
+    saved.mkdir(parents=True)
+    (saved / "state").write_bytes(bytes(one))
+    assert wanted_of(project, monkeypatch, every=0, keep_last=2)[0].checkpoint_bytes == one
+    none, config, plan = wanted_of(project, monkeypatch, every=0, keep_best="false", last="false")
+    assert none.checkpoint_bytes == room.checkpoints(config, plan, run_folder(config)).more_bytes == 0
+
+
+def test_a_disk_need_not_have_room_for_no_checkpoint() -> None:
+    look = {"path": "/runs", "exists": "/runs", "free_bytes": 100, "all_bytes": 1000, "error": "", "written": ""}
+    found = {
+        needs: [one.severity for one in judge_folder("run folder", {"a": look}, [], needs, "run.folder")]
+        for needs in (None, 0, 100, 101)
+    }
+    assert found == {None: [WARNING], 0: [], 100: [], 101: [WRONG]}
 
 
 LAUNCHERS = {

@@ -20,7 +20,7 @@ class Wanted:
         device: train.device.
         run_folder: of the run, as the config has it: relative to the folder in which ranks start.
         data_folder: data.folder; "": it is not checked.
-        checkpoint_bytes: of all checkpoints that the run keeps, and the one that is being written; None: unknown.
+        checkpoint_bytes: room that checkpoints need beside those that are there: see jobs/room.py; None: unknown.
         mark: by which the run's processes are found; "": unknown.
         timeout_s: parallel.timeout_s.
         message_bytes: the most that a rank sends in one collective.
