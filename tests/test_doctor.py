@@ -30,6 +30,7 @@ from codescent.doctor.devices import chosen, visible
 from codescent.doctor.examine import _came
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
+from codescent.doctor.folders import look
 from codescent.doctor.from_config import of_config
 from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
@@ -356,6 +357,15 @@ def test_a_disk_need_not_have_room_for_no_checkpoint() -> None:
         for needs in (None, 0, 100, 101)
     }
     assert found == {None: [WARNING], 0: [], 100: [], 101: [WRONG]}
+
+
+def test_a_host_that_has_the_data_is_not_written_to(tmp_path: Path) -> None:
+    ready = tmp_path / "data" / "corpus-1a"
+    ready.mkdir(parents=True)
+    found = look(str(tmp_path / "data"), "file", "text", str(ready))
+    assert (found["written"], found["free_bytes"], found["error"]) == ("", None, "")
+    assert [one.name for one in (tmp_path / "data").iterdir()] == ["corpus-1a"]
+    assert look(str(tmp_path / "data"), "file", "text", str(tmp_path / "absent"))["written"]
 
 
 LAUNCHERS = {

@@ -232,6 +232,21 @@ def test_room_for_the_checkpoints_is_counted(cluster: hosts.Hosts, folder: Path)
     assert "for the checkpoints" in found.report["findings"][0]["expected"]
 
 
+READ_ONLY = "mount --bind FOLDER/datasets FOLDER/datasets; mount -o remount,bind,ro FOLDER/datasets"
+
+
+def test_a_data_folder_that_is_read_only_is_no_finding_where_the_corpus_is_prepared(
+    cluster: hosts.Hosts, folder: Path
+) -> None:
+    """Until then host 1 could not prepare it."""
+    words = ("run.toml", "--no-bandwidth")
+    fault = planted(Fault(before={1: READ_ONLY}, words=words), folder)
+    assert examine(cluster, folder, fault).found == {("wrong", "folders", HOST1)}
+    prepared = ["data", "corpus.txt", "--tokenizer=byte", "--folder=datasets"]
+    subprocess.run([sys.executable, "-m", "codescent", *prepared], cwd=folder, env=environment(), check=True)
+    assert examine(cluster, folder, fault).found == set()
+
+
 def test_hosts_are_reached_by_ssh(cluster: hosts.Hosts, folder: Path) -> None:
     """Instead of ssh a shell enters the namespace: the ranks of two hosts meet, and rank 0 reports here."""
     (folder / "ssh").write_text(SSH.replace("PREFIXh", cluster.name(0).removesuffix("0")))

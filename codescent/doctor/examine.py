@@ -125,17 +125,16 @@ def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
 
 def _folders(hosts: list[Host], hub: Hub, wanted: Wanted) -> Iterator[Finding]:
     """Write a file on each host, look from each host for the others' files, remove them."""
-    for what, path, key, shared in (
-        ("run folder", wanted.run_folder, "run.folder", True),
-        ("data folder", wanted.data_folder, "data.folder", False),
+    for what, path, key, shared, ready in (
+        ("run folder", wanted.run_folder, "run.folder", True, ""),
+        ("data folder", wanted.data_folder, "data.folder", False, wanted.data_ready),
     ):
         if not path:
             continue
         nonce = secrets.token_hex(8)
         name = {host.leader: f".codescent-doctor-{nonce}-{host.leader}" for host in hosts}
-        looks = hub.ask(
-            {rank: {"do": "look", "path": path, "name": file, "text": f"{nonce} {rank}"} for rank, file in name.items()}
-        )
+        request = {"do": "look", "path": path, "ready": ready}
+        looks = hub.ask({rank: {**request, "name": file, "text": f"{nonce} {rank}"} for rank, file in name.items()})
         try:
             unseen = list(_unseen(hosts, hub, looks, name, nonce)) if shared else []
         finally:

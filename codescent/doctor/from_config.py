@@ -30,6 +30,8 @@ def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
         dataset = prepared(config)
     except UserError as error:  # it is damaged, or no task reads it
         return replace(wanted, problems=_problems(error, host, "data that a task reads", "codescent data prepares it"))
+    if dataset is not None:
+        wanted = replace(wanted, data_ready=str(dataset.path))
     if needs_vocab_size(config) and dataset is None:
         return replace(wanted, notes=("the corpus is not prepared: sizes of checkpoints and messages are unknown",))
     try:

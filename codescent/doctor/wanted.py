@@ -20,6 +20,7 @@ class Wanted:
         device: train.device.
         run_folder: of the run, as the config has it: relative to the folder in which ranks start.
         data_folder: data.folder; "": it is not checked.
+        data_ready: where the prepared data is, as rank 0 sees it; "": it is not prepared, or nobody can tell.
         checkpoint_bytes: room that checkpoints need beside those that are there: see jobs/room.py; None: unknown.
         mark: by which the run's processes are found; "": unknown.
         timeout_s: parallel.timeout_s.
@@ -35,6 +36,7 @@ class Wanted:
     device: str = "auto"
     run_folder: str = "runs"
     data_folder: str = ""
+    data_ready: str = ""
     checkpoint_bytes: int | None = None
     mark: str = ""
     timeout_s: float = 0.0
