@@ -97,14 +97,29 @@ def test_a_rank_takes_the_only_device_or_that_of_its_local_rank() -> None:
 def test_the_host_that_explains_the_pairs_is_blamed(host: str, way: str) -> None:
     into = [pair for pair in PAIRS if pair[1] == host] if way != "out of" else []
     out = [pair for pair in PAIRS if pair[0] == host] if way != "into" else []
-    assert [name for name, _ in judge.blamed([*into, *out])] == [host]
+    assert [where for where, _ in judge.blamed([*into, *out])] == [(host,)]
+
+
+@pytest.mark.parametrize("pairs", [[("a", "b")], [("b", "a")], [("a", "b"), ("b", "a")]])
+def test_two_hosts_that_explain_the_same_pairs_are_both_named(pairs: list[judge.Pair]) -> None:
+    ((where, own),) = judge.blamed(pairs)
+    assert (sorted(where), own) == (["a", "b"], pairs)
+    slow = dict.fromkeys([("a", "b"), ("b", "a")], 1e9) | dict.fromkeys(pairs, 1e7)
+    found = [
+        *judge.judge_reach(dict.fromkeys(pairs, "timed out")), *judge.judge_rates(slow, pairs),
+        *judge.judge_latencies(slow, pairs),
+    ]  # fmt: skip
+    for finding in found:
+        assert sorted(finding.where) == ["a", "b"]
+        assert finding.what.endswith("; either host may be the cause")
+    assert all(f"{first} does not reach {second}" in found[0].what for first, second in pairs)
 
 
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_each_pair_is_told_once(pairs: set[judge.Pair]) -> None:
     told = [pair for _, own in judge.blamed(sorted(pairs)) for pair in own]
     assert sorted(told) == sorted(pairs)
-    assert all(host in pair for host, own in judge.blamed(sorted(pairs)) for pair in own)
+    assert all(host in pair for where, own in judge.blamed(sorted(pairs)) for pair in own for host in where)
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -133,8 +148,9 @@ def test_a_late_host_is_found_and_a_busy_one_is_not() -> None:
 def test_clocks_are_those_of_most_hosts(count: int) -> None:
     ahead = {str(host): (5.0 + host * 0.1, 0.01) for host in range(count)}  # rank 0's own clock is behind
     ahead["0"] = (0.0, 0.0)
-    names = [finding.where for finding in judge.judge_clocks(ahead)]
-    assert names == ([("0",)] if count > 2 else [("1",)])
+    (finding,) = judge.judge_clocks(ahead)
+    assert finding.where == (("0",) if count > 2 else ("0", "1"))
+    assert ("the clock of 1 is 5.10 s ahead of that of 0; either may" in finding.what) == (count == 2)
 
 
 def test_a_clock_whose_way_is_long_is_not_blamed() -> None:

@@ -232,6 +232,25 @@ def test_room_for_the_checkpoints_is_counted(cluster: hosts.Hosts, folder: Path)
     assert "for the checkpoints" in found.report["findings"][0]["expected"]
 
 
+TWO = {
+    "a run folder of its own": ("wrong", "folders", "; either host may be the cause"),
+    "a clock that is ahead": ("warning", "clocks", "the clock of host1 is 7.0"),
+}
+
+
+@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("host", [0, 1])
+def test_with_two_hosts_both_are_named(cluster: hosts.Hosts, folder: Path, name: str, host: int) -> None:
+    """Two hosts differ, and nobody can say which one is wrong."""
+    prepare(name, folder)
+    severity, check, said = TWO[name]
+    one = FAULTS[name][0]
+    moved = Fault({host: next(iter(one.before.values()), "")}, {host: next(iter(one.env.values()), {})}, slots=(1, 1))
+    found = examine(cluster, folder, planted(moved, folder))
+    assert found.found == {(severity, check, ("host0", "host1"))}
+    assert said.replace("host1", f"host{host}") in found.report["findings"][0]["what"]
+
+
 READ_ONLY = "mount --bind FOLDER/datasets FOLDER/datasets; mount -o remount,bind,ro FOLDER/datasets"
 
 

@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.command import command
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed
-from codescent.doctor.judge_network import Pair, blamed
+from codescent.doctor.judge_network import Pair, blamed, either
 
 LEAST_FREE_BYTES = 1 << 30
 
@@ -31,13 +31,13 @@ def judge_folder(
         needs_bytes: room for more checkpoints; 0: none is saved; None: unknown.
         key: of the config, which says where the folder is.
     """
-    for host, pairs in blamed(unseen):
-        others = list(dict.fromkeys(name for pair in pairs for name in pair if name != host))
-        path = looks[host]["path"]
-        text = f"the {what} {path} is not that of {listed(others)}"
+    for where, pairs in blamed(unseen):
+        others = list(dict.fromkeys(name for pair in pairs for name in pair if name != where[0]))
+        of_first = f" of {where[0]}" if len(where) > 1 else ""
+        text = f"the {what} {looks[where[0]]['path']}{of_first} is not that of {listed(others)}{either(where)}"
         expected = "one file system, which every host sees under the same path"
         mend = f"mount the shared file system there, or set {key} to a folder on one"
-        yield Finding(WRONG, "folders", (host,), text, expected, mend)
+        yield Finding(WRONG, "folders", where, text, expected, mend)
     for host, look in looks.items():
         if look["error"]:
             text = f"cannot write in {look['exists']}, for the {what} {look['path']}: {look['error']}"
