@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -511,6 +512,25 @@ def test_a_rank_whose_connection_has_gone_may_come_again(meeting: Meeting) -> No
     meeting.join(1).close()
     with meeting.join(1), meeting.join(2):
         assert meeting.findings() == []
+
+
+@linux
+@pytest.mark.parametrize("listen", ["lo", "all"])
+def test_rank_0_listens_where_the_config_says(listen: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    places = [Rank(rank, 0, 2, 1, master_addr="127.0.0.1", master_port=port) for rank in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        gathered = pool.submit(gather, places[0], Meeting.key, FACTS, 20.0, listen)
+        join(places[1], Meeting.key, FACTS | {"rank": 1}, 10.0).close()
+        found = gathered.result(30)
+    assert (found.address, found.port, found.facts[0]["address"]) == ("127.0.0.1", port, "127.0.0.1")
+
+
+@linux
+def test_an_interface_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match='listen = "ib7"'):
+        gather(Rank(0, 0, 2, 2, master_addr="127.0.0.1"), Meeting.key, FACTS, 0.1, "ib7")
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:

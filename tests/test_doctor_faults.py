@@ -232,6 +232,14 @@ def test_room_for_the_checkpoints_is_counted(cluster: hosts.Hosts, folder: Path)
     assert "for the checkpoints" in found.report["findings"][0]["expected"]
 
 
+@pytest.mark.parametrize("listen", ["eth0", "all"])
+def test_rank_0_listens_where_the_config_says(cluster: hosts.Hosts, folder: Path, listen: str) -> None:
+    words = ("run.toml", f"parallel.listen={listen}", "--no-bandwidth")
+    found = examine(cluster, folder, Fault(words=words, slots=(1, 1)))
+    assert (found.found, found.errors) == (set(), ["", ""])
+    assert [host["ranks"][0]["address"] for host in found.report["hosts"]] == ["10.77.0.1", "10.77.0.2"]
+
+
 TWO = {
     "a run folder of its own": ("wrong", "folders", "; either host may be the cause"),
     "a clock that is ahead": ("warning", "clocks", "the clock of host1 is 7.0"),

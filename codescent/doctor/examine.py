@@ -48,7 +48,7 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
             raise RunFailed(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
         return None
     alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
-    found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s)
+    found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s, wanted.listen)
     begin_s = time.monotonic()
     tasks = Tasks(found.address, key)
     hub = Hub(found.connections, tasks)

@@ -21,6 +21,7 @@ def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
     wanted = replace(
         wanted,
         device=config.train.device,
+        listen=config.parallel.listen,
         run_folder=str(path),
         data_folder=str(task_request(config).data.folder),
         mark=str(path.absolute()),

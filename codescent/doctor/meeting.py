@@ -16,7 +16,8 @@ from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
-from codescent.train.addresses import is_local, listening_address
+from codescent.train.addresses import EVERY, is_local, listening_address, route_to
+from codescent.train.interfaces import is_loopback
 from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.sockets import has_gone, watch
 
@@ -63,12 +64,19 @@ def ports(place: Rank) -> list[int]:
     return others if place.agent_store else [place.master_port, *others]
 
 
-def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> Gathered:
+def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen: str | None = None) -> Gathered:
     """Rank 0: wait until all ranks have come, or the time is over.
+
+    Args:
+        place: this process among the ranks.
+        key: the secret of the run.
+        mine: what rank 0 knows of itself.
+        wait_s: for the others.
+        listen: parallel.listen; None: auto.
 
     Raises UserError: rank 0 cannot listen.
     """
-    listener, taken = _listen(place)
+    listener, taken = _listen(place, listen)
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
     change = threading.Condition()
@@ -77,16 +85,30 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> Gath
         with change:
             change.wait_for(lambda: len(found.facts) == place.world_size, wait_s)
             found.is_over = True
+        if address == EVERY:  # which one of this machine the others have reached is known by now
+            own = (peer.getsockname()[0] for peer in found.connections.values())
+            found.address = next((one for one in own if not is_loopback(one)), route_to(place.master_addr))
+            found.facts[0]["address"] = found.address
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
     return found
 
 
-def _listen(place: Rank) -> tuple[socket.socket, str]:
-    """A listening socket, and what MASTER_PORT is taken by."""
-    if place.store_fd is not None:
-        return socket.socket(fileno=place.store_fd), ""
-    address, taken = listening_address(place), ""
+def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
+    """A listening socket, and what MASTER_PORT is taken by. It is where a run listens.
+
+    But where all ranks are on this machine, it is on loopback always: the others do not read the config.
+    """
+    given = None if place.store_fd is None else socket.socket(fileno=place.store_fd)
+    if given is not None and listen is None:
+        return given, ""
+    address, taken = listening_address(place, listen), ""
+    if given is not None:
+        if is_local(place):
+            return given, ""
+        given.close()
+    if is_local(place):
+        address = LOOPBACK
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports(place):
         try:

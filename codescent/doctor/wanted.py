@@ -18,6 +18,7 @@ class Wanted:
 
     Attributes:
         device: train.device.
+        listen: parallel.listen; None: auto.
         run_folder: of the run, as the config has it: relative to the folder in which ranks start.
         data_folder: data.folder; "": it is not checked.
         data_ready: where the prepared data is, as rank 0 sees it; "": it is not prepared, or nobody can tell.
@@ -34,6 +35,7 @@ class Wanted:
     """
 
     device: str = "auto"
+    listen: str | None = None
     run_folder: str = "runs"
     data_folder: str = ""
     data_ready: str = ""
