@@ -3,6 +3,7 @@ Ranks on one machine by launchers, too, and refusals. Hosts with planted faults:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -28,7 +29,7 @@ from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
 from codescent.doctor.devices import chosen, visible
-from codescent.doctor.examine import _came
+from codescent.doctor.examine import _came, _key, examine
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
 from codescent.doctor.folders import look
@@ -404,6 +405,34 @@ def test_ranks_of_a_launcher_meet(project: Path, name: str) -> None:
     assert done.stdout.startswith("2 ranks on 1 host, rank 0 at 127.0.0.1:"), done.stderr
     assert [one["rank"] for one in report["hosts"][0]["ranks"]] == [0, 1]
     assert not [one for one in report["findings"] if one["severity"] == "wrong"]
+
+
+@linux
+def test_an_error_of_rank_0_alone_ends_all_ranks_and_is_told_once(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = ["run.toml", "train.num_steps=0", "--wait=60"]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(
+            lambda rank: doctor(project, *words, **env, RANK=rank, LOCAL_RANK=rank), ("0", "1")
+        )  # fmt: skip
+    assert (first.returncode, second.returncode) == (2, 0)
+    assert "train.num_steps" in first.stderr
+    assert (second.stdout, second.stderr) == ("", "")
+
+
+@linux
+def test_a_rank_that_loses_rank_0_ends_with_2(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODESCENT_TOKEN", "token")
+    place = Rank(1, 1, 2, 2, master_addr="127.0.0.1", master_port=meeting.port)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(examine, place, {"CODESCENT_TOKEN": "token"}, Wanted())
+        found = gather(dataclasses.replace(place, rank=0, local_rank=0), _key(place, os.environ), FACTS, 20.0)
+        found.connections[1].close()
+        with pytest.raises(UserError, match="rank 0 has gone before the checks ended") as lost:
+            ended.result(30)
+    assert lost.value.exit_code == 2
 
 
 @linux

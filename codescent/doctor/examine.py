@@ -7,10 +7,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from codescent.base.counted import counted
-from codescent.base.errors import RunFailed
+from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.base.token import key_of
 from codescent.doctor.facts import Host, facts_of, hosts_of
@@ -33,10 +34,9 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     """Run all checks. Returns the report on rank 0, None on the others. Collective.
 
     Raises:
-        UserError: this rank cannot listen, or cannot reach rank 0.
-        RunFailed: rank 0 has gone before the end.
+        UserError: this rank cannot listen, cannot reach rank 0, or has lost it before the end.
     """
-    key = key_of(env, f"doctor {place.job} of {place.world_size}")
+    key = _key(place, env)
     mine = facts_of(place, env, "")
     if place.rank:
         peer = join(place, key, mine, wanted.wait_s)
@@ -45,7 +45,7 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
             ended = serve(peer, tasks)
             tasks.close()
         if not ended:
-            raise RunFailed(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
+            raise UserError(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
         return None
     alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
     found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s, wanted.listen)
@@ -57,6 +57,17 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     finally:
         hub.end()
         tasks.close()
+
+
+def dismiss(place: Rank, env: Mapping[str, str], wait_s: float) -> None:
+    """Rank 0, which has an error of its own: let the other ranks come, and end without one. They would wait for it."""
+    with suppress(UserError):  # it cannot listen: the error of its own is told
+        found = gather(place, _key(place, env), {}, wait_s)
+        Hub(found.connections, lambda _: None).end()
+
+
+def _key(place: Rank, env: Mapping[str, str]) -> bytes:
+    return key_of(env, f"doctor {place.job} of {place.world_size}")
 
 
 def _own_address(facts: Mapping[str, Any]) -> str:
