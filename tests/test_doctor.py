@@ -39,6 +39,7 @@ from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import Gathered, gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import Measured, tournament
+from codescent.doctor.pairs import PairServer
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
 from codescent.jobs import room
@@ -313,6 +314,18 @@ def test_the_size_of_packets_is_found(echoing: socket.socket) -> None:
     assert path_mtu("127.0.0.1", port, b"n" * 16, 9000) == 9000
     assert path_mtu("127.0.0.1", port, b"n" * 16, 65_536) == MOST
     assert path_mtu("127.0.0.1", port, b"other nonce 1234", 9000) is None
+
+
+@linux
+def test_a_closed_server_leaves_no_thread() -> None:
+    before = threading.active_count()
+    server = PairServer("127.0.0.1", b"key", b"n" * 16)
+    time.sleep(0.1)  # both threads wait
+    server.close()
+    end_s = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 # --- the command ---
