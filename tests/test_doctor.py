@@ -381,6 +381,16 @@ def test_room_for_checkpoints_is_that_of_launch(project: Path, monkeypatch: pyte
     assert none.checkpoint_bytes == room.checkpoints(config, plan, run_folder(config)).more_bytes == 0
 
 
+def test_damaged_data_is_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_: Config) -> None:
+        raise UserError("datasets/x: is damaged")
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("codescent.doctor.from_config.prepared", damaged)
+    (finding,) = of_config(Wanted(), load("run.toml", []).config, 1, "a").problems
+    assert (finding.severity, finding.check, finding.what) == (WRONG, "config", "datasets/x: is damaged")
+
+
 def test_a_disk_need_not_have_room_for_no_checkpoint() -> None:
     look = {"path": "/runs", "exists": "/runs", "free_bytes": 100, "all_bytes": 1000, "error": "", "written": ""}
     found = {
