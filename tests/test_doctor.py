@@ -3,13 +3,17 @@ Ranks on one machine by launchers, too, and refusals. Hosts with planted faults:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,16 +23,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import called, environment, make_project
 
+from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.config.load import load
+from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
 from codescent.doctor.devices import chosen, visible
+from codescent.doctor.examine import _came, _key, examine
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
+from codescent.doctor.folders import look
+from codescent.doctor.from_config import of_config
+from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
-from codescent.doctor.meeting import ports
-from codescent.doctor.mtu import echo, path_mtu
+from codescent.doctor.meeting import Gathered, gather, join, ports
+from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import Measured, tournament
+from codescent.doctor.pairs import PairServer
 from codescent.doctor.report import Report
+from codescent.doctor.wanted import Wanted
+from codescent.jobs import room
+from codescent.plan import Plan
+from codescent.preflight import plan_of, run_folder
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 GPUS = [{"index": str(number), "uuid": f"GPU-{number}a", "name": "A100"} for number in range(4)]
@@ -84,14 +100,29 @@ def test_a_rank_takes_the_only_device_or_that_of_its_local_rank() -> None:
 def test_the_host_that_explains_the_pairs_is_blamed(host: str, way: str) -> None:
     into = [pair for pair in PAIRS if pair[1] == host] if way != "out of" else []
     out = [pair for pair in PAIRS if pair[0] == host] if way != "into" else []
-    assert [name for name, _ in judge.blamed([*into, *out])] == [host]
+    assert [where for where, _ in judge.blamed([*into, *out])] == [(host,)]
+
+
+@pytest.mark.parametrize("pairs", [[("a", "b")], [("b", "a")], [("a", "b"), ("b", "a")]])
+def test_two_hosts_that_explain_the_same_pairs_are_both_named(pairs: list[judge.Pair]) -> None:
+    ((where, own),) = judge.blamed(pairs)
+    assert (sorted(where), own) == (["a", "b"], pairs)
+    slow = dict.fromkeys([("a", "b"), ("b", "a")], 1e9) | dict.fromkeys(pairs, 1e7)
+    found = [
+        *judge.judge_reach(dict.fromkeys(pairs, "timed out")), *judge.judge_rates(slow, pairs),
+        *judge.judge_latencies(slow, pairs),
+    ]  # fmt: skip
+    for finding in found:
+        assert sorted(finding.where) == ["a", "b"]
+        assert finding.what.endswith("; either host may be the cause")
+    assert all(f"{first} does not reach {second}" in found[0].what for first, second in pairs)
 
 
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_each_pair_is_told_once(pairs: set[judge.Pair]) -> None:
     told = [pair for _, own in judge.blamed(sorted(pairs)) for pair in own]
     assert sorted(told) == sorted(pairs)
-    assert all(host in pair for host, own in judge.blamed(sorted(pairs)) for pair in own)
+    assert all(host in pair for where, own in judge.blamed(sorted(pairs)) for pair in own for host in where)
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -120,8 +151,9 @@ def test_a_late_host_is_found_and_a_busy_one_is_not() -> None:
 def test_clocks_are_those_of_most_hosts(count: int) -> None:
     ahead = {str(host): (5.0 + host * 0.1, 0.01) for host in range(count)}  # rank 0's own clock is behind
     ahead["0"] = (0.0, 0.0)
-    names = [finding.where for finding in judge.judge_clocks(ahead)]
-    assert names == ([("0",)] if count > 2 else [("1",)])
+    (finding,) = judge.judge_clocks(ahead)
+    assert finding.where == (("0",) if count > 2 else ("0", "1"))
+    assert ("the clock of 1 is 5.10 s ahead of that of 0; either may" in finding.what) == (count == 2)
 
 
 def test_a_clock_whose_way_is_long_is_not_blamed() -> None:
@@ -142,6 +174,15 @@ def test_time_limits_are_compared_with_the_slowest_link(timeout_s: float, severi
     found = list(judge.judge_timeout(rates, 1e7, "gradients", timeout_s))
     assert [finding.severity for finding in found] == ([] if severity is None else [severity])
     assert all("from b to c" in finding.what for finding in found)
+
+
+def test_a_link_that_carries_nothing_has_no_time() -> None:
+    rates = dict.fromkeys(PAIRS, 1e9) | {("b", "c"): 0.0}
+    assert list(judge.judge_timeout(rates, 0.0, "", 0.0)) == []  # without a config
+    (finding,) = judge.judge_timeout(rates, 1e7, "gradients", 600)
+    assert (finding.severity, finding.check) == (WRONG, "timeouts")
+    assert "nothing has arrived from b at c" in finding.what
+    assert [one.check for one in judge.judge_rates(rates, judge.slow_pairs(rates))] == ["bandwidth"]
 
 
 @pytest.mark.parametrize("count", range(2, 10))
@@ -212,6 +253,20 @@ def test_the_cores_of_a_job_are_those_it_was_given(tmp_path: Path) -> None:
 
 
 @linux
+@pytest.mark.parametrize("mtu", [1500, 9000, 65_520, 65_536])
+def test_packets_of_large_interfaces_are_no_finding(mtu: int) -> None:
+    one = {"name": "ib0", "mtu": mtu}
+    every = {
+        rank: facts(rank, "ab"[rank], interfaces=[{**one, "addresses": [f"10.0.0.{rank + 1}"]}]) for rank in range(2)
+    }
+    pairs = [("a", "b"), ("b", "a")]
+    assert list(judge.judge_mtu(hosts_of(every), dict.fromkeys(pairs, min(mtu, MOST)))) == []
+    found = list(judge.judge_mtu(hosts_of(every), dict.fromkeys(pairs, 1400)))
+    assert [finding.severity for finding in found] == [WRONG]
+    assert f"packets of {min(mtu, MOST)} bytes" in found[0].what
+
+
+@linux
 def test_locked_memory_counts_with_infiniband_only() -> None:
     for there in (False, True):
         every = {0: facts(0, "a", memlock=(65536, 65536), infiniband=there)}
@@ -257,7 +312,20 @@ def echoing() -> Iterator[socket.socket]:
 def test_the_size_of_packets_is_found(echoing: socket.socket) -> None:
     port = echoing.getsockname()[1]
     assert path_mtu("127.0.0.1", port, b"n" * 16, 9000) == 9000
+    assert path_mtu("127.0.0.1", port, b"n" * 16, 65_536) == MOST
     assert path_mtu("127.0.0.1", port, b"other nonce 1234", 9000) is None
+
+
+@linux
+def test_a_closed_server_leaves_no_thread() -> None:
+    before = threading.active_count()
+    server = PairServer("127.0.0.1", b"key", b"n" * 16)
+    time.sleep(0.1)  # both threads wait
+    server.close()
+    end_s = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 # --- the command ---
@@ -290,6 +358,57 @@ def test_a_config_that_does_not_fit_is_a_finding(project: Path) -> None:
     assert {one["check"] for one in found} == {"config"}
 
 
+# --- what a config says ---
+
+
+def wanted_of(project: Path, monkeypatch: pytest.MonkeyPatch, **checkpoint: Any) -> tuple[Wanted, Config, Plan]:
+    monkeypatch.chdir(project)
+    words = [f"checkpoint.{name}={value}" for name, value in checkpoint.items()]
+    config = load("run.toml", ["model.vocab_size=256", *words]).config
+    return of_config(Wanted(), config, 1, "a"), config, plan_of(config, 1, without_data=True)
+
+
+def test_room_for_checkpoints_is_that_of_launch(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps 10 and 20 are saved: two, and not the newest two, the best and one more."""
+    wanted, _, plan = wanted_of(project, monkeypatch, every=0, keep_last=2)
+    one = room.checkpoint_bytes(plan)
+    assert wanted.checkpoint_bytes == 2 * one
+    saved = project / "runs" / "default" / "checkpoints" / "step_00000010"
+    saved.mkdir(parents=True)
+    (saved / "state").write_bytes(bytes(one))
+    assert wanted_of(project, monkeypatch, every=0, keep_last=2)[0].checkpoint_bytes == one
+    none, config, plan = wanted_of(project, monkeypatch, every=0, keep_best="false", last="false")
+    assert none.checkpoint_bytes == room.checkpoints(config, plan, run_folder(config)).more_bytes == 0
+
+
+def test_damaged_data_is_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_: Config) -> None:
+        raise UserError("datasets/x: is damaged")
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("codescent.doctor.from_config.prepared", damaged)
+    (finding,) = of_config(Wanted(), load("run.toml", []).config, 1, "a").problems
+    assert (finding.severity, finding.check, finding.what) == (WRONG, "config", "datasets/x: is damaged")
+
+
+def test_a_disk_need_not_have_room_for_no_checkpoint() -> None:
+    look = {"path": "/runs", "exists": "/runs", "free_bytes": 100, "all_bytes": 1000, "error": "", "written": ""}
+    found = {
+        needs: [one.severity for one in judge_folder("run folder", {"a": look}, [], needs, "run.folder")]
+        for needs in (None, 0, 100, 101)
+    }
+    assert found == {None: [WARNING], 0: [], 100: [], 101: [WRONG]}
+
+
+def test_a_host_that_has_the_data_is_not_written_to(tmp_path: Path) -> None:
+    ready = tmp_path / "data" / "corpus-1a"
+    ready.mkdir(parents=True)
+    found = look(str(tmp_path / "data"), "file", "text", str(ready))
+    assert (found["written"], found["free_bytes"], found["error"]) == ("", None, "")
+    assert [one.name for one in (tmp_path / "data").iterdir()] == ["corpus-1a"]
+    assert look(str(tmp_path / "data"), "file", "text", str(tmp_path / "absent"))["written"]
+
+
 LAUNCHERS = {
     "our agent": ("-m", "codescent.launch.agent", "--ranks", "2", "--"),
     "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29477"),
@@ -312,6 +431,34 @@ def test_ranks_of_a_launcher_meet(project: Path, name: str) -> None:
 
 
 @linux
+def test_an_error_of_rank_0_alone_ends_all_ranks_and_is_told_once(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = ["run.toml", "train.num_steps=0", "--wait=60"]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(
+            lambda rank: doctor(project, *words, **env, RANK=rank, LOCAL_RANK=rank), ("0", "1")
+        )  # fmt: skip
+    assert (first.returncode, second.returncode) == (2, 0)
+    assert "train.num_steps" in first.stderr
+    assert (second.stdout, second.stderr) == ("", "")
+
+
+@linux
+def test_a_rank_that_loses_rank_0_ends_with_2(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODESCENT_TOKEN", "token")
+    place = Rank(1, 1, 2, 2, master_addr="127.0.0.1", master_port=meeting.port)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(examine, place, {"CODESCENT_TOKEN": "token"}, Wanted())
+        found = gather(dataclasses.replace(place, rank=0, local_rank=0), _key(place, os.environ), FACTS, 20.0)
+        found.connections[1].close()
+        with pytest.raises(UserError, match="rank 0 has gone before the checks ended") as lost:
+            ended.result(30)
+    assert lost.value.exit_code == 2
+
+
+@linux
 def test_rank_0_does_not_wait_for_ever(project: Path) -> None:
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -320,6 +467,122 @@ def test_rank_0_does_not_wait_for_ever(project: Path) -> None:
     assert done.returncode == 2
     (finding,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "ranks"]
     assert finding["ranks"] == [1]
+
+
+# --- who comes to rank 0 ---
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return Meeting(port)
+
+
+class Meeting:
+    """Rank 0 of three ranks of this machine, which waits in a thread."""
+
+    key = b"k" * 32
+
+    def __init__(self, port: int) -> None:
+        self.port, self.gathered = port, list[Gathered]()
+        self.thread = threading.Thread(target=self._gather)
+
+    def place(self, rank: int) -> Rank:
+        return Rank(rank, rank, 3, 3, master_addr="127.0.0.1", master_port=self.port)
+
+    def _gather(self) -> None:
+        self.gathered.append(gather(self.place(0), self.key, FACTS, 20.0))
+
+    def connect(self) -> socket.socket:
+        """Connect as a stranger, as soon as rank 0 listens."""
+        for _ in range(100):
+            with suppress(OSError):
+                return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+            time.sleep(0.05)
+        raise TimeoutError("rank 0 does not listen")
+
+    def join(self, rank: int, key: bytes = key, wait_s: float = 10.0) -> socket.socket:
+        return join(self.place(rank), key, FACTS | {"rank": rank}, wait_s)
+
+    def findings(self) -> list[Finding]:
+        """What rank 0 finds wrong with those that came."""
+        self.thread.join(30)
+        (found,) = self.gathered
+        return list(_came(self.place(0), found, hosts_of(found.facts)))
+
+
+@linux
+def test_who_only_connects_is_no_finding(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()  # a probe of ports
+    with meeting.connect() as cut_off:  # a rank that was too slow to prove itself
+        cut_off.recv(32)
+    with meeting.join(1), meeting.join(2):
+        assert meeting.findings() == []
+
+
+@linux
+def test_another_token_is_no_finding_where_all_ranks_came(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    with pytest.raises(UserError, match="has another token"):
+        meeting.join(1, b"another key", 0.1)
+    with meeting.join(1), meeting.join(2):
+        assert meeting.findings() == []
+    assert meeting.gathered[0].rejected
+
+
+@linux
+def test_a_rank_that_comes_twice_is_a_finding_of_its_own(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    with meeting.join(1):
+        with pytest.raises(UserError, match="refuses it: rank 1 is there already"):
+            meeting.join(1, wait_s=0.1)
+        with meeting.join(2):
+            (finding,) = meeting.findings()
+    assert (finding.check, finding.where, finding.ranks) == ("ranks", ("127.0.0.1",), (1,))
+    assert "rank 1, which is there already" in finding.what
+
+
+@linux
+def test_a_rank_of_another_run_is_a_finding(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    with pytest.raises(UserError, match="refuses it: the run has 3 ranks"):
+        meeting.join(7, wait_s=0.1)
+    with meeting.join(1), meeting.join(2):
+        (finding,) = meeting.findings()
+    assert "rank 7, which is none of 3 ranks" in finding.what
+
+
+@linux
+def test_a_rank_whose_connection_has_gone_may_come_again(meeting: Meeting) -> None:
+    meeting.thread.start()
+    meeting.connect().close()
+    meeting.join(1).close()
+    with meeting.join(1), meeting.join(2):
+        assert meeting.findings() == []
+
+
+@linux
+@pytest.mark.parametrize("listen", ["lo", "all"])
+def test_rank_0_listens_where_the_config_says(listen: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    places = [Rank(rank, 0, 2, 1, master_addr="127.0.0.1", master_port=port) for rank in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        gathered = pool.submit(gather, places[0], Meeting.key, FACTS, 20.0, listen)
+        join(places[1], Meeting.key, FACTS | {"rank": 1}, 10.0).close()
+        found = gathered.result(30)
+    assert (found.address, found.port, found.facts[0]["address"]) == ("127.0.0.1", port, "127.0.0.1")
+
+
+@linux
+def test_an_interface_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match='listen = "ib7"'):
+        gather(Rank(0, 0, 2, 2, master_addr="127.0.0.1"), Meeting.key, FACTS, 0.1, "ib7")
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:

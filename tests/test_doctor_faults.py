@@ -232,6 +232,48 @@ def test_room_for_the_checkpoints_is_counted(cluster: hosts.Hosts, folder: Path)
     assert "for the checkpoints" in found.report["findings"][0]["expected"]
 
 
+@pytest.mark.parametrize("listen", ["eth0", "all"])
+def test_rank_0_listens_where_the_config_says(cluster: hosts.Hosts, folder: Path, listen: str) -> None:
+    words = ("run.toml", f"parallel.listen={listen}", "--no-bandwidth")
+    found = examine(cluster, folder, Fault(words=words, slots=(1, 1)))
+    assert (found.found, found.errors) == (set(), ["", ""])
+    assert [host["ranks"][0]["address"] for host in found.report["hosts"]] == ["10.77.0.1", "10.77.0.2"]
+
+
+TWO = {
+    "a run folder of its own": ("wrong", "folders", "; either host may be the cause"),
+    "a clock that is ahead": ("warning", "clocks", "the clock of host1 is 7.0"),
+}
+
+
+@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("host", [0, 1])
+def test_with_two_hosts_both_are_named(cluster: hosts.Hosts, folder: Path, name: str, host: int) -> None:
+    """Two hosts differ, and nobody can say which one is wrong."""
+    prepare(name, folder)
+    severity, check, said = TWO[name]
+    one = FAULTS[name][0]
+    moved = Fault({host: next(iter(one.before.values()), "")}, {host: next(iter(one.env.values()), {})}, slots=(1, 1))
+    found = examine(cluster, folder, planted(moved, folder))
+    assert found.found == {(severity, check, ("host0", "host1"))}
+    assert said.replace("host1", f"host{host}") in found.report["findings"][0]["what"]
+
+
+READ_ONLY = "mount --bind FOLDER/datasets FOLDER/datasets; mount -o remount,bind,ro FOLDER/datasets"
+
+
+def test_a_data_folder_that_is_read_only_is_no_finding_where_the_corpus_is_prepared(
+    cluster: hosts.Hosts, folder: Path
+) -> None:
+    """Until then host 1 could not prepare it."""
+    words = ("run.toml", "--no-bandwidth")
+    fault = planted(Fault(before={1: READ_ONLY}, words=words), folder)
+    assert examine(cluster, folder, fault).found == {("wrong", "folders", HOST1)}
+    prepared = ["data", "corpus.txt", "--tokenizer=byte", "--folder=datasets"]
+    subprocess.run([sys.executable, "-m", "codescent", *prepared], cwd=folder, env=environment(), check=True)
+    assert examine(cluster, folder, fault).found == set()
+
+
 def test_hosts_are_reached_by_ssh(cluster: hosts.Hosts, folder: Path) -> None:
     """Instead of ssh a shell enters the namespace: the ranks of two hosts meet, and rank 0 reports here."""
     (folder / "ssh").write_text(SSH.replace("PREFIXh", cluster.name(0).removesuffix("0")))

@@ -7,10 +7,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from codescent.base.counted import counted
-from codescent.base.errors import RunFailed
+from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.base.token import key_of
 from codescent.doctor.facts import Host, facts_of, hosts_of
@@ -33,10 +34,9 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     """Run all checks. Returns the report on rank 0, None on the others. Collective.
 
     Raises:
-        UserError: this rank cannot listen, or cannot reach rank 0.
-        RunFailed: rank 0 has gone before the end.
+        UserError: this rank cannot listen, cannot reach rank 0, or has lost it before the end.
     """
-    key = key_of(env, f"doctor {place.job} of {place.world_size}")
+    key = _key(place, env)
     mine = facts_of(place, env, "")
     if place.rank:
         peer = join(place, key, mine, wanted.wait_s)
@@ -45,10 +45,10 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
             ended = serve(peer, tasks)
             tasks.close()
         if not ended:
-            raise RunFailed(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
+            raise UserError(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
         return None
     alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
-    found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s)
+    found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s, wanted.listen)
     begin_s = time.monotonic()
     tasks = Tasks(found.address, key)
     hub = Hub(found.connections, tasks)
@@ -57,6 +57,17 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     finally:
         hub.end()
         tasks.close()
+
+
+def dismiss(place: Rank, env: Mapping[str, str], wait_s: float) -> None:
+    """Rank 0, which has an error of its own: let the other ranks come, and end without one. They would wait for it."""
+    with suppress(UserError):  # it cannot listen: the error of its own is told
+        found = gather(place, _key(place, env), {}, wait_s)
+        Hub(found.connections, lambda _: None).end()
+
+
+def _key(place: Rank, env: Mapping[str, str]) -> bytes:
+    return key_of(env, f"doctor {place.job} of {place.world_size}")
 
 
 def _own_address(facts: Mapping[str, Any]) -> str:
@@ -98,7 +109,7 @@ def _unanswered(hosts: list[Host], hub: Hub) -> Iterator[Finding]:
 
 
 def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
-    """Ranks that have not come, strangers, and a port that is taken."""
+    """Ranks that have not come, or came twice; strangers; a port that is taken."""
     first = (hosts[0].name,)
     missing = sorted({*range(place.world_size)} - found.facts.keys())
     if missing:
@@ -106,8 +117,14 @@ def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
         mend = f"look at their own messages; they must reach {found.address}, port {found.port}"
         what = f"{of_ranks(missing)} did not come: {came}"
         yield Finding(WRONG, "ranks", first, what, "all ranks", mend, tuple(missing))
-    if found.rejected:
-        addresses = list(dict.fromkeys(found.rejected))
+    for rank, address in sorted(found.surplus):
+        what = f"a process at {address} says that it is rank {rank}, which "
+        what += "is there already" if rank in found.facts else f"is none of {place.world_size} ranks"
+        mend = "start each rank once, with one launcher; set RANK and WORLD_SIZE by hand nowhere"
+        yield Finding(WRONG, "ranks", (address,), what, "each rank once", mend, (rank,))
+    came_from = {facts["address"] for rank, facts in found.facts.items() if rank}
+    addresses = [one for one in dict.fromkeys(found.rejected) if one not in came_from]
+    if missing and addresses:  # where all ranks came, a stranger knocked: the run does not need its token
         what = f"a process at {listed(addresses)} did not know the token of this run"
         mend = "export CODESCENT_TOKEN, the same text on every host, or copy ~/.codescent/token to all of them"
         yield Finding(WRONG, "token", tuple(addresses), what, "the same token on every host", mend)
@@ -119,17 +136,16 @@ def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
 
 def _folders(hosts: list[Host], hub: Hub, wanted: Wanted) -> Iterator[Finding]:
     """Write a file on each host, look from each host for the others' files, remove them."""
-    for what, path, key, shared in (
-        ("run folder", wanted.run_folder, "run.folder", True),
-        ("data folder", wanted.data_folder, "data.folder", False),
+    for what, path, key, shared, ready in (
+        ("run folder", wanted.run_folder, "run.folder", True, ""),
+        ("data folder", wanted.data_folder, "data.folder", False, wanted.data_ready),
     ):
         if not path:
             continue
         nonce = secrets.token_hex(8)
         name = {host.leader: f".codescent-doctor-{nonce}-{host.leader}" for host in hosts}
-        looks = hub.ask(
-            {rank: {"do": "look", "path": path, "name": file, "text": f"{nonce} {rank}"} for rank, file in name.items()}
-        )
+        request = {"do": "look", "path": path, "ready": ready}
+        looks = hub.ask({rank: {**request, "name": file, "text": f"{nonce} {rank}"} for rank, file in name.items()})
         try:
             unseen = list(_unseen(hosts, hub, looks, name, nonce)) if shared else []
         finally:

@@ -20,6 +20,7 @@ from codescent.base.cores import OUR_THREADS, available_cores, memory_bytes
 from codescent.base.rank import Rank
 from codescent.doctor.devices import VISIBLE, chosen, devices, visible
 from codescent.doctor.interfaces import interfaces
+from codescent.train.interfaces import GLOO, NCCL
 
 SHM = Path("/dev/shm")
 INFINIBAND = Path("/sys/class/infiniband")
@@ -28,8 +29,6 @@ CPUSET, CPUSET_1 = "cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"
 """Cores of a control group, of version 2 and 1."""
 GIVEN_CORES = ("SLURM_CPUS_ON_NODE", "NCPUS")
 """Variables of SLURM and PBS: the cores of the job on this host."""
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that name the network interface of the ranks."""
 
 Facts = Mapping[str, Any]
 
@@ -65,7 +64,7 @@ def facts_of(place: Rank, env: Mapping[str, str], address: str) -> dict[str, Any
         "shm": _shm(),
         "infiniband": INFINIBAND.is_dir() and any(INFINIBAND.iterdir()),
         "interfaces": interfaces(),
-        "named_interfaces": {name: env[name] for name in INTERFACES if env.get(name)},
+        "named_interfaces": {name: env[name] for name in (GLOO, NCCL) if env.get(name)},
         "devices": found,
         "visible": env.get(VISIBLE),
         "num_visible": len(seen),

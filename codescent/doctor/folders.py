@@ -16,8 +16,14 @@ SEEN_S = 3.0
 AGAIN_S = 0.1
 
 
-def look(path: str, name: str, text: str) -> dict[str, Any]:
+def look(path: str, name: str, text: str, ready: str = "") -> dict[str, Any]:
     """What this host has at a path, or at the nearest folder above it that exists; there it writes a small file.
+
+    Args:
+        path: of the folder.
+        name: of the file.
+        text: of the file.
+        ready: where the run's data is, if it is prepared. A host that has it writes nothing, nor would a run.
 
     Returns "path", "exists": the folder that exists, "free_bytes", "all_bytes", "written": the file; "error": why none
     was written.
@@ -26,6 +32,8 @@ def look(path: str, name: str, text: str) -> dict[str, Any]:
     exists = next(one for one in (wanted, *wanted.parents) if _is_folder(one))
     found: dict[str, Any] = {"path": str(wanted), "exists": str(exists), "written": "", "error": ""}
     found |= {"free_bytes": None, "all_bytes": None}
+    if ready and Path(ready).exists():
+        return found
     try:
         room = os.statvfs(exists)
         found |= {"free_bytes": room.f_bavail * room.f_frsize, "all_bytes": room.f_blocks * room.f_frsize}

@@ -3,6 +3,7 @@ Does not look at the machine (facts.py does) and does not prepare a corpus."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from codescent.base.errors import UserError
@@ -10,8 +11,8 @@ from codescent.build import needs_vocab_size, task_request
 from codescent.config.sections import Config
 from codescent.doctor.finding import WRONG, Finding
 from codescent.doctor.wanted import Wanted
-from codescent.plan import DTYPE_BYTES, Plan
-from codescent.preflight import plan_of, prepared, run_folder
+from codescent.jobs.room import checkpoints
+from codescent.preflight import plan_of, prepared, run_folder, settled
 
 
 def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
@@ -20,34 +21,32 @@ def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
     wanted = replace(
         wanted,
         device=config.train.device,
+        listen=config.parallel.listen,
         run_folder=str(path),
         data_folder=str(task_request(config).data.folder),
         mark=str(path.absolute()),
         timeout_s=config.parallel.timeout_s,
     )
-    if needs_vocab_size(config) and prepared(config) is None:
+    try:
+        dataset = prepared(config)
+    except UserError as error:  # it is damaged, or no task reads it
+        return replace(wanted, problems=_problems(error, host, "data that a task reads", "codescent data prepares it"))
+    if dataset is not None:
+        wanted = replace(wanted, data_ready=str(dataset.path))
+    if needs_vocab_size(config) and dataset is None:
         return replace(wanted, notes=("the corpus is not prepared: sizes of checkpoints and messages are unknown",))
     try:
         plan = plan_of(config, ranks, without_data=not needs_vocab_size(config))
     except UserError as error:
         mend = f"codescent plan CONFIG --ranks {ranks} says what would do"
-        found = (Finding(WRONG, "config", (host,), one, f"a config for {ranks} ranks", mend) for one in error.problems)
-        return replace(wanted, problems=tuple(found))
-    kept = config.checkpoint.keep_last + 1 + config.checkpoint.keep_best
+        return replace(wanted, problems=_problems(error, host, f"a config for {ranks} ranks", mend))
     sizes = [(one.wire_bytes(plan.mesh.degree(one.axis)), one.what) for one in plan.traffic if one.axis]
     message_bytes, message = max(sizes, default=(0.0, ""))
-    return replace(
-        wanted, checkpoint_bytes=kept * _checkpoint_bytes(plan), message_bytes=message_bytes, message=message
-    )
+    more_bytes = None
+    with suppress(OSError):  # the folder cannot be read here: the check of the folder says so
+        more_bytes = checkpoints(config if dataset is None else settled(config, dataset), plan, path).more_bytes
+    return replace(wanted, checkpoint_bytes=more_bytes, message_bytes=message_bytes, message=message)
 
 
-def _checkpoint_bytes(plan: Plan) -> int:
-    """Weights, or their masters, and optimizer state of all trained parameters."""
-    return sum(
-        tensor.parameter.numel
-        * (
-            DTYPE_BYTES[tensor.master_dtype or tensor.weight_dtype]
-            + tensor.optimizer_tensors * DTYPE_BYTES[tensor.optimizer_dtype]
-        )
-        for tensor in plan.trained
-    )
+def _problems(error: UserError, host: str, expected: str, mend: str) -> tuple[Finding, ...]:
+    return tuple(Finding(WRONG, "config", (host,), one, expected, mend) for one in error.problems)

@@ -7,14 +7,13 @@ import fcntl
 import socket
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 from codescent.train.interfaces import interfaces as ipv4_addresses
+from codescent.train.interfaces import ipv6_addresses
 
 SIOCGIFFLAGS, SIOCGIFMTU = 0x8913, 0x8921  # linux/sockios.h
 IFF_UP = 1
-IF_INET6 = Path("/proc/self/net/if_inet6")
 
 
 def interfaces() -> list[dict[str, Any]]:
@@ -41,12 +40,7 @@ def interfaces() -> list[dict[str, Any]]:
 def _ipv6_addresses() -> dict[str, list[str]]:
     """IPv6 addresses by interface, without those of a single link (fe80::), which need a scope."""
     found: dict[str, list[str]] = {}
-    try:
-        lines = IF_INET6.read_text(encoding="ascii").splitlines()
-    except OSError:  # no IPv6 here
-        return found
-    for digits, *_, name in (line.split() for line in lines):
-        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-        if not address.startswith("fe80:"):
-            found.setdefault(name, []).append(address)
+    for name, address in ipv6_addresses():
+        if not address.is_link_local:
+            found.setdefault(name, []).append(str(address))
     return found

@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.command import command
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed
-from codescent.doctor.judge_network import Pair, blamed
+from codescent.doctor.judge_network import Pair, blamed, either
 
 LEAST_FREE_BYTES = 1 << 30
 
@@ -28,16 +28,16 @@ def judge_folder(
         what: "run folder" or "data folder".
         looks: what each host has there.
         unseen: pairs of hosts: the first does not see the file of the second. None where it need not be shared.
-        needs_bytes: of the checkpoints; None: unknown.
+        needs_bytes: room for more checkpoints; 0: none is saved; None: unknown.
         key: of the config, which says where the folder is.
     """
-    for host, pairs in blamed(unseen):
-        others = list(dict.fromkeys(name for pair in pairs for name in pair if name != host))
-        path = looks[host]["path"]
-        text = f"the {what} {path} is not that of {listed(others)}"
+    for where, pairs in blamed(unseen):
+        others = list(dict.fromkeys(name for pair in pairs for name in pair if name != where[0]))
+        of_first = f" of {where[0]}" if len(where) > 1 else ""
+        text = f"the {what} {looks[where[0]]['path']}{of_first} is not that of {listed(others)}{either(where)}"
         expected = "one file system, which every host sees under the same path"
         mend = f"mount the shared file system there, or set {key} to a folder on one"
-        yield Finding(WRONG, "folders", (host,), text, expected, mend)
+        yield Finding(WRONG, "folders", where, text, expected, mend)
     for host, look in looks.items():
         if look["error"]:
             text = f"cannot write in {look['exists']}, for the {what} {look['path']}: {look['error']}"
@@ -48,16 +48,19 @@ def judge_folder(
 
 def _room(what: str, looks: Mapping[str, Mapping[str, Any]], needs_bytes: int | None, key: str) -> Iterator[Finding]:
     """One finding for hosts with the same path and size: most often that is one file system."""
+    least = LEAST_FREE_BYTES if needs_bytes is None else needs_bytes
     short: dict[tuple[str, int], list[str]] = {}
     for host, look in looks.items():
-        if look["free_bytes"] is not None and look["free_bytes"] < (needs_bytes or LEAST_FREE_BYTES):
+        if look["free_bytes"] is not None and look["free_bytes"] < least:
             short.setdefault((look["exists"], look["all_bytes"]), []).append(host)
     for (path, _), hosts in short.items():
         free = min(looks[host]["free_bytes"] for host in hosts)
         text = f"{path} has {of_bytes(free)} free for the {what}"
-        expected = f"{of_bytes(needs_bytes)} for the checkpoints" if needs_bytes else of_bytes(LEAST_FREE_BYTES)
+        severity, expected = WARNING, of_bytes(least)
+        if needs_bytes is not None:
+            severity, expected = WRONG, f"{of_bytes(least)} for the checkpoints"
         mend = f"remove old checkpoints, lower checkpoint.keep_last, or set {key} to a larger disk"
-        yield Finding(WRONG if needs_bytes else WARNING, "folders", tuple(hosts), text, expected, mend)
+        yield Finding(severity, "folders", tuple(hosts), text, expected, mend)
 
 
 def judge_processes(

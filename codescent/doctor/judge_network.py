@@ -3,6 +3,7 @@ slow links and the host to blame. Does not measure (pairs.py does)."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,9 +12,12 @@ from codescent.base.amounts import of_rate, of_seconds, of_share
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed
 from codescent.doctor.judge_host import common
+from codescent.doctor.mtu import MOST
 
 Pair = tuple[str, str]
 """From a host to a host, by name."""
+Hosts = tuple[str, ...]
+"""Names: of one host, or of two of which either may be the cause."""
 CLOCK_S = 1.0
 SLOW_SHARE = 0.4
 """A link is slow below this share of what is usual among the others."""
@@ -22,34 +26,48 @@ LATE_TIMES, LATE_S = 5.0, 1e-3
 TIMEOUT_SHARE = 0.5
 LINK_SHARE = 0.7
 """A link is below its declared rate if it reaches less than this share of it."""
+MEND_LINK = "its cable, port and speed (ethtool INTERFACE), other traffic, the interface of the ranks (ip route get)"
 
 
-def blamed(pairs: Collection[Pair]) -> list[tuple[str, list[Pair]]]:
+def blamed(pairs: Collection[Pair]) -> list[tuple[Hosts, list[Pair]]]:
     """The hosts that explain the pairs: first the one with most of them, with its pairs, then that of the rest.
 
-    Of as many pairs, a host to which they lead comes before one from which they come.
+    Of as many pairs, a host to which they lead comes before one from which they come. Where two hosts explain the same
+    pairs, as always with two hosts, nobody can say which one it is: both are named.
     """
-    left, found = list(pairs), list[tuple[str, list[Pair]]]()
+    left, found = list(pairs), list[tuple[Hosts, list[Pair]]]()
     while left:
         counts = Counter(host for pair in left for host in pair)
         into = Counter(host for _, host in left)
         host = max(counts, key=lambda name: (counts[name], into[name]))
         own = [pair for pair in left if host in pair]
-        found.append((host, own))
-        left = [pair for pair in left if host not in pair]
+        where = tuple(dict.fromkeys(other for pair in own for other in pair))
+        found.append((where if len(where) == 2 and counts[where[0]] == counts[where[1]] else (host,), own))
+        left = [pair for pair in left if pair not in own]
     return found
+
+
+def either(where: Hosts) -> str:
+    """What a sentence about the hosts of `blamed` says at its end, where there are two."""
+    return "; either host may be the cause" if len(where) > 1 else ""
 
 
 def judge_reach(errors: Mapping[Pair, str]) -> Iterator[Finding]:
     """Pairs whose connection fails."""
-    for host, pairs in blamed(errors):
-        sources = [first for first, second in pairs if second == host]
-        targets = [second for first, second in pairs if first == host]
-        parts = [f"is not reached from {listed(sources)}"] if sources else []
-        parts += [f"does not reach {listed(targets)}"] if targets else []
-        what = f"{' and '.join(parts)} by TCP: {errors[pairs[0]]}"
+    for where, pairs in blamed(errors):
+        what = f"{_reach(where, pairs)} by TCP: {errors[pairs[0]]}{either(where)}"
         mend = "let TCP through between all hosts, on ports above 1023 (nft list ruleset, iptables -S, security groups)"
-        yield Finding(WRONG, "ports", (host,), what, "a connection between every two hosts", mend)
+        yield Finding(WRONG, "ports", where, what, "a connection between every two hosts", mend)
+
+
+def _reach(where: Hosts, pairs: Sequence[Pair]) -> str:
+    """Which host does not reach which."""
+    if len(where) == 2:
+        return " and ".join(f"{first} does not reach {second}" for first, second in pairs)
+    sources = [first for first, second in pairs if second == where[0]]
+    targets = [second for first, second in pairs if first == where[0]]
+    parts = [f"is not reached from {listed(sources)}"] if sources else []
+    return " and ".join([*parts, *([f"does not reach {listed(targets)}"] if targets else [])])
 
 
 def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Finding]:
@@ -64,12 +82,13 @@ def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Find
             mend = f"ip link set dev {device} mtu {wanted}"
             yield Finding(WARNING, "mtu", (host,), what, f"{wanted}, as on the other hosts", mend)
     own = {host.name: host.mtu for host in hosts}
-    short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0)}
-    for host, pairs in blamed(short):
+    short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0, MOST)}
+    for where, pairs in blamed(short):
         least, (source, target) = min((short[pair], pair) for pair in pairs)
-        what = f"packets of {own[source]} bytes from {source} do not reach {target}; {least} bytes do"
+        size = min(own[source] or 0, MOST)
+        what = f"packets of {size} bytes from {source} do not reach {target}; {least} bytes do{either(where)}"
         mend = f"the same MTU on hosts and switches; until then ip link set dev INTERFACE mtu {least} on every host"
-        yield Finding(WRONG, "mtu", (host,), what, "packets as large as the MTU of the interface", mend)
+        yield Finding(WRONG, "mtu", where, what, "packets as large as the MTU of the interface", mend)
 
 
 def judge_clocks(ahead: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
@@ -81,12 +100,21 @@ def judge_clocks(ahead: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
     if len(ahead) < 2:
         return
     usual = statistics.median_low(seconds for seconds, _ in ahead.values())
-    for host, (seconds, uncertain_s) in ahead.items():
-        differs = seconds - usual
-        if abs(differs) - uncertain_s > CLOCK_S:
-            what = f"its clock is {of_seconds(abs(differs))} {'ahead' if differs > 0 else 'behind'}"
-            mend = "timedatectl set-ntp true, or chronyc makestep"
-            yield Finding(WARNING, "clocks", (host,), what, f"clocks within {of_seconds(CLOCK_S)}", mend)
+    expected, mend = f"clocks within {of_seconds(CLOCK_S)}", "timedatectl set-ntp true, or chronyc makestep"
+    wrong = {
+        host: seconds - usual
+        for host, (seconds, uncertain_s) in ahead.items()
+        if abs(seconds - usual) - uncertain_s > CLOCK_S
+    }
+    if wrong and len(ahead) == 2:  # none of them is that of most hosts
+        first, second = sorted(ahead, key=lambda host: ahead[host][0])
+        differs = ahead[second][0] - ahead[first][0]
+        what = f"the clock of {second} is {of_seconds(differs)} ahead of that of {first}; either may be the wrong one"
+        yield Finding(WARNING, "clocks", tuple(ahead), what, expected, f"{mend}, on both")
+        return
+    for host, differs in wrong.items():
+        what = f"its clock is {of_seconds(abs(differs))} {'ahead' if differs > 0 else 'behind'}"
+        yield Finding(WARNING, "clocks", (host,), what, expected, mend)
 
 
 def slow_pairs(rates: Mapping[Pair, float]) -> list[Pair]:
@@ -112,22 +140,21 @@ def _usual(values: Mapping[Pair, float], pair: Pair) -> float:
 
 def judge_rates(rates: Mapping[Pair, float], slow: Collection[Pair]) -> Iterator[Finding]:
     """The hosts of slow pairs. `slow`: those that were slow when they were measured again, alone."""
-    for host, pairs in blamed(slow):
+    for where, pairs in blamed(slow):
         pair = min(pairs, key=lambda one: rates[one])
         usual = _usual({one: rate for one, rate in rates.items() if one == pair or one not in slow}, pair)
-        what = f"{of_rate(rates[pair], 'B/s')} from {pair[0]} to {pair[1]}"
-        mend = "its cable, port and speed (ethtool INTERFACE), other traffic, the interface of the ranks (ip route get)"
-        yield Finding(WARNING, "bandwidth", (host,), what, f"{of_rate(usual, 'B/s')}, as between the others", mend)
+        what = f"{of_rate(rates[pair], 'B/s')} from {pair[0]} to {pair[1]}{either(where)}"
+        yield Finding(WARNING, "bandwidth", where, what, f"{of_rate(usual, 'B/s')}, as between the others", MEND_LINK)
 
 
 def judge_latencies(latencies: Mapping[Pair, float], late: Collection[Pair]) -> Iterator[Finding]:
     """The hosts of pairs with a long latency."""
-    for host, pairs in blamed(late):
+    for where, pairs in blamed(late):
         pair = max(pairs, key=lambda one: latencies[one])
         usual = _usual({one: seconds for one, seconds in latencies.items() if one == pair or one not in late}, pair)
-        what = f"{of_seconds(latencies[pair])} from {pair[0]} to {pair[1]}"
+        what = f"{of_seconds(latencies[pair])} from {pair[0]} to {pair[1]}{either(where)}"
         mend = "the way of its packets (ip route get, traceroute), and what else the host does (uptime)"
-        yield Finding(WARNING, "latency", (host,), what, f"{of_seconds(usual)}, as between the others", mend)
+        yield Finding(WARNING, "latency", where, what, f"{of_seconds(usual)}, as between the others", mend)
 
 
 def judge_link(rates: Mapping[Pair, float], declared: Mapping[str, float]) -> Iterator[Finding]:
@@ -145,14 +172,16 @@ def judge_link(rates: Mapping[Pair, float], declared: Mapping[str, float]) -> It
 
 
 def judge_timeout(rates: Mapping[Pair, float], message_bytes: float, what: str, timeout_s: float) -> Iterator[Finding]:
-    """Whether every link carries the largest message of a run in time."""
-    late = [pair for pair, rate in rates.items() if message_bytes / rate > TIMEOUT_SHARE * timeout_s]
+    """Whether every link carries the largest message of a run in time. A rate may be 0: nothing has arrived."""
+    late = [pair for pair, rate in rates.items() if message_bytes > TIMEOUT_SHARE * timeout_s * rate]
     if not late:
         return
-    hosts = tuple(host for host, _ in blamed(late))
+    hosts = tuple(dict.fromkeys(host for where, _ in blamed(late) for host in where))
     pair = min(late, key=lambda one: rates[one])
-    seconds = message_bytes / rates[pair]
-    text = f"{what}: {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
-    mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or a smaller parallel.bucket_bytes"
+    seconds = message_bytes / rates[pair] if rates[pair] else math.inf
+    text, mend = f"{what}: nothing has arrived from {pair[0]} at {pair[1]} when bandwidth was measured", MEND_LINK
+    if math.isfinite(seconds):
+        text = f"{what}: {of_seconds(seconds)} from {pair[0]} to {pair[1]}"
+        mend = f"parallel.timeout_s={max(60, round(4 * seconds))}, or a smaller parallel.bucket_bytes"
     severity = WRONG if seconds > timeout_s else WARNING
     yield Finding(severity, "timeouts", hosts, text, f"well below parallel.timeout_s = {timeout_s:g}", mend)

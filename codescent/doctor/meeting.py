@@ -16,14 +16,20 @@ from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
-from codescent.train.addresses import is_local, listening_address
+from codescent.train.addresses import EVERY, is_local, listening_address, route_to
+from codescent.train.interfaces import is_loopback
 from codescent.transport.authenticate import NotProved, prove
-from codescent.transport.sockets import watch
+from codescent.transport.sockets import has_gone, watch
 
 PURPOSE = b"codescent doctor 1 "
 OTHER_PORTS = 4
 """Ports that are tried where MASTER_PORT is taken, or is that of torchrun's store."""
 CONNECT_S, AGAIN_S, HELLO_S = 2.0, 0.1, 10.0
+WELCOME = "welcome"
+
+
+class Refused(ConnectionError):
+    """Rank 0 knows the token, and does not take this process as a rank."""
 
 
 @dataclass
@@ -33,7 +39,9 @@ class Gathered:
     Attributes:
         connections: by rank.
         facts: of each rank, with that of rank 0.
-        rejected: addresses of processes that did not know the token, or said that they are a rank that was there.
+        rejected: addresses of processes that did not know the token. Who only connects (a probe of ports), or is cut
+            off, is none of them.
+        surplus: numbers and addresses of processes that know the token, but whose rank was there, or is none.
         taken: what the port of the run is taken by, in words; "": it is free, or torchrun's.
         address: at which rank 0 listens.
         port: at which it listens.
@@ -45,6 +53,7 @@ class Gathered:
     connections: dict[int, socket.socket] = field(default_factory=dict)
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
+    surplus: set[tuple[int, str]] = field(default_factory=set)
     is_over: bool = False  # nobody is waited for any more
 
 
@@ -55,12 +64,19 @@ def ports(place: Rank) -> list[int]:
     return others if place.agent_store else [place.master_port, *others]
 
 
-def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> Gathered:
+def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen: str | None = None) -> Gathered:
     """Rank 0: wait until all ranks have come, or the time is over.
+
+    Args:
+        place: this process among the ranks.
+        key: the secret of the run.
+        mine: what rank 0 knows of itself.
+        wait_s: for the others.
+        listen: parallel.listen; None: auto.
 
     Raises UserError: rank 0 cannot listen.
     """
-    listener, taken = _listen(place)
+    listener, taken = _listen(place, listen)
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
     change = threading.Condition()
@@ -69,16 +85,30 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> Gath
         with change:
             change.wait_for(lambda: len(found.facts) == place.world_size, wait_s)
             found.is_over = True
+        if address == EVERY:  # which one of this machine the others have reached is known by now
+            own = (peer.getsockname()[0] for peer in found.connections.values())
+            found.address = next((one for one in own if not is_loopback(one)), route_to(place.master_addr))
+            found.facts[0]["address"] = found.address
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
     return found
 
 
-def _listen(place: Rank) -> tuple[socket.socket, str]:
-    """A listening socket, and what MASTER_PORT is taken by."""
-    if place.store_fd is not None:
-        return socket.socket(fileno=place.store_fd), ""
-    address, taken = listening_address(place), ""
+def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
+    """A listening socket, and what MASTER_PORT is taken by. It is where a run listens.
+
+    But where all ranks are on this machine, it is on loopback always: the others do not read the config.
+    """
+    given = None if place.store_fd is None else socket.socket(fileno=place.store_fd)
+    if given is not None and listen is None:
+        return given, ""
+    address, taken = listening_address(place, listen), ""
+    if given is not None:
+        if is_local(place):
+            return given, ""
+        given.close()
+    if is_local(place):
+        address = LOOPBACK
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports(place):
         try:
@@ -102,19 +132,18 @@ def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, c
         try:
             prove(peer, key, serves=True, purpose=PURPOSE)
             hello = receive(peer, HELLO_S)
-            rank = int(hello["rank"])
             with change:
-                if found.is_over or not 0 < rank < place.world_size or rank in found.facts:
-                    raise ConnectionRefusedError(f"rank {rank} is there already, or is none of this run")
-                found.connections[rank], found.facts[rank] = peer, hello
-                watch(peer)
-                send(peer, "welcome")
+                why = _enter(peer, address, hello, place.world_size, found)
                 change.notify_all()
-        except (OSError, KeyError, TypeError, ValueError):
-            with suppress(OSError):
+            if why:
+                send(peer, why)
                 peer.close()
+        except NotProved:
+            peer.close()
             with change:
                 found.rejected.append(address)
+        except (OSError, KeyError, TypeError, ValueError):  # a probe of ports, a rank that was cut off, no rank at all
+            peer.close()
 
     with suppress(OSError):  # the listener is closed
         while True:
@@ -122,10 +151,29 @@ def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, c
             threading.Thread(target=admit, args=(peer, address[0]), daemon=True).start()
 
 
+def _enter(peer: socket.socket, address: str, hello: dict[str, Any], world_size: int, found: Gathered) -> str:
+    """Let a process in that knows the token. Returns why not; "": it is in.
+
+    A rank whose first connection has gone, because this machine was too busy to answer, may come again.
+    """
+    rank, is_there = int(hello["rank"]), False
+    if rank in found.connections:
+        is_there = not has_gone(found.connections[rank])
+    if found.is_over:
+        return "it came too late"
+    if is_there or not 0 < rank < world_size:
+        found.surplus.add((rank, address))
+        return f"rank {rank} is there already" if is_there else f"the run has {world_size} ranks"
+    watch(peer)
+    send(peer, WELCOME)
+    found.connections[rank], found.facts[rank] = peer, hello
+    return ""
+
+
 def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket.socket:
     """Connect to rank 0, and say what this rank knows of itself.
 
-    Raises UserError: it cannot be reached in time, or has another token.
+    Raises UserError: it cannot be reached in time, has another token, or refuses this rank.
     """
     host = LOOPBACK if is_local(place) else place.master_addr
     end_s, problems = time.monotonic() + wait_s, dict[int, OSError]()
@@ -134,13 +182,16 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
             try:
                 peer = socket.create_connection((host, port), timeout=CONNECT_S)
             except OSError as error:
-                if not isinstance(problems.get(port), NotProved):  # rank 0 has been there, and has gone meanwhile
+                if not isinstance(
+                    problems.get(port), NotProved | Refused
+                ):  # rank 0 has been there, and has gone meanwhile
                     problems[port] = error
                 continue
             try:
                 prove(peer, key, serves=False, purpose=PURPOSE)
                 send(peer, {**mine, "address": peer.getsockname()[0]})
-                receive(peer, HELLO_S)
+                if (answer := receive(peer, HELLO_S)) != WELCOME:
+                    raise Refused(str(answer))
             except OSError as error:
                 peer.close()
                 problems[port] = error
@@ -161,6 +212,12 @@ def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserErro
         return UserError(
             f"{who}: the process at {host}:{stranger} has another token; export CODESCENT_TOKEN, the same text on "
             "every host, or copy ~/.codescent/token to all of them"
+        )
+    refused = next((one for one, error in problems.items() if isinstance(error, Refused)), None)
+    if refused is not None:
+        return UserError(
+            f"{who}: rank 0 at {host}:{refused} refuses it: {problems[refused]}; start each rank once, all of them "
+            "with the same number of ranks (RANK and WORLD_SIZE, as the launcher sets them)"
         )
     shown = f"{host}, which is {_resolved(host)} here" if _resolved(host) != host else host
     return UserError(

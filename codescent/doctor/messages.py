@@ -9,6 +9,8 @@ import struct
 import time
 from typing import Any
 
+from codescent.transport.authenticate import exactly
+
 MOST_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
@@ -25,19 +27,9 @@ def receive(peer: socket.socket, within_s: float) -> Any:
     (length,) = _LENGTH.unpack(exactly(peer, _LENGTH.size, end_s))
     if length > MOST_BYTES:
         raise ConnectionError(f"a message of {length:,} bytes: this is no rank of codescent doctor")
+    text = exactly(peer, length, end_s)
+    peer.settimeout(None)
     try:
-        return json.loads(exactly(peer, length, end_s))
+        return json.loads(text)
     except ValueError as error:
         raise ConnectionError("a message that is no JSON: this is no rank of codescent doctor") from error
-
-
-def exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
-    """Receive exactly `count` bytes before `end_s`, a time.monotonic()."""
-    found = bytearray()
-    while len(found) < count:
-        peer.settimeout(max(0.001, end_s - time.monotonic()))
-        if not (more := peer.recv(count - len(found))):
-            raise ConnectionResetError("the other side has disconnected")
-        found += more
-    peer.settimeout(None)
-    return bytes(found)

@@ -13,6 +13,8 @@ SIZES = (576, 1280, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4092, 8951, 9000)
 """MTUs that occur. Between the largest that passes and the smallest that does not, the way ends."""
 LEAST = 200
 """Bytes of a packet that passes everywhere, unless datagrams are blocked."""
+MOST = 65_000
+"""A datagram cannot be much larger. Interfaces may have more: 65,520 with InfiniBand, 65,536 is usual for loopback."""
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 TRIES, TRY_S = 3, 0.3
 _PROBE = {  # linux/in.h, linux/in6.h: packets may not be fragmented, and what is known of the way is ignored
@@ -32,11 +34,11 @@ def echo(server: socket.socket, nonce: bytes) -> None:
 
 
 def path_mtu(address: str, port: int, nonce: bytes, own_mtu: int) -> int | None:
-    """The largest size up to `own_mtu` that passes; None: no datagram passes, or this system cannot tell."""
+    """The largest size up to `own_mtu` and MOST that passes; None: no datagram passes, or this system cannot tell."""
     if not sys.platform.startswith("linux"):
         return None
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    own_mtu = min(own_mtu, 65_000)
+    own_mtu = min(own_mtu, MOST)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(*_PROBE[family])
         probe.connect((address, port))

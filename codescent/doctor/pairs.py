@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from codescent.doctor.meeting import CONNECT_S, PURPOSE
-from codescent.doctor.messages import exactly, receive, send
+from codescent.doctor.messages import receive, send
 from codescent.doctor.mtu import echo
-from codescent.transport.authenticate import prove
+from codescent.transport.authenticate import exactly, prove
 from codescent.transport.sockets import listen
 
 PINGS, PING = 10, b"12345678"
@@ -49,10 +49,10 @@ class PairServer:
 
     def close(self) -> None:
         """Listen no more."""
-        with suppress(OSError):
-            self._tcp.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
-        self._tcp.close()
-        self._udp.close()
+        for server in (self._tcp, self._udp):
+            with suppress(OSError):  # UDP says that nobody is connected, and lets its thread go all the same
+                server.shutdown(socket.SHUT_RDWR)  # a thread that waits would keep the port open
+            server.close()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed

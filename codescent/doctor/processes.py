@@ -8,12 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from codescent.base.visible import visible
 from codescent.doctor.devices import processes
-from codescent.jobs.leftovers import MARK, PROC, above, marked
+from codescent.jobs.leftovers import MARK, PROC, above, command_of, marked
 
 LISTENS = "0A"
-SHOWN_CHARS = 60
 
 
 def left_behind(ranks: Collection[int], env_mark: str | None) -> list[dict[str, Any]]:
@@ -68,12 +66,3 @@ def _open_files(process: Path) -> set[str]:
         return {str(one.readlink()) for one in (process / "fd").iterdir()}
     except OSError:  # it has ended, or is another user's
         return set()
-
-
-def command_of(pid: str) -> str:
-    """The begin of the command line of a process; "": it is not seen here."""
-    try:
-        words = (PROC / pid / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-    return visible(words[:SHOWN_CHARS])

@@ -18,9 +18,11 @@ class Wanted:
 
     Attributes:
         device: train.device.
+        listen: parallel.listen; None: auto.
         run_folder: of the run, as the config has it: relative to the folder in which ranks start.
         data_folder: data.folder; "": it is not checked.
-        checkpoint_bytes: of all checkpoints that the run keeps, and the one that is being written; None: unknown.
+        data_ready: where the prepared data is, as rank 0 sees it; "": it is not prepared, or nobody can tell.
+        checkpoint_bytes: room that checkpoints need beside those that are there: see jobs/room.py; None: unknown.
         mark: by which the run's processes are found; "": unknown.
         timeout_s: parallel.timeout_s.
         message_bytes: the most that a rank sends in one collective.
@@ -33,8 +35,10 @@ class Wanted:
     """
 
     device: str = "auto"
+    listen: str | None = None
     run_folder: str = "runs"
     data_folder: str = ""
+    data_ready: str = ""
     checkpoint_bytes: int | None = None
     mark: str = ""
     timeout_s: float = 0.0

@@ -45,7 +45,7 @@ def marked() -> list[tuple[Left, str]]:
     for pid in sorted(_pids()):
         words = (word for word in _environment(pid) if word.startswith(begin))
         if (word := next(words, None)) is not None:
-            found.append((Left(pid, _command(pid)), os.fsdecode(word.removeprefix(begin))))
+            found.append((Left(pid, command_of(pid)), os.fsdecode(word.removeprefix(begin))))
     return found
 
 
@@ -102,7 +102,8 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int | str) -> str:
+    """The begin of the command line of a process; "": it has ended, or is not seen here."""
     try:
         words = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.amounts import of_bytes
@@ -122,24 +123,43 @@ def checkpoint_bytes(plan: Plan) -> int:
     return tensors + sum(math.prod(kept.shape) * DTYPE_BYTES[kept.dtype] for kept in plan.kept)
 
 
-def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
-    """Why the disk of the run folder has no room for the checkpoints: those that are kept, and one more."""
+@dataclass(frozen=True)
+class Checkpoints:
+    """Those that a run has at once.
+
+    Attributes:
+        number: how many: those that are kept, and one more.
+        one_bytes: of each: as the newest that is there, else by the plan.
+        more_bytes: room for them, beside those that are there already.
+    """
+
+    number: int
+    one_bytes: int
+    more_bytes: int
+
+
+def checkpoints(config: Config, plan: Plan, run: Path) -> Checkpoints:
+    """The checkpoints of a run, new or begun, whose folder is `run`."""
     number = most_checkpoints(config)
-    if not number:
-        return
     saved = sorted((run / CHECKPOINTS).glob("step_*"), key=lambda path: path.name)
     sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in saved]
     one = sizes[-1] if sizes else checkpoint_bytes(plan)
+    return Checkpoints(number, one, max(0, one * number - sum(sizes)))
+
+
+def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
+    """Why the disk of the run folder has no room for the checkpoints."""
+    found = checkpoints(config, plan, run)
     above = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
-    needed = one * number - sum(sizes)
-    if needed <= free:
+    if found.more_bytes <= free:
         return
-    keep = config.checkpoint.keep_last - math.ceil((needed - free) / one)
+    keep = config.checkpoint.keep_last - math.ceil((found.more_bytes - free) / found.one_bytes)
     lower = f", or checkpoint.keep_last={keep}" if keep >= 1 else ""
     yield (
-        f"{run}: {counted(number, 'checkpoint')} of {of_bytes(one)} need {of_bytes(needed)} more, but "
-        f"{of_bytes(free)} are free there; free some space, give a run.folder on another disk{lower}"
+        f"{run}: {counted(found.number, 'checkpoint')} of {of_bytes(found.one_bytes)} need "
+        f"{of_bytes(found.more_bytes)} more, but {of_bytes(free)} are free there; free some space, give a run.folder "
+        f"on another disk{lower}"
     )
 
 

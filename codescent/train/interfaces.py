@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
@@ -49,12 +49,18 @@ def interface_of(address: str) -> str | None:
     """The name of the interface that has an IPv4 or IPv6 address; None: it is not known."""
     if ":" not in address:
         return next((name for name, found in interfaces().items() if found == address), None)
-    packed = ipaddress.ip_address(address.partition("%")[0]).packed.hex()
+    wanted = ipaddress.IPv6Address(address.partition("%")[0])
+    return next((name for name, found in ipv6_addresses() if found == wanted), None)
+
+
+def ipv6_addresses() -> Iterator[tuple[str, ipaddress.IPv6Address]]:
+    """Each IPv6 address of this machine, after the name of its interface."""
     try:
         lines = IPV6.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((line.split()[-1] for line in lines if line.split()[0] == packed), None)
+    except OSError:  # no IPv6 here, or no Linux
+        return
+    for digits, *_, name in (line.split() for line in lines):
+        yield name, ipaddress.IPv6Address(bytes.fromhex(digits))
 
 
 def is_loopback(address: str) -> bool:

@@ -44,7 +44,7 @@ def prove(peer: socket.socket, key: bytes, *, serves: bool, purpose: bytes = TRA
     mine = secrets.token_bytes(_NUMBER)
     peer.settimeout(HANDSHAKE_S)
     peer.sendall(mine)
-    other = _exactly(peer, _NUMBER, end_s)
+    other = exactly(peer, _NUMBER, end_s)
     numbers = (mine, other) if serves else (other, mine)
 
     def proof(role: bytes) -> bytes:
@@ -53,7 +53,7 @@ def prove(peer: socket.socket, key: bytes, *, serves: bool, purpose: bytes = TRA
 
     if not serves:
         peer.sendall(proof(b"client"))
-    known = hmac.compare_digest(_exactly(peer, _PROOF, end_s), proof(b"client" if serves else b"server"))
+    known = hmac.compare_digest(exactly(peer, _PROOF, end_s), proof(b"client" if serves else b"server"))
     if serves:
         peer.sendall(proof(b"server") if known else bytes(_PROOF))
     if not known:
@@ -61,12 +61,12 @@ def prove(peer: socket.socket, key: bytes, *, serves: bool, purpose: bytes = TRA
     peer.settimeout(None)
 
 
-def _exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
+def exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
     """Receive exactly `count` bytes. Raises OSError: they did not arrive before `end_s`, a time.monotonic()."""
-    found = b""
+    found = bytearray()
     while len(found) < count:
         peer.settimeout(max(0.001, end_s - time.monotonic()))
         if not (more := peer.recv(count - len(found))):
             raise ConnectionResetError("the other side has disconnected")
         found += more
-    return found
+    return bytes(found)

@@ -15,7 +15,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.base.stopping import reported
-from codescent.doctor.examine import examine
+from codescent.doctor.examine import dismiss, examine
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
 from codescent.launch.environment import read
@@ -40,21 +40,17 @@ def main(arguments: Namespace) -> int:
     if OVERRIDE.match(arguments.config or ""):
         raise UserError(f"{arguments.config}: is of a config; name it first: codescent doctor CONFIG")
     problems: list[str] = []
-    link, place, config = _link(arguments, problems), read(os.environ) or Rank(), None
-    if arguments.json not in (None, STANDARD_OUTPUT) and not Path(arguments.json).absolute().parent.is_dir():
-        problems.append(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
-    try:
-        if arguments.config is not None and place.rank == 0:
-            config = _config(arguments)
-    except UserError as error:
-        problems += error.problems
+    link, place = _link(arguments, problems), read(os.environ) or Rank()
+    config, own = _of_rank_0(arguments) if place.rank == 0 else (None, [])
     site_words = [word for word in arguments.overrides if word.startswith(SITE)]
     if site_words or any(getattr(arguments, name) is not None for name in ELSEWHERE):
         from codescent.verbs import doctor_elsewhere
 
-        return doctor_elsewhere.main(arguments, site_words, config, place, problems)
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
+        return doctor_elsewhere.main(arguments, site_words, config, place, [*problems, *own])
+    if own and not problems and place.world_size > 1:
+        dismiss(place, os.environ, float(arguments.wait))
+    if problems or own:
+        raise UserError(*dict.fromkeys([*problems, *own]))
     wanted = Wanted(link=link, bandwidth=not arguments.no_bandwidth, wait_s=float(arguments.wait))
     if config is not None:
         from codescent.doctor.from_config import of_config
@@ -83,10 +79,20 @@ def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
         return None
 
 
-def _config(arguments: Namespace) -> Config:
+def _of_rank_0(arguments: Namespace) -> tuple[Config | None, list[str]]:
+    """The config, which rank 0 alone reads, and the problems that it alone finds: with the config, with --json."""
+    problems: list[str] = []
+    if arguments.json not in (None, STANDARD_OUTPUT) and not Path(arguments.json).absolute().parent.is_dir():
+        problems.append(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
+    if arguments.config is None:
+        return None, problems
     from codescent.config.load import load
 
-    return load(arguments.config, [word for word in arguments.overrides if not word.startswith(SITE)]).config
+    try:
+        words = [word for word in arguments.overrides if not word.startswith(SITE)]
+        return load(arguments.config, words).config, problems
+    except UserError as error:
+        return None, [*problems, *error.problems]
 
 
 def _give(report: Report, file: str | None) -> None:
