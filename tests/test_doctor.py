@@ -606,6 +606,9 @@ def test_with_torchruns_store_the_port_is_another_one() -> None:
         (["--to", "slurm", "--nodes", "2", "--devices", "4"], "--to slurm needs the time limit"),
         (["--to", "ssh"], "--to ssh needs the names of the machines"),
         (["--json", "no/such/file"], "there is no folder"),
+        (["--json", "run.toml"], "--json run.toml: it exists, and is no report of this command"),
+        (["--json", "."], "it exists, and is no report of this command"),
+        (["--json", "/dev/null"], "it exists, and is no report of this command"),
         (["train.num_steps=1"], "name it first"),
         (["run.toml", "train.num_steps=0"], "train.num_steps"),
         (["--wait", "0"], "is not a whole number of at least 1"),
@@ -616,6 +619,37 @@ def test_wrong_words_are_refused(project: Path, words: list[str], said: str) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert sorted(one.name for one in project.iterdir()) == ["corpus.txt", "run.toml"]
+
+
+def test_a_report_may_be_written_again(project: Path) -> None:
+    for _ in range(2):
+        done = called(project, "doctor", "--json", "found.json")
+        assert done.returncode in (0, 1), done.stderr
+    (project / "link").symlink_to("found.json")
+    assert called(project, "doctor", "--json", "link").returncode == 2
+
+
+def test_folders_that_are_files_and_a_time_that_is_none_are_found(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = called(project, "doctor", "run.toml", "run.folder=run.toml", "data.folder=corpus.txt/data", "--json=-")
+    found = [one["what"] for one in json.loads(done.stdout)["findings"] if one["check"] == "folders"]
+    assert [one.rpartition(": ")[2] for one in found] == [
+        f"{project / name} is no folder" for name in ("run.toml", "corpus.txt")
+    ]
+    assert done.returncode == 2
+    monkeypatch.setenv("CODESCENT_STOP_AT", "soon")
+    done = called(project, "doctor")
+    assert (done.returncode, done.stderr.count("CODESCENT_STOP_AT")) == (2, 1)
+
+
+def test_a_working_directory_that_was_removed_is_told(project: Path) -> None:
+    gone = project / "gone"
+    gone.mkdir()
+    command = f'cd "{gone}" && rmdir "{gone}" && exec "{sys.executable}" -P -m codescent doctor'
+    env = environment(PYTHONPATH=str(Path(__file__).resolve().parent.parent))
+    done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: the working directory was removed: change to another one\n")
 
 
 def test_all_problems_are_told_at_once(project: Path) -> None:

@@ -29,10 +29,14 @@ def look(path: str, name: str, text: str, ready: str = "") -> dict[str, Any]:
     was written.
     """
     wanted = Path(path).absolute()
-    exists = next(one for one in (wanted, *wanted.parents) if _is_folder(one))
+    above = [wanted, *wanted.parents]
+    exists = next(one for one in above if _is_folder(one))
     found: dict[str, Any] = {"path": str(wanted), "exists": str(exists), "written": "", "error": ""}
     found |= {"free_bytes": None, "all_bytes": None}
     if ready and Path(ready).exists():
+        return found
+    if exists != wanted and os.path.lexists(wrong := above[above.index(exists) - 1]):
+        found["error"] = f"{wrong} is no folder"
         return found
     try:
         room = os.statvfs(exists)

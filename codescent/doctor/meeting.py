@@ -206,7 +206,7 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
 def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserError:
     """Why this rank could not join."""
     port = ports(place)[0]
-    who = f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+    who = place.here()
     stranger = next((one for one, error in problems.items() if isinstance(error, NotProved)), None)
     if stranger is not None:
         return UserError(

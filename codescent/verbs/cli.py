@@ -84,6 +84,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
             name = str(error.filename)
             _say(f"error: {name[:SHOWN_CHARS]}{'...' * (len(name) > SHOWN_CHARS)}: {error.strerror}")
             return 2
+        if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
+            _say("error: the working directory was removed: change to another one")
+            return 2
         # The reader of the output has ended (`codescent ... | head`), or the disk is full: stop writing there.
         gone = isinstance(error, BrokenPipeError) and not trains
         if not gone and (error.filename is not None or not is_full(error)):

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
-from codescent.base.stopping import reported
+from codescent.base.stopping import reported, stop_at
 from codescent.doctor.examine import dismiss, examine
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
@@ -81,9 +82,11 @@ def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
 
 def _of_rank_0(arguments: Namespace) -> tuple[Config | None, list[str]]:
     """The config, which rank 0 alone reads, and the problems that it alone finds: with the config, with --json."""
-    problems: list[str] = []
-    if arguments.json not in (None, STANDARD_OUTPUT) and not Path(arguments.json).absolute().parent.is_dir():
-        problems.append(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
+    problems = [*_of_json(arguments.json)]
+    try:
+        stop_at(os.environ)
+    except UserError as error:
+        problems += error.problems
     if arguments.config is None:
         return None, problems
     from codescent.config.load import load
@@ -93,6 +96,28 @@ def _of_rank_0(arguments: Namespace) -> tuple[Config | None, list[str]]:
         return load(arguments.config, words).config, problems
     except UserError as error:
         return None, [*problems, *error.problems]
+
+
+def _of_json(file: str | None) -> Iterator[str]:
+    """A problem if the report cannot be written there, or would replace what is no report."""
+    if file in (None, STANDARD_OUTPUT):
+        return
+    path = Path(file).absolute()
+    if not path.parent.is_dir():
+        yield f"--json {file}: there is no folder {path.parent}"
+    elif os.path.lexists(path) and not _is_report(path):
+        yield f"--json {file}: it exists, and is no report of this command; give another name"
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file is a report that an earlier call has written."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"hosts", "findings", "exit_code"} <= found.keys()
 
 
 def _give(report: Report, file: str | None) -> None:
