@@ -37,11 +37,14 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "") -> None:
-    """Have a program answer so."""
+NO_HISTORY = 'case " $* " in *" -x "*) echo "qstat: PBS is not configured to maintain job history" >&2; exit 2;; esac'
+
+
+def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "", before: str = "") -> None:
+    """Have a program answer so, after a line of its own."""
     (programs / f"{name}.out").write_text(text)
     (programs / f"{name}.err").write_text(err)
-    (programs / name).write_text(f"#!/bin/sh\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n")
+    (programs / name).write_text(f"#!/bin/sh\n{before}\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n")
 
 
 def launch(*words: str | Path) -> int:
@@ -140,6 +143,8 @@ def test_states_of_slurm(
         (("", 153, "qstat: Unknown Job Id 4711.server"), "unknown to the scheduler"),
         (("", 35, "qstat: Connection refused"), "state is unknown: qstat"),
         (("nonsense",), "its answer has no state"),
+        ((QSTAT.format(state="R", more=""), 0, "", NO_HISTORY), "running"),
+        (("", 153, "qstat: Unknown Job Id 4711.server", NO_HISTORY), "unknown to the scheduler"),
     ],
 )
 def test_states_of_pbs(qstat: tuple[str, ...], said: str, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +190,27 @@ def test_kill_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = capsys.readouterr().out
         assert f"process {mine.pid}: sleep 100" in out
         assert "codescent launch runs/gpt2_124m --kill --hosts node1,node2" in out
+        assert mine.wait(30) == -15
+    finally:
+        mine.kill()
+        mine.wait()
+
+
+@pytest.mark.parametrize("name", [f"../{{project}}/{RUN}", f"link/{RUN.name}"])
+def test_kill_finds_a_run_by_any_name_of_its_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script was written for one name, and --kill gets another one."""
+    RUN.mkdir(parents=True)
+    Path("link").symlink_to("runs")
+    given = name.format(project=tmp_path.name)
+    assert launch(*CONFIG, f"run.folder={given}", "--to", "local", "--devices", "1", "site.environment=none") == 0
+    (mark,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"export {leftovers.MARK}=")]
+    mine = subprocess.Popen(["bash", "-c", f"{mark}; exec sleep 100"])
+    try:
+        assert launch(RUN, "--kill") == 0
+        assert f"process {mine.pid}: " in capsys.readouterr().out
+        assert launch(given, "--kill") == 0
         assert mine.wait(30) == -15
     finally:
         mine.kill()

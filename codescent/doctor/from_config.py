@@ -10,6 +10,7 @@ from codescent.build import needs_vocab_size, task_request
 from codescent.config.sections import Config
 from codescent.doctor.finding import WRONG, Finding
 from codescent.doctor.wanted import Wanted
+from codescent.jobs.leftovers import mark_of
 from codescent.plan import DTYPE_BYTES, Plan
 from codescent.preflight import plan_of, prepared, run_folder
 
@@ -22,7 +23,7 @@ def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
         device=config.train.device,
         run_folder=str(path),
         data_folder=str(task_request(config).data.folder),
-        mark=str(path.absolute()),
+        mark=mark_of(path),
         timeout_s=config.parallel.timeout_s,
     )
     if needs_vocab_size(config) and prepared(config) is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.jobs.grace import LEAST_GRACE_S
+from codescent.jobs.leftovers import mark_of
 from codescent.jobs.site import Site, seconds_of
 from codescent.launch.environment import PORTS
 
@@ -63,7 +64,7 @@ class Job:
     @property
     def mark(self) -> str:
         """What marks the processes of the run in their environment."""
-        return str(self.folder / self.run)
+        return mark_of(self.folder / self.run)
 
     @property
     def port(self) -> int:

@@ -112,7 +112,7 @@ PBS_STATES = {
 
 def _pbs_state(job: str) -> State:
     try:
-        found = call(["qstat", "-x", "-f", job])
+        found = _qstat(job)
     except UserError as error:
         if "Unknown Job" in str(error):
             return GONE
@@ -123,6 +123,16 @@ def _pbs_state(job: str) -> State:
         raise UserError(f"qstat: its answer has no state of job {job}: {visible(found[:200])}")
     ended = f", exit code {fields['Exit_status']}" if "Exit_status" in fields else ""
     return State(f"{PBS_STATES.get(letter, letter)}{ended}", letter in "FX")
+
+
+def _qstat(job: str) -> str:
+    """What PBS says of a job. Where it keeps no history, it refuses -x, and does not know a job that has ended."""
+    try:
+        return call(["qstat", "-x", "-f", job])
+    except UserError as error:
+        if "job history" not in str(error):
+            raise
+    return call(["qstat", "-f", job])
 
 
 SCHEDULERS: Mapping[str, Scheduler] = {

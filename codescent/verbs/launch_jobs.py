@@ -129,7 +129,7 @@ def _kill(run: Path, given: str | None) -> int:
 
     Returns 1 if something lives on, or if a host could not be reached.
     """
-    mark = str(run.absolute())
+    mark = leftovers.mark_of(run)
     hosts = hosts_of(run) if given is None else names_of(given)
     if hosts:
         return max(_kill_on(host, mark) for host in hosts)
