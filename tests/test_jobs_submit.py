@@ -44,7 +44,9 @@ def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "", 
     """Have a program answer so, after a line of its own."""
     (programs / f"{name}.out").write_text(text)
     (programs / f"{name}.err").write_text(err)
-    (programs / name).write_text(f"#!/bin/sh\n{before}\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n")
+    (programs / name).write_text(
+        f"#!/bin/sh\n{before}\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n"
+    )
 
 
 def launch(*words: str | Path) -> int:
@@ -169,7 +171,7 @@ def test_kill_goes_to_the_hosts_of_the_jobs(tmp_path: Path, programs: Path, caps
     assert "n2: ssh does not reach it" in err
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[4] for line in asked] == ["n1", "n2"]
-    assert all(f"codescent.jobs.leftovers {tmp_path / RUN} --end" in line for line in asked)
+    assert all(f"-P -m codescent.jobs.leftovers {tmp_path / RUN} --end" in line for line in asked)
     assert launch(RUN, "--kill", "--hosts", "n1:4") == 0
     (programs / "ssh").unlink()
     monkeypath = str(programs)

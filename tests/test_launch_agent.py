@@ -170,7 +170,7 @@ def test_a_failure_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.Monke
         (["--ranks", "0"], "--ranks 0"),
         (["--ranks", "2", "--first", "1", "--world", "2"], "--first 1"),
         (["--ranks", "1", "--master", "here"], "--master here"),
-        (["--ranks", "1", "--world", "2"], "--world 2: with --ranks 1 others are on other machines: give --master"),
+        (["--ranks", "1", "--world", "2"], "--world 2: with --ranks 1 others are elsewhere: give --master"),
         (["--ranks", "1", "--world", "2", "--master", "127.0.0.1:0"], "--master 127.0.0.1:0"),
         (["--ranks", "1", "--follow"], "--follow: the standard input must begin with the token"),
     ],

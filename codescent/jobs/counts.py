@@ -15,7 +15,7 @@ PALS = ("-n", "-np", "--np", "-ppn", "--ppn")
 SLURM = ("-n", "--ntasks", "-N", "--nodes", "--ntasks-per-node")
 TORCHRUN = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
 COUNTS: Mapping[str, Sequence[str]] = {
-    "mpirun": MPI, "pbs": PALS, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN, "kubernetes": TORCHRUN,
+    "mpirun": MPI, "pbs": PALS, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN,
 }  # fmt: skip
 """Options of site.launcher that name a number of ranks or nodes, by target."""
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, PASSED, head, left_behind, setting, variables
+from codescent.jobs.lines import ADDRESS, PASSED, PYTHON, head, left_behind, setting, variables
 
-AGENT = ("python3", "-m", "codescent.launch.agent")
+AGENT = (*PYTHON, "codescent.launch.agent")
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
 

@@ -20,6 +20,8 @@ LABEL_CHARS = 63
 PORT = 29_400
 """A pod has an address of its own, so no other run has this port."""
 WRONG_INPUT = UserError.exit_code
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""The label of a pod with its number."""
 NAME_WAIT_S = 600
 """Seconds until the first pod runs."""
 
@@ -35,7 +37,7 @@ def _lines(job: Job) -> Iterator[str]:
     yield from comment(job.said)
     yield from comment(f"kubectl apply -f {job.saved_as or 'FILE'} begins the run.")
     yield from comment(f"kubectl replace --force -f {job.saved_as or 'FILE'} ends its pods, and continues it.")
-    yield from comment(f"kubectl logs -f job/{name} shows what rank 0 prints.")
+    yield from comment(f"kubectl logs -f -l job-name={name},{INDEX}=0 shows what rank 0 prints.")
     yield from _service(name)
     yield "---"
     yield from _secret(name)
@@ -137,7 +139,7 @@ def _resources(job: Job) -> Iterator[str]:
     if site.cores is not None:
         limits.append(f"cpu: {site.cores * job.devices}")
     if site.memory is not None:
-        limits.append(f"memory: {text(site.memory.replace('K', 'k'))}")
+        limits.append(f"memory: {text(f'{site.memory}i')}")  # Ki, Mi, Gi and Ti are powers of 1024
     if devices := asked_devices(site, job.devices):
         name, _, count = devices.partition(":")
         limits.append(f"{text(name.strip())}: {count.strip()}")

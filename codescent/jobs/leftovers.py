@@ -1,5 +1,5 @@
 """In: the mark of a run. Out: processes of this user and machine that have it in their environment, ended on request.
-Does not look for names of programs. Runs on other hosts by ssh, as `python3 -m codescent.jobs.leftovers MARK`."""
+Does not look for names of programs. Runs on other hosts by ssh, as `python3 -P -m codescent.jobs.leftovers MARK`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Left:
 
 
 def mark_of(run: Path) -> str:
-    """What marks the processes of a run: its folder, without links and "..", so that each name of it is the same mark."""
+    """What marks the processes of a run: its folder without links and "..": each name of it is one mark."""
     return os.path.realpath(run)
 
 

@@ -13,7 +13,9 @@ from codescent.jobs.bash import Raw, command, comment, expandable, quoted
 from codescent.jobs.job import Job
 from codescent.jobs.leftovers import MARK
 
-ADDRESS = ("python3", "-m", "codescent.jobs.address")
+PYTHON = ("python3", "-P", "-m")
+"""Runs a module of codescent. Without -P a file of the user's folder, such as secrets.py, would hide one of Python."""
+ADDRESS = (*PYTHON, "codescent.jobs.address")
 """Prints the address of a host."""
 PASSED = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals that a script passes on to the launcher, which passes them on to the ranks."""
@@ -97,7 +99,7 @@ def stop_at(job: Job, end: str = "") -> Iterator[str]:
     limit = f"began + {job.limit_s}"
     when = f"${{{end}:-$(({limit}))}} - " if end else f"{limit} - "
     if job.has_checkpoints:
-        words = [*job.site.container, "python3", "-m", "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
+        words = [*job.site.container, *PYTHON, "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
         yield "# the run saves and stops before its time limit: by twice the time of its longest save, and 30 s"
         yield f"grace=$({command(words)}) || grace={job.grace_s}"
         yield f"export {STOP_AT}=$(({when}grace))"

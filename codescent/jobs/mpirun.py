@@ -24,7 +24,7 @@ def script(job: Job) -> str:
     use = [f"bash {job.saved_as or 'FILE'} {job.does}", left_behind(job)]
     lines = [*head(job, f"mpirun of {NAMES[mpi]}", use), "", *setting(job), *variables(job), *_master(job), ""]
     lines += [*exit_file(), *(_open_mpi_variables(job) if mpi == "openmpi" else []), ""]
-    lines += [*each_node(_words(job, on_each_node=True), job)]
+    lines += [*each_node([*_words(job, on_each_node=True), *job.site.launcher], job)]
     words = [*_words(job), *job.site.launcher, *job.site.container, *job.words]
     lines += [*passing_on(words, kills=mpi == "openmpi"), 'exit "$code"']
     return "\n".join(lines) + "\n"
@@ -80,4 +80,7 @@ def _intel(job: Job, hosts: list[str], ranks: int) -> list[str]:
     if hosts:
         lines = command(["printf", r"%s\n", *hosts])
         words += ["-machine", Raw(f"<({lines})")]
-    return [*words, "-genv", "I_MPI_PIN", "1" if job.site.binding == "cores" else "0"]
+    if job.site.binding != "cores":
+        return [*words, "-genv", "I_MPI_PIN", "0"]
+    domain = [] if job.site.cores is None else ["-genv", "I_MPI_PIN_DOMAIN", str(job.site.cores)]
+    return [*words, "-genv", "I_MPI_PIN", "1", *domain]

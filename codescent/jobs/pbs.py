@@ -28,9 +28,7 @@ def script(job: Job) -> str:
 def _options(job: Job) -> Iterator[str]:
     site = job.site
     yield f"-N {job.name}"
-    chunk = [f"select={job.nodes}"]
-    if site.cores is not None:
-        chunk.append(f"ncpus={site.cores * job.devices}")
+    chunk = [f"select={job.nodes}", f"ncpus={job.devices * (site.cores or 1)}"]  # by itself PBS gives a node one core
     if devices := asked_devices(site, job.devices):
         chunk.append(devices)
     if site.memory is not None:

@@ -11,7 +11,7 @@ from codescent.jobs.bash import Raw
 from codescent.jobs.job import Job
 from codescent.jobs.leftovers import MARK
 from codescent.jobs.lines import exit_file, passing_on, stop_at
-from codescent.jobs.site import asked_devices
+from codescent.jobs.site import asked_devices, memory_bytes
 from codescent.jobs.torchrun import options, patience
 
 FIRST = "@FIRST@"
@@ -88,11 +88,8 @@ def _bash(job: Job) -> Iterator[str]:
 
 
 def _mb(memory: str | None) -> int:
-    """The memory of a node in MB; -1: torchx asks for none."""
-    if memory is None:
-        return -1
-    unit = {"K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}.get(memory[-1])
-    return round(int(memory) / 1e6) if unit is None else round(int(memory[:-1]) * unit)
+    """The memory of a node in units of 1024 * 1024 bytes; -1: torchx asks for none."""
+    return -1 if memory is None else max(1, memory_bytes(memory) // 2**20)
 
 
 def _config(job: Job) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """In: which ranks of a run this machine has, a command. Out: these ranks, started, watched, and stopped on request.
-Does not reach other machines: a script starts it on each host, as `python3 -m codescent.launch.agent`."""
+Does not reach other machines: a script starts it on each host, as `python3 -P -m codescent.launch.agent`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--ranks {asked.ranks}: give at least 1")
     if asked.world > asked.ranks and asked.master is None:
         parser.error(
-            f"--world {asked.world}: with --ranks {asked.ranks} others are on other machines: give --master ADDRESS:PORT"
+            f"--world {asked.world}: with --ranks {asked.ranks} others are elsewhere: give --master ADDRESS:PORT"
         )
     if not 0 <= asked.first <= (asked.world or asked.ranks) - asked.ranks:
         parser.error(

@@ -15,8 +15,8 @@ from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.jobs.job import Job
 from codescent.jobs.shape import Asked, Shape, shape_of
-from codescent.jobs.site import LoadedSite, in_environment, load_site
-from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, unread
+from codescent.jobs.site import LoadedSite, load_site
+from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, site_for, unread
 
 SSH = "ssh"
 
@@ -67,6 +67,6 @@ def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: 
     words += ["--no-bandwidth"] * arguments.no_bandwidth + [f"--wait={arguments.wait}"]
     return Job(
         "doctor", f"codescent {shlex.join(arguments.said)}", tuple(words), ("-m", *words), Path.cwd(),
-        shape.slots, shape.hosts, in_environment(loaded), Path("codescent-doctor"), False,
+        shape.slots, shape.hosts, site_for(arguments.to or SSH, loaded), Path("codescent-doctor"), False,
         least_nodes=shape.least_nodes, does="looks at the machines.",
     )  # fmt: skip

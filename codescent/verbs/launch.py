@@ -21,8 +21,8 @@ from codescent.jobs.grace import LEAST_GRACE_S, grace_of, saves_s
 from codescent.jobs.job import Job, job_name
 from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.shape import Asked, Shape, shape_of
-from codescent.jobs.site import LoadedSite, Site, in_environment, load_site
-from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, unread
+from codescent.jobs.site import LoadedSite, Site, load_site
+from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, site_for, unread
 from codescent.preflight import run_folder
 from codescent.verbs import launch_jobs
 
@@ -122,7 +122,7 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
         python = ["-m", *command]
     job = Job(
         name, f"codescent {shlex.join(arguments.said)}", tuple(command), tuple(python), Path.cwd(), shape.slots,
-        shape.hosts, in_environment(loaded), run, config is not None, grace_s, shape.least_nodes,
+        shape.hosts, site_for(arguments.to, loaded), run, config is not None, grace_s, shape.least_nodes,
         arguments.max_restarts or 0, arguments.times or 1, None if arguments.out is None else arguments.out.absolute(),
     )  # fmt: skip
     if job.limit_s is not None and job.limit_s <= grace_s:

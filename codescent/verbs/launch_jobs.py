@@ -17,6 +17,7 @@ from codescent.base.output import say, warn
 from codescent.jobs import leftovers
 from codescent.jobs.hosts import SSH
 from codescent.jobs.job import Job, names_of
+from codescent.jobs.lines import PYTHON
 from codescent.jobs.schedulers import SCHEDULERS, State, call, submit
 from codescent.jobs.submitted import Submitted, discard, hosts_of, jobs_of, keep, new_folder
 from codescent.jobs.targets import TARGETS
@@ -144,7 +145,7 @@ def _kill(run: Path, given: str | None) -> int:
 
 def _kill_on(host: str, mark: str) -> int:
     """End what a run has left on a host. Returns 1 if that is not sure."""
-    words = ["python3", "-m", "codescent.jobs.leftovers", mark, "--end"]
+    words = [*PYTHON, "codescent.jobs.leftovers", mark, "--end"]
     remote = f"cd {shlex.quote(str(Path.cwd()))} && PATH={shlex.quote(f'{sys.prefix}/bin')}:$PATH {shlex.join(words)}"
     try:
         done = subprocess.run([*SSH, host, remote], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
