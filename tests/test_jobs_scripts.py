@@ -100,6 +100,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
         (75, {"SLURM_RESTART_COUNT": "1"}, 0, "7"),
         (75, {"SLURM_RESTART_COUNT": "2"}, 75, None),
         (75, {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, 0, "5_3"),
+        (143, {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SAYS_scontrol": "PreemptTime=2026"}, 0, "5_3"),
     ],
 )
 def test_slurm_requeues_what_was_saved_before_its_limit(
@@ -112,6 +113,8 @@ def test_slurm_requeues_what_was_saved_before_its_limit(
     assert ended == ends
     asked = [one.words for one in found if one.name == "scontrol" and one.words[0] == "requeue"]
     assert asked == ([["requeue", requeued]] if requeued else [])
+    shown = [one.words for one in found if one.name == "scontrol" and one.words[0] == "show"]
+    assert shown == ([["show", "job", "5_3" if "SLURM_ARRAY_JOB_ID" in env else "7"]] if code == 143 else [])
 
 
 def test_jobs_of_a_chain_wait_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,6 +275,50 @@ def test_signals_are_passed_on_once(
     asks = name == "openmpi" and number != signal.SIGUSR1
     assert (script.returncode, err) == (128 + number if asks else 75, b"")
     assert (tmp_path / "got").read_text() == ("SIGUSR1\n" if asks else f"{number.name}\n")
+
+
+@pytest.mark.parametrize("name", ["one torchrun", "openmpi"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_that_comes_with_the_start_is_not_lost(
+    name: str, number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher is started, but the script does not know its process id yet."""
+    text, programs = script_of([*CONFIG, *TARGETS[name]], capsys), programs_in(tmp_path)
+    for program in ("torchrun", "mpirun"):
+        (programs / program).write_text(LAUNCHER.format(python=sys.executable))
+    comes = f"kill -{int(number)} $$\nwhile [ ! -e ready ]; do sleep 0.02; done\nlauncher=$!"
+    (tmp_path / "script").write_text(text.replace("launcher=$!", comes))
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "script"], cwd=tmp_path, env=env, timeout=60, check=False, capture_output=True)
+    asks = name == "openmpi" and number != signal.SIGUSR1
+    assert (done.returncode, done.stderr) == (128 + number if asks else 75, b"")
+    assert (tmp_path / "got").read_text() == ("SIGUSR1\n" if asks else f"{number.name}\n")
+
+
+LIMITED = {
+    **TARGETS, "local": (*TARGETS["local"], "site.time=01:00:00"), "ssh": (*TARGETS["ssh"], "site.time=01:00:00"),
+    "torchx": ("--to", "torchx", "--devices", "2", "site.image=x", "site.devices=none", "site.time=01:00:00"),
+    "kubernetes": ("--to", "kubernetes", "--devices", "2", "site.image=x", "site.devices=none", "site.time=01:00:00"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in LIMITED if name != "elastic"])
+def test_a_doctor_saves_nothing_and_is_not_started_again(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "site.environment=none", *LIMITED[name]]) == 0
+    out = capsys.readouterr().out
+    assert "codescent doctor" in out
+    for text in (
+        "saves and stops",
+        "STOP_AT",
+        "began",
+        "USR1@",
+        "--requeue",
+        "requeue ",
+        "goes on",
+        "and starts again",
+    ):
+        assert text not in out, text
+    assert "backoffLimit: 0\n" in out or "max_retries=0," in out or name not in ("torchx", "kubernetes")
 
 
 def test_a_script_of_ones_own_keeps_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

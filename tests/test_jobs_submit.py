@@ -77,10 +77,50 @@ def test_a_job_that_is_refused_leaves_nothing(
     assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
     err = capsys.readouterr().err
     assert (answer[2] or "has no number") in err
-    assert not RUN.exists()
+    assert not RUN.parent.exists()
     submitted()
     assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
     assert [one.name for one in (RUN / JOBS).iterdir()] == ["0001"]
+
+
+def test_an_accepted_job_keeps_its_script(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full: the job is not written down, but it will read its script."""
+    answers(programs, "sbatch", "17\n")
+
+    def fails(path: Path, text: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("codescent.jobs.submitted.write_json", fails)
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert "job 17 is submitted, but not written down" in capsys.readouterr().err
+    assert [one.name for one in (RUN / JOBS / "0001").iterdir()] == ["gpt2_124m.sbatch"]
+
+
+def test_jobs_are_in_the_order_in_which_they_were_submitted(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--follow takes the first of a chain that has not ended: the others wait for it."""
+    folder = new_folder(RUN)
+    for number in ("100", "99", "98"):
+        keep(folder, "slurm", number, "gpt2_124m", "gpt2_124m.sbatch", Path.cwd())
+    submitted(job="7")
+    assert [one.job for one in jobs_of(RUN)] == ["98", "99", "100", "7"]
+    ask = 'case " $* " in *" 99 "*) [ -e ended ] || { touch ended; echo "RUNNING, 1, n1"; exit; };; *" 98 "*);; '
+    answers(programs, "squeue", "COMPLETED, 1, n1\n", before=ask + '*) [ -e ended ] || echo "PENDING, 0, x"; esac')
+    answers(programs, "sacct", "")
+    Path("gpt2_124m-99.log").write_text("step 1\n")
+    assert launch(RUN, "--follow") == 0
+    out = capsys.readouterr().out
+    assert "step 1" in out
+    assert "slurm 99: completed" in out
+    assert launch(RUN, "--follow") == 0  # all are over: the newest
+    assert "slurm 7: completed" in capsys.readouterr().out
+
+
+def test_words_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    submitted()
+    assert launch(RUN, "--status", "--", "foo", "a b") == 2
+    assert "codescent launch RUN --status: -- foo 'a b' has no effect here" in capsys.readouterr().err
 
 
 def test_without_the_command_nothing_is_submitted(
@@ -112,6 +152,16 @@ def test_successors_of_pbs_are_written_down(tmp_path: Path, programs: Path) -> N
     ("squeue", "sacct", "said"),
     [
         (("RUNNING, 1:00 of 4:00:00, n1\n",), ("",), "running, 1:00 of 4:00:00, n1"),
+        (
+            ("RUNNING, 1, n1\nPENDING, 0, x\nCOMPLETED, 1, n1\n",),
+            ("",),
+            "running, 1, n1; pending, 0, x; completed, 1, n1",
+        ),
+        (
+            ("COMPLETED, 1, n1\nFAILED, 1, n1\n",),
+            ("COMPLETED|1|0:0\nFAILED|2|1:0\n",),
+            "exit code 0; failed after 2, exit",
+        ),
         (("DEADLINE, 1:00 of 2:00, n1\n",), ("", 1, "accounting storage is disabled"), "deadline, 1:00 of 2:00, n1"),
         (("FAILED, 1:00 of 2:00, n1\n",), ("FAILED|00:01:00|1:0\n",), "failed after 00:01:00, exit code 1"),
         (("", 1, "slurm_load_jobs error: Invalid job id specified"), ("",), "unknown to the scheduler"),

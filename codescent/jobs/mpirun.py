@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 from codescent.jobs.bash import Raw, command
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, left_behind, passing_on, setting, variables
+from codescent.jobs.lines import (
+    ADDRESS,
+    ANY_PORT,
+    each_node,
+    exit_file,
+    head,
+    left_behind,
+    passing_on,
+    setting,
+    variables,
+)
 
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intelmpi": "Intel MPI"}
 """By site.mpi."""
@@ -38,7 +48,7 @@ def _master(job: Job) -> Iterator[str]:
     yield f"MASTER_ADDR=$({command([*ADDRESS, job.hosts[0], job.hosts[1]])})"
     yield "export MASTER_ADDR"
     if job.site.mpi == "mpich":
-        yield "export MASTER_PORT=$((20000 + RANDOM % 10000))"
+        yield f"export MASTER_PORT={ANY_PORT}"
 
 
 def _open_mpi_variables(job: Job) -> Iterator[str]:

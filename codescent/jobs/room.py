@@ -16,8 +16,8 @@ from codescent.build.less_memory import SHARE, Shortage, less_memory
 from codescent.config.decided import head_chunk_tokens, with_device
 from codescent.config.sections import Config
 from codescent.cost.memory import head_bytes, state_of_rank
-from codescent.jobs.asked import Preflight
 from codescent.jobs.device import Device, device_of
+from codescent.jobs.findings import Preflight
 from codescent.jobs.site import ALL, NONE, memory_bytes
 from codescent.plan import AXES, Plan
 from codescent.record.memory import PARTS

@@ -10,7 +10,7 @@ from codescent.base.visible import visible
 from codescent.jobs.bash import Raw
 from codescent.jobs.job import Job
 from codescent.jobs.leftovers import MARK
-from codescent.jobs.lines import exit_file, passing_on, stop_at
+from codescent.jobs.lines import begin, exit_file, passing_on, stop_at
 from codescent.jobs.site import asked_devices, memory_bytes
 from codescent.jobs.torchrun import options, patience
 
@@ -57,7 +57,7 @@ def _lines(job: Job) -> Iterator[str]:
 
 
 def _docstring(job: Job) -> Iterator[str]:
-    lines = [f"{job.name}, {job.shape()}. Written for torchx by:", job.said, ""]
+    lines = [f"{job.name}, {job.machines()}. Written for torchx by:", job.said, ""]
     lines += [f"torchx run -s SCHEDULER {job.saved_as or 'FILE.py'}:train {job.does}"]
     lines += ["Lines for .torchxconfig:", *_config(job)]
     text = "\n".join(map(visible, "\n".join(lines).splitlines())).replace("\\", "\\\\").replace('"', '\\"')
@@ -75,8 +75,7 @@ def _python(line: str) -> str:
 def _bash(job: Job) -> Iterator[str]:
     """What a node does: as the script of torchrun."""
     yield "set -eo pipefail"
-    if job.limit_s is not None:
-        yield "began=$(date +%s)"
+    yield from begin(job)
     yield from stop_at(job)
     yield from exit_file("/tmp")
     yield from patience(job)
