@@ -82,6 +82,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 ("-r n", "-r, by site"),
             )
         ),
+        (
+            [*SLURM, GPUS, "--times", "2", 'site.options=["--dependency=afterok:1"]'],
+            ["the script sets --dependency, by --times; leave it out"],
+        ),
         ([*SLURM, GPUS, "--", "--lr", "1"], ["-- --lr 1: such words are for a script of yours"]),
         ([*SLURM, GPUS, "run.name=a\udce9"], ["is not UTF-8 text"]),
         (["--to", "slrm"], ["--to slrm: unknown target; did you mean slurm?"]),

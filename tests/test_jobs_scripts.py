@@ -119,6 +119,8 @@ def test_slurm_requeues_what_was_saved_before_its_limit(
 
 def test_jobs_of_a_chain_wait_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert "#SBATCH --dependency=singleton\n" in script_of([*CONFIG, *SLURM, GPUS, "--times", "5"], capsys)
+    own = script_of([*CONFIG, *SLURM, GPUS, 'site.options=["--dependency=afterok:1"]'], capsys)
+    assert "#SBATCH --dependency=afterok:1\n" in own
 
 
 def test_pbs_starts_ranks_by_pals_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,9 +25,10 @@ def machines(
         problems: gets what is wrong.
     """
     loaded, shape = None, None
+    is_chain = asked is not None and (asked.times or 1) > 1
     try:
         loaded = load_site(site, words)
-        problems += [*missing(target, loaded), *contradictions(target, loaded)]
+        problems += [*missing(target, loaded), *contradictions(target, loaded, is_chain=is_chain)]
     except UserError as error:
         problems += error.problems
     try:

@@ -35,10 +35,19 @@ PBS: Mapping[str, str] = {
 }  # fmt: skip
 SET: Mapping[str, Mapping[str, str]] = {"slurm": SLURM, "pbs": PBS}
 """Options that the script sets, by target: from which key, or from what else."""
+CHAIN: Mapping[str, str] = {"-d": "--times", "--dependency": "--times"}
+"""Further ones of SLURM where jobs follow each other."""
 
 
-def problems(name: str, loaded: LoadedSite, keys: frozenset[str]) -> Iterator[str]:
-    """What the scheduler of a target would not read as it is meant. `keys`: those that the target reads."""
+def problems(name: str, loaded: LoadedSite, keys: frozenset[str], *, is_chain: bool) -> Iterator[str]:
+    """What the scheduler of a target would not read as it is meant.
+
+    Args:
+        name: of the target.
+        loaded: the site.
+        keys: those that the target reads.
+        is_chain: whether jobs follow each other.
+    """
     site, devices = loaded.site, _named(loaded, "devices")
     if (form := FORMS.get(name)) and site.devices not in (None, NONE) and not form.fullmatch(str(site.devices)):
         yield f'{devices}: "{site.devices}" is not a form of {name}; write such as "{ASKED[name]}"'
@@ -48,8 +57,9 @@ def problems(name: str, loaded: LoadedSite, keys: frozenset[str]) -> Iterator[st
         given = f"{_named(loaded, 'options')[:-1]}: {option})"
         if site.devices is not None and TWICE.search(option):
             yield f"{devices} and {given} both ask for devices; give one of them: site.devices"
-        for word in filter(SET[name].__contains__, _words(option)):
-            source = SET[name][word]
+        taken = {**SET[name], **(CHAIN if is_chain else {})}
+        for word in filter(taken.__contains__, _words(option)):
+            source = taken[word]
             instead = f"give {source} instead" if source in KEYS else "leave it out"
             yield f"{given}: the script sets {word}, by {source}; {instead}"
 

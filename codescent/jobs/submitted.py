@@ -110,7 +110,7 @@ def _successors(made: Submitted, folder: Path) -> Iterator[Submitted]:
 
 
 def hosts_of(run: Path) -> list[str]:
-    """The hosts on which submitted jobs of a run have run; none if nobody knows."""
+    """The hosts on which submitted jobs of a run have run; empty: none are known."""
     files = sorted((run / JOBS).glob(f"*/{HOSTS}"))
     return list(dict.fromkeys(host for file in files for host in file.read_text(encoding="utf-8").split()))
 

@@ -44,8 +44,8 @@ class Target:
 
 PLACE = ("modules", "before", "environment", "scratch", "interface", "time")
 """Keys of the lines before a command of bash."""
-CHECKED = ("device_type", "node_devices")
-"""Keys that no script reads: the checks before it do (checks.py)."""
+CHECKED = ("device_type", "node_devices", "devices", "memory")
+"""Keys that the checks before a job read for every target (checks.py)."""
 SCHEDULER = (*PLACE, "account", "partition", "memory", "cores", "options", "mail", "container", "binding", "launcher",
              "requeues")  # fmt: skip
 
@@ -86,9 +86,9 @@ def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
             yield f"--to {name} needs {wanted} (on the command line, or {key} in a file for --site)"
 
 
-def contradictions(name: str, loaded: LoadedSite) -> Iterator[str]:
-    """A problem for each value that the scheduler of the target would not read as it is meant."""
-    return problems(name, loaded, TARGETS[name].keys)
+def contradictions(name: str, loaded: LoadedSite, *, is_chain: bool = False) -> Iterator[str]:
+    """A problem for each value that the scheduler would not read as it is meant. `is_chain`: jobs follow each other."""
+    return problems(name, loaded, TARGETS[name].keys, is_chain=is_chain)
 
 
 def unread(name: str, loaded: LoadedSite) -> Iterator[str]:

@@ -130,7 +130,7 @@ def _follow(jobs: list[Submitted]) -> int:
 
 
 def _kill(run: Path, given: str | None) -> int:
-    """End what the run has left: on the hosts that are given, or on those of its jobs; if nobody knows any, here.
+    """End what the run has left: on the hosts that are given, or on those of its jobs; if none are known, here.
 
     Returns 1 if something lives on, or if a host could not be reached.
     """
@@ -158,5 +158,5 @@ def _kill_on(host: str, mark: str) -> int:
     said = done.stdout.decode(errors="replace")
     print(said or f"{host}: nothing of this run is left\n" * (done.returncode == 0), end="")
     if done.returncode == NO_SSH:
-        warn(f"{host}: ssh does not reach it: nobody knows what is left there")
+        warn(f"{host}: ssh does not reach it: it is not known what is left there")
     return min(done.returncode, 1)
