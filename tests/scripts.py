@@ -18,10 +18,10 @@ from codescent.verbs import cli
 STUB = """#!{python}
 import json, os, sys
 name = os.path.basename(sys.argv[0])
-if name == "python3" and sys.argv[2] == "codescent.jobs.address":
+if name == "python3" and sys.argv[3] == "codescent.jobs.address":
     print("10.0.0.1")
     sys.exit()
-if name == "python3" and sys.argv[2] == "codescent.jobs.grace":
+if name == "python3" and sys.argv[3] == "codescent.jobs.grace":
     print(os.environ.get("GRACE", "60"))
     sys.exit()
 marks = ("CODESCENT_", "MASTER_", "TMPDIR", "GLOO_", "WORLD_SIZE", "PET_", "OMPI_MCA", "PRTE_MCA")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -98,12 +99,18 @@ def test_twelve_ranks_on_four_devices_and_forty_accumulations(project: Path) -> 
     batch = ["train.microbatch_size=64", "train.global_batch_size=2560"]
     node = ["--to", "torchrun", "--devices", "12", "site.node_devices=4"]
     assert refused(project, *GPT2, *batch, *node) == [
-        "--devices 12: a node has 4 devices (site.node_devices), one for each rank; give --devices 4, or --nodes 3 "
-        "--devices 4 for 12 ranks",
+        "--devices 12: a node has 4 devices (site.node_devices), one for each rank; give --devices 4, or --hosts "
+        "node1:4,node2:4,node3:4 for 12 ranks",
         "train.global_batch_size = 2560 does not divide into 12 data-parallel ranks; nearest that would do: "
         "train.global_batch_size = 2304 or 3072, or 10 or 20 ranks",
     ]
     # what it says would do
+    hosts = ["--to", "torchrun", "--hosts", "node1:4,node2:4,node3:4", "site.node_devices=4"]
+    assert launch(project, *GPT2, *batch[:1], "train.global_batch_size=3072", *hosts).returncode == 0
+    (problem, _) = refused(project, *GPT2, *batch, *SLURM[:4], "--devices", "12", "site.node_devices=4", GPU, SLURM[-1])
+    assert problem.endswith("give --devices 4, or --nodes 3 --devices 4 for 12 ranks")
+    (problem, _) = refused(project, *GPT2, *batch, "--to", "local", "--devices", "12", "site.node_devices=4")
+    assert problem.endswith("give --devices 4")
     more = [*GPT2, *batch[:1], "--to", "slurm", "--nodes", "3", "--devices", "4", "site.node_devices=4", GPU]
     assert notes(project, *more, "train.global_batch_size=3072", "site.time=04:00:00")
 
@@ -242,7 +249,7 @@ def test_data_of_this_machine_may_be_prepared_by_the_job(project: Path) -> None:
 
 def test_a_layout_that_needs_the_vocabulary_is_said_to_be_unchecked(project: Path) -> None:
     words = [*TINY, "data.tokenizer=char", *SLURM, CPU]
-    assert "the data is not prepared, so nobody has checked that the layout fits the ranks" in notes(project, *words)
+    assert "the data is not prepared, so it is not checked whether the layout fits the ranks" in notes(project, *words)
 
 
 def test_damaged_data_and_splits_that_are_too_short(prepared: Path) -> None:
@@ -313,6 +320,13 @@ def test_a_run_that_has_ended_needs_no_job(project: Path, run: Path) -> None:
     assert any(line.startswith(said) for line in notes(project, *words))
 
 
+def test_a_checkpoint_that_is_deleted_meanwhile(project: Path, run: Path) -> None:
+    (run / "checkpoints" / "step_00000001").mkdir()
+    (run / "checkpoints" / "step_00000001" / "gone").symlink_to("nowhere")
+    done = launch(project, *MORE)
+    assert done.returncode == 0, done.stderr
+
+
 HOLD = """
 import sys
 from pathlib import Path
@@ -326,6 +340,13 @@ sys.stdin.read()
 @pytest.fixture
 def holder(project: Path, run: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that writes the run."""
+    with holding(project) as process:
+        yield process
+
+
+@contextmanager
+def holding(project: Path) -> Iterator[subprocess.Popen[str]]:
+    """Have a process write the run."""
     with subprocess.Popen([sys.executable, "-c", HOLD], cwd=project, stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -350,6 +371,12 @@ def test_a_folder_that_a_job_holds(project: Path, run: Path, monkeypatch: pytest
         "end, or end it: codescent launch runs/tiny --cancel"
     ]
     assert launch(project, *MORE, "--submit", "--times", "2").returncode == 0  # these wait for it
+    with holding(project):  # the ranks of the job
+        assert launch(project, *MORE, "--submit", "--times", "2").returncode == 0
+        monkeypatch.setenv("QUEUE_SAYS", "COMPLETED, 0:10 of 4:00:00, ")
+        (project / "sbatch.log").unlink()
+        (problem,) = refused(project, *MORE, "--submit", "--times", "2")
+        assert "is being written by" in problem
     monkeypatch.setenv("QUEUE_SAYS", "COMPLETED, 0:10 of 4:00:00, ")
     assert launch(project, *MORE, "--submit").returncode == 0
 
@@ -399,16 +426,20 @@ def test_measured_steps_must_fit_into_the_jobs(project: Path, run: Path) -> None
     assert notes(project, *words, "site.time=00:01:10", "--times", "3") is not None
     local = [word for word in words if word not in ("--to", "slurm", "--nodes", CPU)]
     local = [*TINY, "--to", "local", "--devices", "1", *words[words.index(CPU) + 1 :]]
-    assert any("the run saves and stops before its end; start it 7 times" in line
-               for line in notes(project, *local, "site.time=00:01:10"))  # fmt: skip
+    said = "the run saves and stops before its end; start it 7 times"
+    assert any(said in line for line in notes(project, *local, "site.time=00:01:10"))
+    # a printed script of PBS does not submit itself again; Kubernetes starts a pod again
+    words = [*words[:2], "--devices", "1", *words[words.index(CPU) :], "site.time=00:01:10"]
+    assert any(said in line for line in notes(project, *words, "--to", "pbs"))
+    (problem,) = refused(project, *words, "--to", "pbs", "--out", "job.pbs")
+    assert "but 3 starts of a job (site.requeues = 2) have 30.0 s" in problem
+    (problem,) = refused(project, *words, "--to", "kubernetes", "site.image=x")
+    assert "but 3 starts of a job (site.requeues = 2) have 30.0 s" in problem
 
 
 def test_steps_of_another_layout_say_nothing(project: Path, run: Path) -> None:
-    said = notes(project, *("2" if word == "1" else word for word in MORE))
-    assert (
-        "site.time = 04:00:00: nobody knows whether 14 steps fit: its steps were measured with another layout (1 rank)"
-        in said
-    )
+    said = "\n".join(notes(project, *("2" if word == "1" else word for word in MORE)))
+    assert "it is not known whether 14 steps fit: its steps were measured with another layout (1 rank)" in said
 
 
 def test_no_run_is_faster_than_the_peak(project: Path) -> None:
@@ -418,9 +449,11 @@ def test_no_run_is_faster_than_the_peak(project: Path) -> None:
     assert problem.startswith("site.time = 04:00:00: 10,000,000 steps take at least ")
     assert "at the peak of A100-80GB, which no run reaches (no step of this run was measured), but 1 start" in problem
     (said,) = [line for line in notes(project, *words, device, "train.num_steps=100") if "site.time" in line]
-    assert said.endswith("whether they fit, nobody knows")
+    assert said.endswith("whether they fit is not known")
     (said,) = [line for line in notes(project, *words, "train.num_steps=10000000") if "site.time" in line]
-    assert said == ("site.time = 04:00:00: nobody knows whether 10,000,000 steps fit: no step of this run was measured")
+    assert said == (
+        "site.time = 04:00:00: it is not known whether 10,000,000 steps fit: no step of this run was measured"
+    )
 
 
 def test_a_limit_without_time_for_a_step(project: Path) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from codescent.config.load import load
+from codescent.doctor.from_config import of_config
+from codescent.doctor.wanted import Wanted
 from codescent.jobs import leftovers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
@@ -48,6 +51,14 @@ def test_what_has_the_mark_is_found_and_ended(tmp_path: Path, start: Start) -> N
     assert mine.wait(10) == -signal.SIGTERM
     assert leftovers.find(mark) == []
     assert (other.poll(), longer.poll()) == (None, None)
+
+
+def test_the_doctor_looks_for_the_same_mark(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "link").symlink_to("runs")
+    words = ["run.name=x", f"run.folder={tmp_path}/link/x", "data.tokenizer=byte"]
+    wanted = of_config(Wanted(), load("default", words).config, 1, "host")
+    assert wanted.mark == leftovers.mark_of(tmp_path / "runs" / "x") == str(tmp_path.resolve() / "runs" / "x")
 
 
 def test_what_does_not_end_is_killed(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

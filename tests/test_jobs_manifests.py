@@ -26,7 +26,8 @@ FULL = (
     "site.time=01:00:00", "site.volume=data:/work space", "site.memory=64G", "site.cores=8", "site.requeues=3",
     'site.before=["export A=$(echo $$)"]',
 )  # fmt: skip
-TORCHX = ("--to", "torchx", "--nodes", "2", "--devices", "4", "site.image=lab:1", "site.time=01:00:00")
+TORCHX = ("--to", "torchx", "--nodes", "2", "--devices", "4", "site.image=lab:1", "site.devices=gpu={n}")
+TORCHX = (*TORCHX, "site.time=01:00:00", "site.memory=64G")
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +64,18 @@ def test_a_manifest_has_what_the_site_says(tmp_path: Path, capsys: pytest.Captur
     assert found["Service"]["spec"]["clusterIP"] == "None"
     assert {one["metadata"]["name"] for one in found.values()} == {pod["subdomain"]} == {"gpt2-124m"}
     assert (container["image"], container["workingDir"]) == ("lab:1", "/work space")
-    assert container["resources"] == {"limits": {"cpu": 32, "memory": "64G", "nvidia.com/gpu": 4}}
+    assert container["resources"] == {"limits": {"cpu": 32, "memory": "64Gi", "nvidia.com/gpu": 4}}
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "data"}
     (token,) = container["env"]
     assert token["valueFrom"]["secretKeyRef"] == {"name": "gpt2-124m", "key": "token"}
     assert re.fullmatch("[0-9a-f]{64}", found["Secret"]["stringData"]["token"])
     assert container["args"] == COMMAND
     assert str(tmp_path) not in str(found)  # nothing of this machine
+
+
+def test_logs_are_those_of_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+    text = script_of([*CONFIG, *POD], capsys)
+    assert "kubectl logs -f -l job-name=gpt2-124m,batch.kubernetes.io/job-completion-index=0 shows" in text
 
 
 def test_a_manifest_without_a_volume_has_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +110,8 @@ def test_a_pod_starts_its_agent_with_the_same_words(
     assert (done.returncode, done.stderr) == (0, "")
     agent = starts(started_in(tmp_path), "python3")
     assert agent.words == [
-        "-m", "codescent.launch.agent", "--first", "4", "--ranks", "4", "--world", "8", "--master", "10.0.0.1:29400",
-        "--", "python", "train.py", word, "last",
+        "-P", "-m", "codescent.launch.agent", "--first", "4", "--ranks", "4", "--world", "8",
+        "--master", "10.0.0.1:29400", "--", "python", "train.py", word, "last",
     ]  # fmt: skip
     assert int(agent.env["CODESCENT_STOP_AT"]) > 1_000_000
 
@@ -159,7 +165,8 @@ def test_a_component_of_torchx_starts_torchrun(
     (tmp_path / "train.py").write_text("")
     words = ["a$b", "$HOME", "it's", "a\nb"]
     role = component(script_of(["train.py", *TORCHX, "--", *words], capsys), monkeypatch)
-    assert (role.image, role.num_replicas, role.max_retries, role.resource.cpu) == ("lab:1", 2, 20, 4)
+    assert (role.image, role.num_replicas, role.max_retries) == ("lab:1", 2, 20)
+    assert (role.resource.cpu, role.resource.gpu, role.resource.memMB) == (4, 4, 64 * 1024)
     assert re.fullmatch("[0-9a-f]{64}", role.env["CODESCENT_TOKEN"])
     replaced = [string.Template(one).safe_substitute(rank0_env="TORCHX_RANK0_HOST") for one in role.args]
     programs = programs_in(tmp_path)

@@ -11,6 +11,8 @@ from scripts import CONFIG, GPUS, PBS, SLURM
 from codescent.record import RunFolder
 from codescent.verbs import cli
 
+POD = ("--to", "kubernetes", "--devices", "2", "site.image=x")
+
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +48,44 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),
         ([*SLURM, GPUS, 'site.options=["--comment=\\"a"]'], ["site.options", "quotes must be closed"]),
         ([*SLURM, GPUS, 'site.options=["--gres=gpu:4"]'], ["(command line: --gres=gpu:4) both ask for devices"]),
+        *(
+            ([*SLURM, GPUS, f'site.options=["{option}"]'], [f"(command line: {option}) both ask for devices"])
+            for option in ("-G 4", "-G4", "--gres gpu:2", "--tres-per-node=gres/gpu:4", "--tres-per-task gres/gpu:1")
+        ),
+        ([*SLURM, "site.devices=ngpus={n}"], ['"ngpus={n}" is not a form of slurm', '"--gpus-per-node={n}"']),
+        ([*PBS[:-1], "site.devices=--gpus={n}"], ['"--gpus={n}" is not a form of pbs', '"ngpus={n}"']),
+        ([*POD, "site.devices=--gpus={n}"], ["is not a form of kubernetes", '"nvidia.com/gpu: {n}"']),
+        ([*POD, "site.devices=ngpus={n}"], ["is not a form of kubernetes"]),
+        (["--to", "torchx", "--devices", "2", "site.image=x"], ["--to torchx needs how devices are asked for"]),
+        ([*SLURM, GPUS, "site.memory=64000"], ["site.memory", "must be a whole number and K, M, G or T"]),
+        ([*PBS, "site.memory=0"], ["site.memory (command line): only SLURM gives all of a node for 0"]),
+        *(
+            ([*SLURM, GPUS, f'site.options=["{option}"]'], [f"(command line: {option}): the script sets {said}"])
+            for option, said in (
+                ("--time=1:00", "--time, by site.time; give site.time instead"),
+                ("-t 1:00", "-t, by site.time"),
+                ("--output=x", "--output, by the log"),
+                ("--chdir /x", "--chdir, by"),
+                ("--no-requeue", "--no-requeue, by site.requeues"),
+                ("--mem=5G", "--mem, by site.memory"),
+                ("-p gpu", "-p, by site.partition; give site.partition instead"),
+                ("--exclusive -J x", "-J, by the name"),
+            )
+        ),
+        *(
+            ([*PBS, f'site.options=["{option}"]'], [f"(command line: {option}): the script sets {said}"])
+            for option, said in (
+                ("-l select=1:ncpus=4", "-l select, by --nodes and --devices of codescent launch; leave it out"),
+                ("-l filesystems=home,walltime=1:00:00", "-l walltime, by site.time; give site.time instead"),
+                ("-lncpus=4", "-l ncpus, by site.cores"),
+                ("-q prod", "-q, by site.partition"),
+                ("-r n", "-r, by site"),
+            )
+        ),
+        (
+            [*SLURM, GPUS, "--times", "2", 'site.options=["--dependency=afterok:1"]'],
+            ["the script sets --dependency, by --times; leave it out"],
+        ),
         ([*SLURM, GPUS, "--", "--lr", "1"], ["-- --lr 1: such words are for a script of yours"]),
         ([*SLURM, GPUS, "run.name=a\udce9"], ["is not UTF-8 text"]),
         (["--to", "slrm"], ["--to slrm: unknown target; did you mean slurm?"]),

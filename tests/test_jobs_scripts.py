@@ -18,6 +18,7 @@ from hypothesis import strategies as draw
 from scripts import COMMAND, CONFIG, GPUS, PBS, SLURM, TARGETS, programs_in, run_script, script_of, starts
 
 from codescent.jobs.grace import LEAST_GRACE_S, grace_of
+from codescent.jobs.hosts import AGENT
 from codescent.jobs.job import job_name, read_hosts
 from codescent.jobs.shape import Asked, shape_of
 from codescent.jobs.slurm import directive
@@ -29,6 +30,7 @@ FULL = (
     'site.before=["export NCCL_DEBUG=WARN"]',
 )  # fmt: skip
 """Keys that every script of bash reads."""
+LAUNCHER_OPTION = ('site.launcher=["--verbose"]', "site.scratch=/tmp/$USER")
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,7 @@ def test_bash_reads_what_is_printed(
     subprocess.run(["bash", "-n", "script"], check=True, timeout=30)
     assert text.startswith("#!/bin/bash\n")
     assert "--resume=auto" in text
+    assert "python3 -m" not in text  # -P: a file of the user does not hide one of Python
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     # SC1091: files of the machine on which the script runs cannot be read here
@@ -80,7 +83,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
     assert srun.env["CODESCENT_STOP_AT"] == str(1_000_000 - 70)  # the end of the job as SLURM says it
     assert (srun.env["TMPDIR"], srun.env["GLOO_SOCKET_IFNAME"]) == ("scratch/me", "ib0")
     asked = [one.words for one in found if one.name == "apptainer"]
-    assert asked == [[*image[1:], "python3", "-m", "codescent.jobs.grace", "runs/gpt2_124m", "7200"]]
+    assert asked == [[*image[1:], "python3", "-P", "-m", "codescent.jobs.grace", "runs/gpt2_124m", "7200"]]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
         (75, {"SLURM_RESTART_COUNT": "1"}, 0, "7"),
         (75, {"SLURM_RESTART_COUNT": "2"}, 75, None),
         (75, {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, 0, "5_3"),
+        (143, {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SAYS_scontrol": "PreemptTime=2026"}, 0, "5_3"),
     ],
 )
 def test_slurm_requeues_what_was_saved_before_its_limit(
@@ -109,10 +113,14 @@ def test_slurm_requeues_what_was_saved_before_its_limit(
     assert ended == ends
     asked = [one.words for one in found if one.name == "scontrol" and one.words[0] == "requeue"]
     assert asked == ([["requeue", requeued]] if requeued else [])
+    shown = [one.words for one in found if one.name == "scontrol" and one.words[0] == "show"]
+    assert shown == ([["show", "job", "5_3" if "SLURM_ARRAY_JOB_ID" in env else "7"]] if code == 143 else [])
 
 
 def test_jobs_of_a_chain_wait_for_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert "#SBATCH --dependency=singleton\n" in script_of([*CONFIG, *SLURM, GPUS, "--times", "5"], capsys)
+    own = script_of([*CONFIG, *SLURM, GPUS, 'site.options=["--dependency=afterok:1"]'], capsys)
+    assert "#SBATCH --dependency=afterok:1\n" in own
 
 
 def test_pbs_starts_ranks_by_pals_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +152,7 @@ def test_pbs_starts_ranks_by_pals_and_goes_on(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_printed_script_of_pbs_does_not_guess_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = script_of([*CONFIG, *PBS], capsys)
+    assert "#PBS -l select=2:ncpus=4:ngpus=4\n" in text  # by itself PBS gives the four ranks of a node one core
     (tmp_path / "nodes").write_text("n1\nn2\n")
     code, found = run_script(text, tmp_path, PBS_NODEFILE=str(tmp_path / "nodes"), STOPS_mpiexec="75")
     assert (code, [one for one in found if one.name == "qsub"]) == (75, [])
@@ -170,6 +179,12 @@ def test_mpirun_starts_as_many_ranks_as_there_are_slots(
     assert mpirun.words[-len(COMMAND) :] == COMMAND
     assert mpirun.env["MASTER_ADDR"] == "10.0.0.1"
     assert ("MASTER_PORT" in mpirun.env) == (mpi == "mpich")  # the others have a name for the job
+    folders = [
+        one.words for one in run_script(script_of([*CONFIG, *TARGETS[mpi], *LAUNCHER_OPTION], capsys), tmp_path)[1]
+    ]
+    made, ranks = [words for words in folders if "--verbose" in words]
+    assert made[-4:] == ["--verbose", "mkdir", "-p", "/tmp/me"]  # the options of the site reach all hosts
+    assert ranks[-len(COMMAND) - 1 :] == ["--verbose", *COMMAND]
     if mpi == "openmpi":
         passed = {name for at, name in enumerate(mpirun.words) if mpirun.words[at - 1] == "-x"}
         assert {
@@ -181,6 +196,22 @@ def test_mpirun_starts_as_many_ranks_as_there_are_slots(
             "VIRTUAL_ENV",
         } <= passed
         assert "EDITOR" not in passed
+
+
+@pytest.mark.parametrize(
+    ("mpi", "words"),
+    [
+        ("openmpi", ["--map-by", "slot:PE=3", "--bind-to", "core"]),
+        ("mpich", ["-bind-to", "core:3"]),
+        ("intelmpi", ["-genv", "I_MPI_PIN", "1", "-genv", "I_MPI_PIN_DOMAIN", "3"]),
+    ],
+)
+def test_mpirun_binds_each_rank_to_its_cores(mpi: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = script_of([*CONFIG, *TARGETS[mpi], "site.binding=cores", "site.cores=3"], capsys)
+    assert " ".join(words) in text.replace("\\\n    ", "")
+    assert cli.run(["launch", *CONFIG, *TARGETS[mpi], "site.cores=3"]) == 0
+    said = "site.cores (command line) has no effect with --to mpirun without site.binding=cores"
+    assert said in capsys.readouterr().err
 
 
 def test_torchrun_starts_an_agent_on_each_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,6 +279,50 @@ def test_signals_are_passed_on_once(
     assert (tmp_path / "got").read_text() == ("SIGUSR1\n" if asks else f"{number.name}\n")
 
 
+@pytest.mark.parametrize("name", ["one torchrun", "openmpi"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_that_comes_with_the_start_is_not_lost(
+    name: str, number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher is started, but the script does not know its process id yet."""
+    text, programs = script_of([*CONFIG, *TARGETS[name]], capsys), programs_in(tmp_path)
+    for program in ("torchrun", "mpirun"):
+        (programs / program).write_text(LAUNCHER.format(python=sys.executable))
+    comes = f"kill -{int(number)} $$\nwhile [ ! -e ready ]; do sleep 0.02; done\nlauncher=$!"
+    (tmp_path / "script").write_text(text.replace("launcher=$!", comes))
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "script"], cwd=tmp_path, env=env, timeout=60, check=False, capture_output=True)
+    asks = name == "openmpi" and number != signal.SIGUSR1
+    assert (done.returncode, done.stderr) == (128 + number if asks else 75, b"")
+    assert (tmp_path / "got").read_text() == ("SIGUSR1\n" if asks else f"{number.name}\n")
+
+
+LIMITED = {
+    **TARGETS, "local": (*TARGETS["local"], "site.time=01:00:00"), "ssh": (*TARGETS["ssh"], "site.time=01:00:00"),
+    "torchx": ("--to", "torchx", "--devices", "2", "site.image=x", "site.devices=none", "site.time=01:00:00"),
+    "kubernetes": ("--to", "kubernetes", "--devices", "2", "site.image=x", "site.devices=none", "site.time=01:00:00"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in LIMITED if name != "elastic"])
+def test_a_doctor_saves_nothing_and_is_not_started_again(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "site.environment=none", *LIMITED[name]]) == 0
+    out = capsys.readouterr().out
+    assert "codescent doctor" in out
+    for text in (
+        "saves and stops",
+        "STOP_AT",
+        "began",
+        "USR1@",
+        "--requeue",
+        "requeue ",
+        "goes on",
+        "and starts again",
+    ):
+        assert text not in out, text
+    assert "backoffLimit: 0\n" in out or "max_retries=0," in out or name not in ("torchx", "kubernetes")
+
+
 def test_a_script_of_ones_own_keeps_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("")
     words = ["train.py", "data", *SLURM, GPUS, "--", "--lr", "3e-4", "--name", "a b", "--nodes=9"]
@@ -259,8 +334,13 @@ def test_a_script_of_ones_own_keeps_its_words(tmp_path: Path, capsys: pytest.Cap
     assert starts(found, "torchrun").words[-3:] == ["train.py", "--lr", "3e-4"]
     _, found = run_script(script_of(["train.py", *TARGETS["local"], "--", "x"], capsys), tmp_path)
     assert starts(found, "python3").words == [
-        "-m", "codescent.launch.agent", "--ranks", "2", "--", "python", "train.py", "x",
+        "-P", "-m", "codescent.launch.agent", "--ranks", "2", "--", "python", "train.py", "x",
     ]  # fmt: skip
+
+
+def test_a_file_of_the_user_hides_none_of_python(tmp_path: Path) -> None:
+    (tmp_path / "secrets.py").write_text("raise SystemExit(9)")
+    subprocess.run([sys.executable, *AGENT[1:], "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
 PRINTABLE = draw.text(
@@ -331,7 +411,7 @@ def test_grace_follows_the_longest_save(tmp_path: Path, capsys: pytest.CaptureFi
     _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME="1000000")
     assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(1_000_000 - 300)
     _, found = run_script(
-        text.replace("python3 -m codescent.jobs.grace", "false"), tmp_path, SLURM_JOB_END_TIME="1000000"
+        text.replace("python3 -P -m codescent.jobs.grace", "false"), tmp_path, SLURM_JOB_END_TIME="1000000"
     )
     assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(1_000_000 - 270)  # as it was when it was written
 

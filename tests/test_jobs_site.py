@@ -3,11 +3,15 @@ Does not write scripts: test_jobs_scripts.py does."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from codescent.base.errors import UserError
+from codescent.jobs.options import ASKED
 from codescent.jobs.site import DEFAULT, KEYS, keys_markdown, load_site, seconds_of
 from codescent.jobs.targets import CHECKED, TARGETS
 from codescent.verbs import cli
@@ -44,6 +48,56 @@ def test_every_problem_is_named_with_its_line(tmp_path: Path) -> None:
         "sites/bad.toml:4 site.modules", "command line site.devices", "command line site.mpi", "command line time",
         "command line site.before",
     }  # fmt: skip
+
+
+def test_values_above_the_section_of_a_site_are_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(f'time = "01:00:00"\nhosts = ["a"]\n[nodes]\nnumber = 4\n[site]\n{LAB}')
+    with pytest.raises(UserError) as caught:
+        load_site("cluster.toml")
+    assert caught.value.problems == (
+        "cluster.toml:1: time: stands above all sections, where nothing is read; move it into [site]",
+        "cluster.toml:2: hosts: stands above all sections, where nothing is read; move it into [site]",
+    )
+
+
+OTHER: dict[str, Any] = {
+    "account": "a", "partition": "p", "qos": "q", "time": "01:23:00", "memory": "7G", "cores": 3, "devices": "none",
+    "device_type": "T4", "node_devices": 9, "options": ["-l filesystems=a"], "mail": "m@x.org", "modules": ["cuda"],
+    "before": ["true"], "environment": "/e", "container": ["apptainer", "exec", "i"], "interface": "ib0",
+    "binding": "cores", "scratch": "/s", "mpi": "mpich", "launcher": ["--verbose"], "requeues": 3, "image": "other",
+    "volume": "claim:/w",
+}  # fmt: skip
+"""Another value than the default for each key."""
+CASES = [(name, mpi) for name in TARGETS for mpi in (("openmpi", "mpich", "intelmpi") if name == "mpirun" else ("",))]
+MACHINES = {"local": ("--devices", "2"), "ssh": ("--hosts", "a:2,b:2"), "torchrun": ("--hosts", "a:2,b:2")}
+
+
+@pytest.mark.parametrize(("target", "mpi"), CASES)
+def test_a_key_changes_the_script_of_a_target_that_reads_it_and_of_no_other(
+    target: str, mpi: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    where = MACHINES.get("ssh" if mpi else target, ("--nodes", "2", "--devices", "2"))
+    base: dict[str, Any] = {"time": "04:00:00", "environment": "none"}
+    base |= {"mpi": mpi, "binding": "cores", "cores": 2} if mpi else {}  # without binding the cores have no effect
+    base |= {"image": "i"} if "image" in TARGETS[target].needs else {}
+    base |= {"devices": ASKED[target]} if "devices" in TARGETS[target].needs else {}
+
+    def script(**more: Any) -> str:
+        (tmp_path / "site.toml").write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in more.items()))
+        (tmp_path / "script").unlink(missing_ok=True)
+        words = ["train.py", "--to", target, *where, "--site", "site.toml", "--out", "script"]
+        assert cli.run(["launch", *words]) == 0, capsys.readouterr().err
+        return re.sub("[0-9a-f]{64}", "SECRET", (tmp_path / "script").read_text())
+
+    own = script(**base)
+    assert script(**base) == own
+    changed = set()
+    for key, other in OTHER.items():
+        other = "none" if key == "binding" and mpi else "openmpi" if other == mpi else other
+        if script(**{**base, key: other}) != own:
+            changed.add(key)
+    assert changed == TARGETS[target].keys
 
 
 @pytest.mark.parametrize(

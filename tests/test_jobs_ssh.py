@@ -21,14 +21,14 @@ exec "$@"
 """
 PYTHON = """#!{python}
 import os, signal, subprocess, sys, time
-if sys.argv[2] == "codescent.jobs.address":
+if sys.argv[3] == "codescent.jobs.address":
     print("10.0.0.1")
     sys.exit()
 host = os.environ["HOST"]
 def write(name, text):
     with open(name + host, "a") as file:
         file.write(text)
-write("words-", " ".join(sys.argv[3:]))
+write("words-", " ".join(sys.argv[4:]))
 write("token-", sys.stdin.readline())
 write("ready-", "")
 does = open("does-" + host).read().split()

@@ -37,11 +37,16 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "") -> None:
-    """Have a program answer so."""
+NO_HISTORY = 'case " $* " in *" -x "*) echo "qstat: PBS is not configured to maintain job history" >&2; exit 2;; esac'
+
+
+def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "", before: str = "") -> None:
+    """Have a program answer so, after a line of its own."""
     (programs / f"{name}.out").write_text(text)
     (programs / f"{name}.err").write_text(err)
-    (programs / name).write_text(f"#!/bin/sh\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n")
+    (programs / name).write_text(
+        f"#!/bin/sh\n{before}\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n"
+    )
 
 
 def launch(*words: str | Path) -> int:
@@ -72,10 +77,50 @@ def test_a_job_that_is_refused_leaves_nothing(
     assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
     err = capsys.readouterr().err
     assert (answer[2] or "has no number") in err
-    assert not RUN.exists()
+    assert not RUN.parent.exists()
     submitted()
     assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
     assert [one.name for one in (RUN / JOBS).iterdir()] == ["0001"]
+
+
+def test_an_accepted_job_keeps_its_script(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full: the job is not written down, but it will read its script."""
+    answers(programs, "sbatch", "17\n")
+
+    def fails(path: Path, text: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("codescent.jobs.submitted.write_json", fails)
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert "job 17 is submitted, but not written down" in capsys.readouterr().err
+    assert [one.name for one in (RUN / JOBS / "0001").iterdir()] == ["gpt2_124m.sbatch"]
+
+
+def test_jobs_are_in_the_order_in_which_they_were_submitted(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--follow takes the first of a chain that has not ended: the others wait for it."""
+    folder = new_folder(RUN)
+    for number in ("100", "99", "98"):
+        keep(folder, "slurm", number, "gpt2_124m", "gpt2_124m.sbatch", Path.cwd())
+    submitted(job="7")
+    assert [one.job for one in jobs_of(RUN)] == ["98", "99", "100", "7"]
+    ask = 'case " $* " in *" 99 "*) [ -e ended ] || { touch ended; echo "RUNNING, 1, n1"; exit; };; *" 98 "*);; '
+    answers(programs, "squeue", "COMPLETED, 1, n1\n", before=ask + '*) [ -e ended ] || echo "PENDING, 0, x"; esac')
+    answers(programs, "sacct", "")
+    Path("gpt2_124m-99.log").write_text("step 1\n")
+    assert launch(RUN, "--follow") == 0
+    out = capsys.readouterr().out
+    assert "step 1" in out
+    assert "slurm 99: completed" in out
+    assert launch(RUN, "--follow") == 0  # all are over: the newest
+    assert "slurm 7: completed" in capsys.readouterr().out
+
+
+def test_words_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    submitted()
+    assert launch(RUN, "--status", "--", "foo", "a b") == 2
+    assert "codescent launch RUN --status: -- foo 'a b' has no effect here" in capsys.readouterr().err
 
 
 def test_without_the_command_nothing_is_submitted(
@@ -107,6 +152,16 @@ def test_successors_of_pbs_are_written_down(tmp_path: Path, programs: Path) -> N
     ("squeue", "sacct", "said"),
     [
         (("RUNNING, 1:00 of 4:00:00, n1\n",), ("",), "running, 1:00 of 4:00:00, n1"),
+        (
+            ("RUNNING, 1, n1\nPENDING, 0, x\nCOMPLETED, 1, n1\n",),
+            ("",),
+            "running, 1, n1; pending, 0, x; completed, 1, n1",
+        ),
+        (
+            ("COMPLETED, 1, n1\nFAILED, 1, n1\n",),
+            ("COMPLETED|1|0:0\nFAILED|2|1:0\n",),
+            "exit code 0; failed after 2, exit",
+        ),
         (("DEADLINE, 1:00 of 2:00, n1\n",), ("", 1, "accounting storage is disabled"), "deadline, 1:00 of 2:00, n1"),
         (("FAILED, 1:00 of 2:00, n1\n",), ("FAILED|00:01:00|1:0\n",), "failed after 00:01:00, exit code 1"),
         (("", 1, "slurm_load_jobs error: Invalid job id specified"), ("",), "unknown to the scheduler"),
@@ -140,6 +195,8 @@ def test_states_of_slurm(
         (("", 153, "qstat: Unknown Job Id 4711.server"), "unknown to the scheduler"),
         (("", 35, "qstat: Connection refused"), "state is unknown: qstat"),
         (("nonsense",), "its answer has no state"),
+        ((QSTAT.format(state="R", more=""), 0, "", NO_HISTORY), "running"),
+        (("", 153, "qstat: Unknown Job Id 4711.server", NO_HISTORY), "unknown to the scheduler"),
     ],
 )
 def test_states_of_pbs(qstat: tuple[str, ...], said: str, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +221,7 @@ def test_kill_goes_to_the_hosts_of_the_jobs(tmp_path: Path, programs: Path, caps
     assert "n2: ssh does not reach it" in err
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[4] for line in asked] == ["n1", "n2"]
-    assert all(f"codescent.jobs.leftovers {tmp_path / RUN} --end" in line for line in asked)
+    assert all(f"-P -m codescent.jobs.leftovers {tmp_path / RUN} --end" in line for line in asked)
     assert launch(RUN, "--kill", "--hosts", "n1:4") == 0
     (programs / "ssh").unlink()
     monkeypath = str(programs)
@@ -185,6 +242,27 @@ def test_kill_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = capsys.readouterr().out
         assert f"process {mine.pid}: sleep 100" in out
         assert "codescent launch runs/gpt2_124m --kill --hosts node1,node2" in out
+        assert mine.wait(30) == -15
+    finally:
+        mine.kill()
+        mine.wait()
+
+
+@pytest.mark.parametrize("name", [f"../{{project}}/{RUN}", f"link/{RUN.name}"])
+def test_kill_finds_a_run_by_any_name_of_its_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script was written for one name, and --kill gets another one."""
+    RUN.mkdir(parents=True)
+    Path("link").symlink_to("runs")
+    given = name.format(project=tmp_path.name)
+    assert launch(*CONFIG, f"run.folder={given}", "--to", "local", "--devices", "1", "site.environment=none") == 0
+    (mark,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"export {leftovers.MARK}=")]
+    mine = subprocess.Popen(["bash", "-c", f"{mark}; exec sleep 100"])
+    try:
+        assert launch(RUN, "--kill") == 0
+        assert f"process {mine.pid}: " in capsys.readouterr().out
+        assert launch(given, "--kill") == 0
         assert mine.wait(30) == -15
     finally:
         mine.kill()

@@ -98,6 +98,21 @@ def test_lines_and_the_end_of_the_input_are_signals(tmp_path: Path, line: str, c
     assert [read(tmp_path, f"got{rank}") for rank in range(2)] == [expected, expected]
 
 
+def test_agents_of_several_machines_draw_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would draw another one. Without one the ranks read the user's file, the same on all machines."""
+    monkeypatch.delenv("CODESCENT_TOKEN", raising=False)
+    master = f"127.0.0.1:{free_port()}"
+    two = [agent(tmp_path, "--ranks", "1", "--first", str(at), "--world", "2", "--master", master) for at in range(2)]
+    assert [each.wait(60) for each in two] == [0, 0]
+    assert [read(tmp_path, f"rank{rank}")["CODESCENT_TOKEN"] for rank in range(2)] == [None, None]
+    monkeypatch.setenv("CODESCENT_TOKEN", "a secret")
+    assert agent(tmp_path, "--ranks", "1", "--world", "2", "--master", master).wait(60) == 0
+    assert read(tmp_path, "rank0")["CODESCENT_TOKEN"] == "a secret"
+    monkeypatch.delenv("CODESCENT_TOKEN")
+    assert agent(tmp_path, "--ranks", "1", "--world", "1").wait(60) == 0
+    assert len(read(tmp_path, "rank0")["CODESCENT_TOKEN"]) == 64
+
+
 def test_without_input_signals_go_to_the_ranks(tmp_path: Path) -> None:
     started = agent(tmp_path, "--ranks", "1", waits=True)
     place = read(tmp_path, "rank0")
@@ -155,6 +170,8 @@ def test_a_failure_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.Monke
         (["--ranks", "0"], "--ranks 0"),
         (["--ranks", "2", "--first", "1", "--world", "2"], "--first 1"),
         (["--ranks", "1", "--master", "here"], "--master here"),
+        (["--ranks", "1", "--world", "2"], "--world 2: with --ranks 1 others are elsewhere: give --master"),
+        (["--ranks", "1", "--world", "2", "--master", "127.0.0.1:0"], "--master 127.0.0.1:0"),
         (["--ranks", "1", "--follow"], "--follow: the standard input must begin with the token"),
     ],
 )

@@ -11,6 +11,7 @@ from codescent.build import needs_vocab_size, task_request
 from codescent.config.sections import Config
 from codescent.doctor.finding import WRONG, Finding
 from codescent.doctor.wanted import Wanted
+from codescent.jobs.leftovers import mark_of
 from codescent.jobs.room import checkpoints
 from codescent.preflight import plan_of, prepared, run_folder, settled
 
@@ -24,7 +25,7 @@ def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
         listen=config.parallel.listen,
         run_folder=str(path),
         data_folder=str(task_request(config).data.folder),
-        mark=str(path.absolute()),
+        mark=mark_of(path),
         timeout_s=config.parallel.timeout_s,
     )
     try:

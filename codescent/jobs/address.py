@@ -1,5 +1,5 @@
 """In: names of hosts. Out: the address of a host, as others reach it; the address of this one, towards another.
-Does not connect. Scripts run it, as `python3 -m codescent.jobs.address`. It waits for a name that is not known yet."""
+Does not connect. Scripts run it: `python3 -P -m codescent.jobs.address`. It waits for a name that is not known yet."""
 
 from __future__ import annotations
 

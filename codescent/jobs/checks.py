@@ -13,7 +13,7 @@ from codescent.build import Began, needs_vocab_size, saved_plan, task_request
 from codescent.config import decided
 from codescent.config.sections import Config
 from codescent.jobs import counts, duration, ready, room, tested
-from codescent.jobs.asked import Findings, Preflight
+from codescent.jobs.findings import Findings, Preflight
 from codescent.plan import Plan
 from codescent.preflight import is_begun, plan_of, plan_with, prepared, run_folder, settled
 from codescent.record import RunFolder
@@ -78,7 +78,7 @@ def _plan(config: Config, found: Findings, ranks: int) -> Plan | None:
         return plan_with(config, found.dataset, ranks, _began(config))[1]
     needs, request = needs_vocab_size(config), task_request(config)
     if decided.averages_in_epochs(config) or (needs and tasks.task_of(request).vocab_size(request) is None):
-        note = "the data is not prepared, so nobody has checked that the layout fits the ranks"
+        note = "the data is not prepared, so it is not checked whether the layout fits the ranks"
         if note not in found.notes:
             found.notes.append(note)
         return None
@@ -94,9 +94,10 @@ def _began(config: Config) -> Began | None:
 
 
 def _held(asked: Preflight) -> list[str]:
-    """Who holds the run folder."""
+    """Who holds the run folder. Jobs of a chain wait for a job that holds it, and so for the ranks of that job."""
     follows = asked.target == "slurm" and asked.times > 1
     try:
-        return [*ready.writer(asked.run), *ready.jobs(asked.run, follows=follows)]
+        holders = list(ready.jobs(asked.run))
+        return [] if follows and holders else [*ready.writer(asked.run), *holders]
     except UserError as error:  # the scheduler does not answer, or a record is damaged
         return list(error.problems)

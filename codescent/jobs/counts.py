@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from codescent.base.counted import counted
-from codescent.jobs.asked import Preflight
+from codescent.jobs.findings import Preflight
 from codescent.jobs.site import NONE
+from codescent.jobs.targets import TARGETS
 
 MPI = ("-n", "-np", "--n", "--np", "-c", "-N", "-ppn", "--ppn", "-perhost")
 PALS = ("-n", "-np", "--np", "-ppn", "--ppn")
 SLURM = ("-n", "--ntasks", "-N", "--nodes", "--ntasks-per-node")
 TORCHRUN = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
 COUNTS: Mapping[str, Sequence[str]] = {
-    "mpirun": MPI, "pbs": PALS, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN, "kubernetes": TORCHRUN,
+    "mpirun": MPI, "pbs": PALS, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN,
 }  # fmt: skip
 """Options of site.launcher that name a number of ranks or nodes, by target."""
 
@@ -51,9 +52,11 @@ def _too_many(asked: Preflight) -> Iterator[str]:
         return
     slots = shape.slots[0]
     nodes = -(-asked.ranks // most)
-    same = f", or --nodes {nodes} --devices {asked.ranks // nodes} for {asked.ranks} ranks"
-    fits = shape.least_nodes is None and asked.ranks % nodes == 0
-    yield f"--devices {slots}: {have}; give --devices {most}{same if fits else ''}"
+    each = asked.ranks // nodes
+    hosts = ",".join(f"node{number}:{each}" for number in range(1, nodes + 1))
+    on_more = f"--nodes {nodes} --devices {each}" if TARGETS[asked.target].schedules else f"--hosts {hosts}"
+    fits = shape.least_nodes is None and asked.ranks % nodes == 0 and asked.target != "local"
+    yield f"--devices {slots}: {have}; give --devices {most}{f', or {on_more} for {asked.ranks} ranks' if fits else ''}"
 
 
 def _options(asked: Preflight) -> Iterator[str]:
@@ -113,5 +116,6 @@ def _instead(asked: Preflight, option: str, value: str) -> str:
         places = ",".join(f"{host}:{each}" for host in shape.hosts)
         return f"; for {counted(wanted, 'rank')}: --hosts {places}"
     if not shape.hosts and not rest:
-        return f"; for {counted(wanted, 'rank')}: --nodes {nodes} --devices {each}"
+        on_nodes = f"--nodes {nodes} " if TARGETS[asked.target].schedules else ""
+        return f"; for {counted(wanted, 'rank')}: {on_nodes}--devices {each}"
     return f"; for {counted(wanted, 'rank')}: fewer nodes or slots"

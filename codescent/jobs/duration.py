@@ -1,5 +1,5 @@
 """In: the time limit of a job, the steps of a run that has begun, the peak of a device. Out: whether the steps fit.
-Does not measure, and does not guess: where nobody has measured a step, it gives a lower bound or says so."""
+Does not measure, and does not guess: where no step was measured, it gives a lower bound or says so."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import saved_plan
 from codescent.config.sections import Config
-from codescent.jobs.asked import Findings, Preflight
 from codescent.jobs.device import device_of
-from codescent.jobs.grace import grace_of
+from codescent.jobs.findings import Findings, Preflight
+from codescent.jobs.grace import grace_of, saves_s
 from codescent.jobs.site import NONE, seconds_of
 from codescent.plan import Plan
 from codescent.record import RunFolder
 
 MEASURED = 100
 """The newest rows of metrics that count."""
-RESTARTED = ("slurm", "pbs")
-"""Targets whose script starts the job again after its time limit."""
+RESTARTED = ("slurm", "pbs", "torchx", "kubernetes")
+"""Targets that start the job again after its time limit; of PBS by a script that knows its own file."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ def check(asked: Preflight, found: Findings, config: Config, plan: Plan) -> None
     least_s = least_step_s(asked, plan)
     why = done.layout or "no step of this run was measured"
     if least_s is None:
-        found.notes.append(f"site.time = {asked.site.time}: nobody knows whether {counted(left, 'step')} fit: {why}")
+        found.notes.append(f"site.time = {asked.site.time}: it is not known whether {counted(left, 'step')} fit: {why}")
         return
     said = (
         f"{counted(left, 'step')} take at least {of_seconds(left * least_s)} at the peak of {asked.site.device_type}, "
         f"which no run reaches ({why})"
     )
     if not budget.check(found, least_s, left * least_s, said):
-        found.notes.append(f"site.time = {asked.site.time}: {said}; whether they fit, nobody knows")
+        found.notes.append(f"site.time = {asked.site.time}: {said}; whether they fit is not known")
 
 
 class _Budget:
@@ -80,8 +80,8 @@ class _Budget:
 
     def __init__(self, asked: Preflight, usable_s: int) -> None:
         self.asked, self.usable_s = asked, usable_s
-        again = asked.site.requeues if asked.target in RESTARTED else 0
-        self.starts = asked.times * (1 + again)
+        self.restarts = asked.target in RESTARTED and (asked.saved or asked.target != "pbs")
+        self.starts = asked.times * (1 + asked.site.requeues * self.restarts)
 
     def check(self, found: Findings, step_s: float, needed_s: float, said: str) -> bool:
         """Add a problem or a note if the time does not suffice. Returns whether it has added one."""
@@ -95,7 +95,7 @@ class _Budget:
         if needed_s <= self.starts * self.usable_s:
             return False
         starts = math.ceil(needed_s / self.usable_s)
-        if asked.target not in RESTARTED:
+        if not self.restarts:
             found.notes.append(
                 f"{limit}: {said}, so the run saves and stops before its end; start it {starts} times in all"
             )
@@ -114,10 +114,9 @@ def measured(asked: Preflight, plan: Plan) -> Measured:
     """What the run folder says of the run's steps; nothing where it has not begun."""
     try:
         run = RunFolder.open(asked.run)
-        events, rows, before = run.read_events(), run.read_metrics(), saved_plan(run)
+        saves, rows, before = saves_s(asked.run), run.read_metrics(), saved_plan(run)
     except UserError:  # there is no run, or it is damaged, which is a problem of its own
         return Measured(0, None)
-    saves = [event["seconds"] for event in events if event.get("kind") == "checkpoint"]
     seconds = [row["step_s"] for row in rows[-MEASURED:] if row.get("step_s")]
     steps = max((row["step"] for row in rows), default=0)
     layout = "" if _alike(before, plan) else f"its steps were measured with another layout ({_ranks(before)})"

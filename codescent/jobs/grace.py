@@ -1,5 +1,5 @@
 """In: the folder of a run. Out: how many seconds before its time limit a job has to save, by the run's checkpoints.
-Does not stop a run. Scripts ask it at their start, as `python3 -m codescent.jobs.grace RUN MOST`."""
+Does not stop a run. Scripts ask it at their start, as `python3 -P -m codescent.jobs.grace RUN MOST`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> int:
     """Print the seconds, at most MOST. Returns the exit code."""
     words = sys.argv[1:]
     if len(words) != 2 or not words[1].isdigit():
-        warn("usage: python3 -m codescent.jobs.grace RUN MOST")
+        warn("usage: python3 -P -m codescent.jobs.grace RUN MOST")
         return 2
     try:
         print(min(grace_of(saves_s(Path(words[0]))), int(words[1])))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, PASSED, head, left_behind, setting, variables
+from codescent.jobs.lines import ADDRESS, ANY_PORT, PASSED, PYTHON, begin, head, left_behind, setting, variables
 
-AGENT = ("python3", "-m", "codescent.launch.agent")
+AGENT = (*PYTHON, "codescent.launch.agent")
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
 
@@ -28,8 +28,8 @@ def ssh(job: Job) -> str:
         "ssh must reach the hosts without a question, and find the folder and the environment there.",
         left_behind(job),
     ]
-    lines = [line for line in head(job, "hosts that ssh reaches", use) if not line.startswith("began=")]
-    lines += ["", *_places(job), "", *_agent(job), "", *_SEND, "", *_START, "", *_WAIT]
+    lines = [*head(job, "hosts that ssh reaches", use, starts_ranks=False), "", *_places(job), ""]
+    lines += [*_agent(job), "", *_SEND, "", *_START, "", *_WAIT]
     return "\n".join(lines) + "\n"
 
 
@@ -37,7 +37,7 @@ def _places(job: Job) -> Iterator[str]:
     yield f"hosts=({' '.join(map(quoted, job.hosts))})"
     yield f"slots=({' '.join(map(str, job.slots))})"
     yield "# the address of rank 0, as the others reach it, and a port there"
-    yield f"master=$({command([*ADDRESS, job.hosts[0], job.hosts[-1]])}):$((20000 + RANDOM % 10000))"
+    yield f"master=$({command([*ADDRESS, job.hosts[0], job.hosts[-1]])}):{ANY_PORT}"
     yield from comment("the secret by which the ranks recognise each other goes to the agents by their input")
     yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
 
@@ -58,8 +58,7 @@ def _on_host(job: Job) -> Iterator[str]:
     yield "{"
     yield "set -eo pipefail"
     yield "exec 3<&0 </dev/null"
-    if job.limit_s is not None:
-        yield "began=$(date +%s)"
+    yield from begin(job)
     yield from setting(job)
     yield from variables(job, token=False)
     place = Raw(f'--follow --first "$1" --ranks "$2" --world {job.ranks} --master "$3"')

@@ -11,6 +11,7 @@ from pathlib import Path
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.jobs.grace import LEAST_GRACE_S
+from codescent.jobs.leftovers import mark_of
 from codescent.jobs.site import Site, seconds_of
 from codescent.launch.environment import PORTS
 
@@ -32,6 +33,7 @@ class Job:
         hosts: names of the nodes; empty: a scheduler chooses them.
         site: the cluster.
         run: the run folder, as the config names it; of an own script: where --submit keeps its jobs.
+        trains: whether the ranks save when they are asked to, and are then started again: not those of the doctor.
         has_checkpoints: whether the run folder says how long checkpoints take: not that of an own script.
         grace_s: seconds before the time limit at which the run is asked to save, by the checkpoints of now.
         least_nodes: with which an elastic job begins; None: it is not elastic.
@@ -51,6 +53,7 @@ class Job:
     hosts: tuple[str, ...]
     site: Site
     run: Path
+    trains: bool = True
     has_checkpoints: bool = True
     grace_s: int = LEAST_GRACE_S
     least_nodes: int | None = None
@@ -63,7 +66,7 @@ class Job:
     @property
     def mark(self) -> str:
         """What marks the processes of the run in their environment."""
-        return str(self.folder / self.run)
+        return mark_of(self.folder / self.run)
 
     @property
     def port(self) -> int:
@@ -91,7 +94,7 @@ class Job:
         """The time limit in seconds; None: there is none."""
         return None if self.site.time is None else seconds_of(self.site.time)
 
-    def shape(self) -> str:
+    def machines(self) -> str:
         """The ranks and nodes in words."""
         if len(set(self.slots)) > 1:
             each = (f"{slots} on {host}" for host, slots in zip(self.hosts, self.slots, strict=True))

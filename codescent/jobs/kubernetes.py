@@ -11,7 +11,7 @@ from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment
 from codescent.jobs.hosts import AGENT
 from codescent.jobs.job import Job, job_name
-from codescent.jobs.lines import ADDRESS, stop_at
+from codescent.jobs.lines import ADDRESS, begin, stop_at
 from codescent.jobs.site import asked_devices
 from codescent.jobs.yaml import literal
 from codescent.jobs.yaml import quoted as text
@@ -20,6 +20,8 @@ LABEL_CHARS = 63
 PORT = 29_400
 """A pod has an address of its own, so no other run has this port."""
 WRONG_INPUT = UserError.exit_code
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""The label of a pod with its number."""
 NAME_WAIT_S = 600
 """Seconds until the first pod runs."""
 
@@ -31,11 +33,11 @@ def script(job: Job) -> str:
 
 def _lines(job: Job) -> Iterator[str]:
     name = pod_name(job)
-    yield from comment(f"{job.name}, {job.shape()}. Written for Kubernetes by:")
+    yield from comment(f"{job.name}, {job.machines()}. Written for Kubernetes by:")
     yield from comment(job.said)
     yield from comment(f"kubectl apply -f {job.saved_as or 'FILE'} begins the run.")
     yield from comment(f"kubectl replace --force -f {job.saved_as or 'FILE'} ends its pods, and continues it.")
-    yield from comment(f"kubectl logs -f job/{name} shows what rank 0 prints.")
+    yield from comment(f"kubectl logs -f -l job-name={name},{INDEX}=0 shows what rank 0 prints.")
     yield from _service(name)
     yield "---"
     yield from _secret(name)
@@ -76,7 +78,8 @@ def _job(job: Job, name: str) -> Iterator[str]:
     yield "  completionMode: Indexed"
     yield f"  completions: {job.nodes}"
     yield f"  parallelism: {job.nodes}"
-    yield f"  backoffLimit: {job.site.requeues * job.nodes}  # a pod that ends with 75 is saved, and starts again"
+    again = "  # a pod that ends with 75 is saved, and starts again" if job.site.requeues else ""
+    yield f"  backoffLimit: {job.site.requeues * job.nodes}{again}"
     yield "  podFailurePolicy:"
     yield "    rules:"
     yield "      # wrong input, which another start would not mend"
@@ -115,13 +118,12 @@ def _command(job: Job, name: str) -> Iterator[str]:
 
 def _bash(job: Job, name: str) -> Iterator[str]:
     yield "set -eo pipefail"
-    if job.limit_s is not None:
-        yield "began=$(date +%s)"
+    yield from begin(job)
     yield from job.site.before
     yield from stop_at(job)
     yield "# the first pod runs rank 0"
     first = command([*ADDRESS, "--wait", str(NAME_WAIT_S), f"{name}-0.{name}"])
-    yield f"master=$({first}) || exit 1  # it is not there yet: this pod starts again"
+    yield f"master=$({first}) || exit 1  # it is not there yet"
     place = [f'--first "$((JOB_COMPLETION_INDEX * {job.devices}))"', f"--ranks {job.devices}"]
     place += [f"--world {job.ranks}", f'--master "$master:{PORT}"']
     yield command(["exec", *AGENT, *map(Raw, place), "--"], '"$@"')
@@ -137,7 +139,7 @@ def _resources(job: Job) -> Iterator[str]:
     if site.cores is not None:
         limits.append(f"cpu: {site.cores * job.devices}")
     if site.memory is not None:
-        limits.append(f"memory: {text(site.memory.replace('K', 'k'))}")
+        limits.append(f"memory: {text(f'{site.memory}i')}")  # Ki, Mi, Gi and Ti are powers of 1024
     if devices := asked_devices(site, job.devices):
         name, _, count = devices.partition(":")
         limits.append(f"{text(name.strip())}: {count.strip()}")

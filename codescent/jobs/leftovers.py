@@ -1,5 +1,5 @@
 """In: the mark of a run. Out: processes of this user and machine that have it in their environment, ended on request.
-Does not look for names of programs. Runs on other hosts by ssh, as `python3 -m codescent.jobs.leftovers MARK`."""
+Does not look for names of programs. Runs on other hosts by ssh, as `python3 -P -m codescent.jobs.leftovers MARK`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from codescent.base.counted import counted
 from codescent.base.visible import visible
 
 MARK = "CODESCENT_MARK"
-"""Variable that marks the processes of a run: its value is the run's absolute folder."""
+"""Variable that marks the processes of a run: its value is `mark_of` the run."""
 PROC = Path("/proc")
 STOP_S = 10.0
 """Seconds between SIGTERM and SIGKILL: ranks save meanwhile."""
@@ -31,6 +31,11 @@ class Left:
 
     pid: int
     command: str
+
+
+def mark_of(run: Path) -> str:
+    """What marks the processes of a run: its folder without links and "..": each name of it is one mark."""
+    return os.path.realpath(run)
 
 
 def find(mark: str) -> list[Left]:
@@ -114,7 +119,7 @@ def command_of(pid: int | str) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Print the processes of a mark; end them with --end. Returns 0 if none is left, 1 if some are."""
     parser = argparse.ArgumentParser(prog="codescent.jobs.leftovers", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("mark", help="the run's absolute folder")
+    parser.add_argument("mark", help="the run's absolute folder, without links")
     parser.add_argument("--end", action="store_true", help="end them: SIGTERM, and SIGKILL 10 seconds later")
     asked = parser.parse_args(words)
     found = find(asked.mark)

@@ -12,23 +12,36 @@ from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment, expandable, quoted
 from codescent.jobs.job import Job
 from codescent.jobs.leftovers import MARK
+from codescent.jobs.submitted import HOSTS
+from codescent.launch.environment import PORTS
 
-ADDRESS = ("python3", "-m", "codescent.jobs.address")
+PYTHON = ("python3", "-P", "-m")
+"""Runs a module of codescent. Without -P a file of the user's folder, such as secrets.py, would hide one of Python."""
+ADDRESS = (*PYTHON, "codescent.jobs.address")
 """Prints the address of a host."""
-PASSED = ("TERM", "INT", "HUP", "USR1", "USR2")
+SAVE = ("USR1", "USR2")
+"""Signals on which the ranks save and are to be started again."""
+PASSED = ("TERM", "INT", "HUP", *SAVE)
 """Signals that a script passes on to the launcher, which passes them on to the ranks."""
+ANY_PORT = f"$(({PORTS[0]} + RANDOM % {len(PORTS)}))"
+"""A port for one start of a run."""
 
 
-def head(job: Job, target: str, use: Sequence[str], directives: Sequence[str] = ()) -> list[str]:
-    """The first lines of a script: what it is, how it is used, and what the scheduler reads."""
-    what = f"{job.name}, {job.shape()}. Written for {target} by:"
+def head(
+    job: Job, target: str, use: Sequence[str], directives: Sequence[str] = (), *, starts_ranks: bool = True
+) -> list[str]:
+    """The first lines of a script: what it is, how it is used, and what the scheduler reads.
+
+    `starts_ranks`: whether the ranks start on the machine of the script.
+    """
+    what = f"{job.name}, {job.machines()}. Written for {target} by:"
     said = [line for text in (what, job.said, *use) for line in comment(text)]
-    return ["#!/bin/bash", *directives, *said, "", "set -eo pipefail", *_begin(job)]
+    return ["#!/bin/bash", *directives, *said, "", "set -eo pipefail", *(begin(job) if starts_ranks else ())]
 
 
-def _begin(job: Job) -> Iterator[str]:
+def begin(job: Job) -> Iterator[str]:
     """The time limit counts from the first line on, not from when modules are loaded."""
-    if job.limit_s is not None:
+    if job.limit_s is not None and job.trains:
         yield "began=$(date +%s)"
 
 
@@ -38,7 +51,7 @@ def left_behind(job: Job) -> str:
     if job.nodes > 1 and job.least_nodes is None:
         kill += ["--hosts", ",".join(job.hosts)]
     where = ", on each node" if job.least_nodes is not None else ""
-    return f"What it leaves if it is killed is ended by: {shlex.join(kill)}{where}"
+    return f"If it is killed, end what is left by: {shlex.join(kill)}{where}"
 
 
 def setting(job: Job) -> Iterator[str]:
@@ -92,12 +105,12 @@ def variables(job: Job, *, token: bool = True, end: str = "") -> Iterator[str]:
 
 def stop_at(job: Job, end: str = "") -> Iterator[str]:
     """When the run saves and stops. The run folder says how long a save takes; where it cannot, what is known now."""
-    if job.limit_s is None:
+    if job.limit_s is None or not job.trains:
         return
     limit = f"began + {job.limit_s}"
     when = f"${{{end}:-$(({limit}))}} - " if end else f"{limit} - "
     if job.has_checkpoints:
-        words = [*job.site.container, "python3", "-m", "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
+        words = [*job.site.container, *PYTHON, "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
         yield "# the run saves and stops before its time limit: by twice the time of its longest save, and 30 s"
         yield f"grace=$({command(words)}) || grace={job.grace_s}"
         yield f"export {STOP_AT}=$(({when}grace))"
@@ -135,17 +148,21 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
         kills: whether it kills the ranks on the signals that ask them to stop, and passes on only SIGUSR1 and SIGUSR2.
         meanwhile: lines that are run once it is started.
     """
-    yield "# in a session of its own it gets Ctrl-C once, from this script"
-    yield command(["setsid", *words], "&")
-    yield "launcher=$!"
+    yield "# a signal that comes before the launcher is there is sent to it afterwards"
+    yield "launcher='' came=''"
+    yield 'pass() { if [ -n "$launcher" ]; then kill -"$1" "$launcher" || true; else came=$1; fi; }'
     if kills:
         yield "# it kills the ranks on these three: SIGUSR1 asks them to save instead. A second Ctrl-C kills them"
         yield "stopped="
-        yield """trap 'stopped=${stopped:-143}; kill -USR1 "$launcher" || true' TERM"""
-        yield """trap 'stopped=${stopped:-129}; kill -USR1 "$launcher" || true' HUP"""
+        yield "trap 'stopped=${stopped:-143}; pass USR1' TERM"
+        yield "trap 'stopped=${stopped:-129}; pass USR1' HUP"
         yield "how=USR1"
-        yield """trap 'stopped=${stopped:-130}; kill -"$how" "$launcher" || true; how=INT' INT"""
-    yield from (f"trap 'kill -{name} \"$launcher\" || true' {name}" for name in (PASSED[3:] if kills else PASSED))
+        yield """trap 'stopped=${stopped:-130}; pass "$how"; how=INT' INT"""
+    yield from (f"trap 'pass {name}' {name}" for name in (SAVE if kills else PASSED))
+    yield "# in a session of its own it gets Ctrl-C once, from this script"
+    yield command(["setsid", *words], "&")
+    yield "launcher=$!"
+    yield 'if [ -n "$came" ]; then pass "$came"; fi'
     yield from meanwhile
     yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
     yield "code=0"
@@ -153,6 +170,12 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
     yield from SAID
     if kills:
         yield f'if [ "$code" -eq {LATER} ]; then code=${{stopped:-$code}}; fi'
+
+
+def record(job: Job, hosts: str) -> Iterator[str]:
+    """Of a submitted job: on which hosts codescent launch --kill has to look. `hosts`: a command that prints them."""
+    if job.record is not None:
+        yield f"{hosts} >>{quoted(str(job.record / HOSTS))}  # for codescent launch --kill"
 
 
 def each_node(words: Sequence[str], job: Job) -> Iterator[str]:

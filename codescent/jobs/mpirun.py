@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 from codescent.jobs.bash import Raw, command
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, left_behind, passing_on, setting, variables
+from codescent.jobs.lines import (
+    ADDRESS,
+    ANY_PORT,
+    each_node,
+    exit_file,
+    head,
+    left_behind,
+    passing_on,
+    setting,
+    variables,
+)
 
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intelmpi": "Intel MPI"}
 """By site.mpi."""
@@ -24,7 +34,7 @@ def script(job: Job) -> str:
     use = [f"bash {job.saved_as or 'FILE'} {job.does}", left_behind(job)]
     lines = [*head(job, f"mpirun of {NAMES[mpi]}", use), "", *setting(job), *variables(job), *_master(job), ""]
     lines += [*exit_file(), *(_open_mpi_variables(job) if mpi == "openmpi" else []), ""]
-    lines += [*each_node(_words(job, on_each_node=True), job)]
+    lines += [*each_node([*_words(job, on_each_node=True), *job.site.launcher], job)]
     words = [*_words(job), *job.site.launcher, *job.site.container, *job.words]
     lines += [*passing_on(words, kills=mpi == "openmpi"), 'exit "$code"']
     return "\n".join(lines) + "\n"
@@ -38,7 +48,7 @@ def _master(job: Job) -> Iterator[str]:
     yield f"MASTER_ADDR=$({command([*ADDRESS, job.hosts[0], job.hosts[1]])})"
     yield "export MASTER_ADDR"
     if job.site.mpi == "mpich":
-        yield "export MASTER_PORT=$((20000 + RANDOM % 10000))"
+        yield f"export MASTER_PORT={ANY_PORT}"
 
 
 def _open_mpi_variables(job: Job) -> Iterator[str]:
@@ -80,4 +90,7 @@ def _intel(job: Job, hosts: list[str], ranks: int) -> list[str]:
     if hosts:
         lines = command(["printf", r"%s\n", *hosts])
         words += ["-machine", Raw(f"<({lines})")]
-    return [*words, "-genv", "I_MPI_PIN", "1" if job.site.binding == "cores" else "0"]
+    if job.site.binding != "cores":
+        return [*words, "-genv", "I_MPI_PIN", "0"]
+    domain = [] if job.site.cores is None else ["-genv", "I_MPI_PIN_DOMAIN", str(job.site.cores)]
+    return [*words, "-genv", "I_MPI_PIN", "1", *domain]

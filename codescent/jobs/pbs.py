@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from codescent.base.stopping import LATER
 from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, in_batch, setting, variables
+from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, in_batch, record, setting, variables
 from codescent.jobs.site import asked_devices
-from codescent.jobs.submitted import HOSTS, SUCCESSORS
+from codescent.jobs.submitted import SUCCESSORS
 
 START = "CODESCENT_START"
 """Number of the job in a chain of jobs."""
@@ -20,7 +20,8 @@ def script(job: Job) -> str:
     """The batch script."""
     use = [f"qsub {job.saved_as or 'FILE'} {job.does} Log: {job.name}.oJOB."]
     lines = [*head(job, "PBS", use, [f"#PBS {option}" for option in _options(job)]), ""]
-    lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job), *_master(job), *_record(job), ""]
+    hosts = record(job, 'sort -u "$PBS_NODEFILE"')
+    lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job), *_master(job), *hosts, ""]
     lines += [*exit_file(), "", *_start(job), "", *_again(job), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
@@ -28,9 +29,7 @@ def script(job: Job) -> str:
 def _options(job: Job) -> Iterator[str]:
     site = job.site
     yield f"-N {job.name}"
-    chunk = [f"select={job.nodes}"]
-    if site.cores is not None:
-        chunk.append(f"ncpus={site.cores * job.devices}")
+    chunk = [f"select={job.nodes}", f"ncpus={job.devices * (site.cores or 1)}"]  # by itself PBS gives a node one core
     if devices := asked_devices(site, job.devices):
         chunk.append(devices)
     if site.memory is not None:
@@ -44,7 +43,7 @@ def _options(job: Job) -> Iterator[str]:
         yield f"-q {quoted(site.partition)}"
     yield "-j oe"
     yield "-k doe"
-    yield "-r y"
+    yield f"-r {'y' if job.trains else 'n'}"
     if site.mail is not None:
         yield "-m abe"
         yield f"-M {quoted(site.mail)}"
@@ -68,12 +67,6 @@ def _master(job: Job) -> Iterator[str]:
 
 def _on_each_node(job: Job) -> list[str]:
     return ["mpiexec", "--envall", "-n", str(job.nodes), "--ppn", "1", "--hostfile", Raw('"$PBS_NODEFILE"')]
-
-
-def _record(job: Job) -> Iterator[str]:
-    """Of a submitted job: on which hosts codescent launch --kill has to look."""
-    if job.record is not None:
-        yield f'sort -u "$PBS_NODEFILE" >>{quoted(str(job.record / HOSTS))}  # for codescent launch --kill'
 
 
 def _start(job: Job) -> Iterator[str]:

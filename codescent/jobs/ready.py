@@ -139,9 +139,9 @@ def writer(run: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def jobs(run: Path, *, follows: bool) -> Iterator[str]:
-    """The jobs of the run that wait or run. `follows`: the new job waits for them, as jobs of a chain do."""
-    if follows or not any((run / JOBS).glob(f"*/{RECORD.format('*')}")):
+def jobs(run: Path) -> Iterator[str]:
+    """The jobs of the run that wait or run."""
+    if not any((run / JOBS).glob(f"*/{RECORD.format('*')}")):
         return
     for job in jobs_of(run):
         state = SCHEDULERS[job.target].state(job.job)

@@ -4,7 +4,6 @@ the disk. Does not estimate all activations: what it counts is the least that a 
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,17 +17,15 @@ from codescent.build.less_memory import SHARE, Shortage, less_memory
 from codescent.config.decided import head_chunk_tokens, with_device
 from codescent.config.sections import Config
 from codescent.cost.memory import head_bytes, state_of_rank
-from codescent.jobs.asked import Preflight
 from codescent.jobs.device import Device, device_of
-from codescent.jobs.site import NONE
+from codescent.jobs.findings import Preflight
+from codescent.jobs.site import ALL, NONE, memory_bytes
 from codescent.plan import AXES, Plan
 from codescent.record.memory import PARTS
 from codescent.record.run_folder import CHECKPOINTS
 
 SHOWN = 3
 """The largest number of changes that a message names."""
-NODE_MEMORY = re.compile(r"(\d+)([KMGT])B?", re.IGNORECASE)
-UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def memory(asked: Preflight, config: Config, plan: Plan) -> Iterator[str]:
@@ -36,8 +33,7 @@ def memory(asked: Preflight, config: Config, plan: Plan) -> Iterator[str]:
     on_devices = asked.site.devices != NONE and config.train.device != "cpu"
     if on_devices and asked.site.device_type is not None:
         yield from _device(config, plan, device_of(asked.site.device_type))
-    node_bytes = node_memory_bytes(asked.site.memory)
-    if node_bytes is not None:
+    if node_bytes := memory_bytes(asked.site.memory or ALL):
         yield from _node(asked, plan, node_bytes, on_devices=on_devices)
 
 
@@ -88,12 +84,6 @@ def _advice(config: Config, plan: Plan, device: Device, rank: int, activations: 
     return f"nearest that would do: {', or '.join(each)}"
 
 
-def node_memory_bytes(text: str | None) -> int | None:
-    """Bytes of site.memory, such as "64G"; None: all of the node ("0"), or not known."""
-    found = None if text is None else NODE_MEMORY.fullmatch(text.strip())
-    return None if found is None else int(found[1]) * UNITS[found[2].upper()]
-
-
 def _node(asked: Preflight, plan: Plan, node_bytes: int, *, on_devices: bool) -> Iterator[str]:
     """The ranks of a node share its memory: all of their state on CPUs, what is offloaded on devices."""
     stages = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
@@ -142,7 +132,7 @@ def checkpoints(config: Config, plan: Plan, run: Path) -> Checkpoints:
     """The checkpoints of a run, new or begun, whose folder is `run`."""
     number = most_checkpoints(config)
     saved = sorted((run / CHECKPOINTS).glob("step_*"), key=lambda path: path.name)
-    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in saved]
+    sizes = [size for path in saved if (size := _bytes_in(path))]
     one = sizes[-1] if sizes else checkpoint_bytes(plan)
     return Checkpoints(number, one, max(0, one * number - sum(sizes)))
 
@@ -161,6 +151,14 @@ def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
         f"{of_bytes(found.more_bytes)} more, but {of_bytes(free)} are free there; free some space, give a run.folder "
         f"on another disk{lower}"
     )
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of the files in a folder; 0: a job that runs has deleted it meanwhile."""
+    try:
+        return sum(file.stat().st_size for file in folder.iterdir())
+    except FileNotFoundError:
+        return 0
 
 
 def most_checkpoints(config: Config) -> int:

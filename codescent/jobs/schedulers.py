@@ -1,11 +1,11 @@
-"""In: a script, a job's number. Out: the job submitted, its state in words, its end; by the scheduler's own commands.
-Does not write scripts (slurm.py and pbs.py do) or remember jobs (submitted.py does)."""
+"""In: a script, a job's number. Out: the job submitted, its state in words; by the commands of the scheduler.
+Does not write scripts (slurm.py and pbs.py do) or remember jobs (submitted.py does), and ends none."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +37,12 @@ class Scheduler:
 
     Attributes:
         submit: takes the script's file as its last word and prints the job's number.
-        check: says what is wrong with a script without submitting it; empty: there is none.
         cancel: takes the job's number.
         state: of a job. It raises UserError where the scheduler does not answer.
         log: name of the log, by the job's name and number.
     """
 
     submit: tuple[str, ...]
-    check: tuple[str, ...]
     cancel: tuple[str, ...]
     state: Callable[[str], State]
     log: Callable[[str, str], str]
@@ -85,8 +83,9 @@ def _slurm_state(job: str) -> State:
         return queued or State(f"no longer in the queue; how it ended is unknown: {error.problems[0]}", True)
     if not found:
         return queued or GONE
-    state, elapsed, code = found.splitlines()[-1].split("|")
-    return State(f"{state.lower()} after {elapsed}, exit code {code.partition(':')[0]}", True)
+    rows = [line.split("|") for line in found.splitlines()]
+    ended = (f"{state.lower()} after {elapsed}, exit code {code.partition(':')[0]}" for state, elapsed, code in rows)
+    return State(_listed(ended), True)
 
 
 def _queued(job: str) -> State | None:
@@ -99,9 +98,14 @@ def _queued(job: str) -> State | None:
         raise
     if not found:
         return None
-    text = found.splitlines()[-1]
-    state, _, rest = text.partition(",")
-    return State(f"{state.lower()},{rest}", state.lower().startswith(OVER))
+    rows = [line.partition(",") for line in found.splitlines()]
+    is_over = all(state.lower().startswith(OVER) for state, _, _ in rows)
+    return State(_listed(f"{state.lower()},{rest}" for state, _, rest in rows), is_over)
+
+
+def _listed(states: Iterable[str]) -> str:
+    """The states of all elements of an array, equal ones once."""
+    return "; ".join(dict.fromkeys(states))
 
 
 PBS_STATES = {
@@ -112,7 +116,7 @@ PBS_STATES = {
 
 def _pbs_state(job: str) -> State:
     try:
-        found = call(["qstat", "-x", "-f", job])
+        found = _qstat(job)
     except UserError as error:
         if "Unknown Job" in str(error):
             return GONE
@@ -125,11 +129,21 @@ def _pbs_state(job: str) -> State:
     return State(f"{PBS_STATES.get(letter, letter)}{ended}", letter in "FX")
 
 
+def _qstat(job: str) -> str:
+    """What PBS says of a job. Where it keeps no history, it refuses -x, and does not know a job that has ended."""
+    try:
+        return call(["qstat", "-x", "-f", job])
+    except UserError as error:
+        if "job history" not in str(error):
+            raise
+    return call(["qstat", "-f", job])
+
+
 SCHEDULERS: Mapping[str, Scheduler] = {
     "slurm": Scheduler(
-        ("sbatch", "--parsable"), ("sbatch", "--test-only"), ("scancel",), _slurm_state,
+        ("sbatch", "--parsable"), ("scancel",), _slurm_state,
         lambda name, job: f"{name}-{job}.log",
     ),
-    "pbs": Scheduler(("qsub",), (), ("qdel",), _pbs_state, lambda name, job: f"{name}.o{job.partition('.')[0]}"),
+    "pbs": Scheduler(("qsub",), ("qdel",), _pbs_state, lambda name, job: f"{name}.o{job.partition('.')[0]}"),
 }  # fmt: skip
 """By target."""

@@ -30,6 +30,10 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 LIMIT = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
 NONE = "none"
 """Value of `devices`: ranks compute on CPUs."""
+MEMORY = re.compile(r"(\d+)([KMGT])", re.ASCII)
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+ALL = "0"
+"""Value of `memory` with which SLURM gives all of a node."""
 
 
 def _check_limit(value: str) -> str:
@@ -58,9 +62,15 @@ def _check_device_type(value: str) -> str:
 
 
 def _check_memory(value: str) -> str:
-    if re.fullmatch(r"\d+[KMGT]?", value, re.ASCII) is None:
-        raise ValueError("must be a whole number and K, M, G or T, such as 64G")
+    if value != ALL and MEMORY.fullmatch(value) is None:
+        raise ValueError(f"must be a whole number and K, M, G or T, such as 64G; {ALL}: all of a node of SLURM")
     return value
+
+
+def memory_bytes(memory: str) -> int:
+    """Bytes of a value of `memory`. Its units are powers of 1024, as SLURM and PBS count. ALL has no bytes: 0."""
+    found = MEMORY.fullmatch(memory)
+    return 0 if found is None else int(found[1]) * UNITS[found[2]]
 
 
 def _check_volume(value: str) -> str:
@@ -102,7 +112,7 @@ class Site(Section):
     partition: Text | None = auto("partition of SLURM, or queue of PBS")
     qos: Text | None = auto("quality of service of SLURM")
     time: Limit | None = auto("time limit of a job, such as 04:00:00 or 1-12:00:00")
-    memory: Memory | None = auto("memory of a node, such as 64G")
+    memory: Memory | None = auto("memory of a node, such as 64G, in units of 1024; 0: all of it (SLURM)")
     cores: int | None = auto("cores of each rank", ge=1)
     devices: Devices | None = auto(
         "how the scheduler is asked for the devices of a node, with {n} for their number, such as "
@@ -185,15 +195,18 @@ def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
     return LoadedSite(site, origins)
 
 
-def _from_file(name: str, problems: list[str]) -> Iterator[tuple[str, Given]]:
+def _from_file(site: str, problems: list[str]) -> Iterator[tuple[str, Given]]:
     """The values of a site file by "site.key"."""
     try:
-        file = _find(name)
+        file = _find(site)
         table, lines = read_toml(file)
     except UserError as error:
         problems += error.problems
         return
     within = isinstance(table.get(SECTION), dict)
+    for name in [name for name, value in table.items() if within and not isinstance(value, dict)]:
+        where = f"{file}:{lines[(name,)]}" if (name,) in lines else str(file)
+        problems.append(f"{where}: {name}: stands above all sections, where nothing is read; move it into [{SECTION}]")
     for key_name, value in (table[SECTION] if within else table).items():
         path = (SECTION, key_name) if within else (key_name,)
         origin = f"{file}:{lines[path]}" if path in lines else str(file)

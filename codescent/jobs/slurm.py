@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from codescent.base.stopping import JOB_END, LATER
 from codescent.jobs.bash import comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import each_node, exit_file, head, in_batch, setting, variables
+from codescent.jobs.lines import each_node, exit_file, head, in_batch, record, setting, variables
 from codescent.jobs.site import asked_devices
-from codescent.jobs.submitted import HOSTS
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """Characters that sbatch reads as they are. Others are in double quotes, and of these a backslash stands before two."""
@@ -25,7 +24,8 @@ def script(job: Job) -> str:
         *([f"Submit it {job.times} times: one job follows the other."] if job.times > 1 else []),
     ]
     lines = [*head(job, "SLURM", use, [directive(text) for text in _options(job)]), ""]
-    lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job, end=JOB_END), *_record(job), ""]
+    hosts = record(job, 'scontrol show hostnames "$SLURM_JOB_NODELIST"')
+    lines += [*setting(job), *each_node(_on_each_node(job), job), *variables(job, end=JOB_END), *hosts, ""]
     lines += [*exit_file(), "", *_start(job), "", *_again(job), 'exit "$code"']
     return "\n".join(lines) + "\n"
 
@@ -62,8 +62,9 @@ def _options(job: Job) -> Iterator[str]:
     yield f"--chdir={quoted(str(job.folder))}"
     yield "--output=%x-%j.log"
     yield "--open-mode=append"
-    yield "--requeue"
-    yield f"--signal=USR1@{job.grace_s}"
+    if job.trains:
+        yield "--requeue"
+        yield f"--signal=USR1@{job.grace_s}"
     if job.times > 1:
         yield "--dependency=singleton"
     if site.mail is not None:
@@ -74,13 +75,6 @@ def _options(job: Job) -> Iterator[str]:
 
 def _on_each_node(job: Job) -> list[str]:
     return ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
-
-
-def _record(job: Job) -> Iterator[str]:
-    """Of a submitted job: on which hosts codescent launch --kill has to look."""
-    if job.record is not None:
-        where = quoted(str(job.record / HOSTS))
-        yield f'scontrol show hostnames "$SLURM_JOB_NODELIST" >>{where}  # for codescent launch --kill'
 
 
 def _start(job: Job) -> Iterator[str]:
@@ -99,13 +93,13 @@ def _again(job: Job) -> Iterator[str]:
     """What follows a save. The shell of sbatch is outside of any container, so scontrol is there."""
     if not job.site.requeues:
         return
+    yield "job=$SLURM_JOB_ID  # of an array the element alone"
+    yield 'if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi'
     yield "# a job that is preempted, and saves in its grace time, is not requeued by SLURM itself"
-    yield 'if [ "$code" -eq 143 ] && [[ $(scontrol show job "$SLURM_JOB_ID") = *PreemptTime=[0-9]* ]]; then'
+    yield 'if [ "$code" -eq 143 ] && [[ $(scontrol show job "$job") = *PreemptTime=[0-9]* ]]; then'
     yield f"    code={LATER}"
     yield "fi"
     yield from comment(f"{LATER}: saved, start me again. The job begins again, at most {job.site.requeues} times.")
     yield f'if [ "$code" -eq {LATER} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.site.requeues} ]; then'
-    yield "    job=$SLURM_JOB_ID"
-    yield '    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi'
     yield '    if scontrol requeue "$job"; then exit 0; fi'
     yield "fi"

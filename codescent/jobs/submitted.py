@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -56,12 +56,18 @@ def new_folder(run: Path) -> Path:
         raise UserError(f"{above}: {error.strerror}") from error
 
 
-def discard(path: Path) -> None:
-    """Delete the folder of a job that was refused, and those above it that hold nothing else."""
+def absent(run: Path) -> list[Path]:
+    """The folders that a new folder for a job of the run needs and that are not there, the innermost first."""
+    above = run / JOBS
+    return [path for path in (above, *above.parents) if not path.exists()]
+
+
+def discard(path: Path, created: Sequence[Path]) -> None:
+    """Delete the folder of a job that was refused, and those above it that were created for it, if they are empty."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):  # not empty
-        path.parent.rmdir()
-        path.parent.parent.rmdir()
+        for above in created:
+            above.rmdir()
 
 
 def keep(path: Path, target: str, job: str, name: str, script: str, folder: Path) -> Submitted:
@@ -79,16 +85,22 @@ def jobs_of(run: Path) -> list[Submitted]:
 
     Raises UserError: it has none, or a record cannot be read.
     """
-    found = []
+    found: list[tuple[tuple[int, int], Submitted, Path]] = []
     for path in (run / JOBS).glob(f"*/{RECORD.format('*')}"):
         try:
-            found.append((Submitted(**json.loads(path.read_text(encoding="utf-8"))), path))
+            made = Submitted(**json.loads(path.read_text(encoding="utf-8")))
+            found.append(((int(path.parent.name), _number(made.job)), made, path.parent))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path}: not the record of a job ({error})") from error
     if not found:
         raise UserError(f"{run}: no job of this run was submitted by codescent launch --submit")
-    found.sort(key=lambda one: (one[0].moment, one[0].job))
-    return [job for made, path in found for job in (made, *_successors(made, path.parent))]
+    found.sort(key=lambda one: one[0])
+    return [job for _, made, folder in found for job in (made, *_successors(made, folder))]
+
+
+def _number(job: str) -> int:
+    """The number in the name of a job, such as 4711.server or 4711[].server. Raises ValueError: there is none."""
+    return int(job[: next((at for at, one in enumerate(job) if not one.isdecimal()), None)])
 
 
 def _successors(made: Submitted, folder: Path) -> Iterator[Submitted]:
@@ -98,7 +110,7 @@ def _successors(made: Submitted, folder: Path) -> Iterator[Submitted]:
 
 
 def hosts_of(run: Path) -> list[str]:
-    """The hosts on which submitted jobs of a run have run; none if nobody knows."""
+    """The hosts on which submitted jobs of a run have run; empty: none are known."""
     files = sorted((run / JOBS).glob(f"*/{HOSTS}"))
     return list(dict.fromkeys(host for file in files for host in file.read_text(encoding="utf-8").split()))
 

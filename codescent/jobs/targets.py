@@ -4,14 +4,14 @@ Adding a target is a row here and a file for its script. Does not write files (v
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from codescent.base.errors import UserError
 from codescent.jobs import hosts, kubernetes, mpirun, pbs, slurm, torchrun, torchx
 from codescent.jobs.job import Job
-from codescent.jobs.site import LoadedSite
+from codescent.jobs.options import ASKED, problems
+from codescent.jobs.site import LoadedSite, Site, in_environment
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,16 @@ class Target:
     uneven: bool = False
     elastic: bool = False
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of the site that have an effect on its script."""
+        return frozenset((*self.needs, *self.reads))
+
 
 PLACE = ("modules", "before", "environment", "scratch", "interface", "time")
 """Keys of the lines before a command of bash."""
-CHECKED = ("device_type", "node_devices")
-"""Keys that no script reads: the checks before it do (checks.py)."""
+CHECKED = ("device_type", "node_devices", "devices", "memory")
+"""Keys that the checks before a job read for every target (checks.py)."""
 SCHEDULER = (*PLACE, "account", "partition", "memory", "cores", "options", "mail", "container", "binding", "launcher",
              "requeues")  # fmt: skip
 
@@ -54,12 +59,12 @@ TARGETS: Mapping[str, Target] = {
     "slurm": Target(slurm.script, ".sbatch", ("time", "devices"), (*SCHEDULER, "qos"), True),
     "pbs": Target(pbs.script, ".pbs", ("time", "devices"), SCHEDULER, True),
     "torchx": Target(
-        torchx.script, ".py", ("image",),
-        ("devices", "cores", "memory", "partition", "time", "mail", "requeues", "launcher"), True,
+        torchx.script, ".py", ("image", "devices"),
+        ("cores", "memory", "partition", "time", "mail", "requeues", "launcher"), True,
     ),
     "kubernetes": Target(
         kubernetes.script, ".yaml", ("image", "devices"),
-        ("before", "time", "memory", "cores", "requeues", "launcher", "volume"), True,
+        ("before", "time", "memory", "cores", "requeues", "volume"), True,
     ),
 }  # fmt: skip
 """By the word of --to."""
@@ -72,9 +77,6 @@ WANTED: Mapping[str, str] = {
 }
 """What to give where a target needs a key."""
 
-ASKED = {"slurm": "--gpus-per-node={n}", "pbs": "ngpus={n}", "kubernetes": "nvidia.com/gpu: {n}"}
-"""How devices are often asked for."""
-
 
 def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
     """A problem for each key that the target needs and nobody gave."""
@@ -84,26 +86,26 @@ def missing(name: str, loaded: LoadedSite) -> Iterator[str]:
             yield f"--to {name} needs {wanted} (on the command line, or {key} in a file for --site)"
 
 
-TWICE = re.compile(r"--gpus|--gres=\S*gpu|\bngpus=")
-"""Options that ask for devices."""
-
-
-def contradictions(name: str, loaded: LoadedSite) -> Iterator[str]:
-    """A problem for each option that asks for devices, for which site.devices asks already."""
-    for option in loaded.site.options if {"options", "devices"} <= {*TARGETS[name].needs, *TARGETS[name].reads} else ():
-        if loaded.site.devices is not None and TWICE.search(option):
-            yield (
-                f"site.devices ({loaded.origins['site.devices']}) and site.options ({loaded.origins['site.options']}: "
-                f"{option}) both ask for devices; give one of them: site.devices"
-            )
+def contradictions(name: str, loaded: LoadedSite, *, is_chain: bool = False) -> Iterator[str]:
+    """A problem for each value that the scheduler would not read as it is meant. `is_chain`: jobs follow each other."""
+    return problems(name, loaded, TARGETS[name].keys, is_chain=is_chain)
 
 
 def unread(name: str, loaded: LoadedSite) -> Iterator[str]:
     """A sentence for each key that was given and that the target does not read."""
-    known = {*TARGETS[name].needs, *TARGETS[name].reads, *CHECKED}
+    known = {*TARGETS[name].keys, *CHECKED}
+    binds = name != "mpirun" or loaded.site.binding == "cores"
     for key in loaded.given():
-        if key not in known:
-            yield f"site.{key} ({loaded.origins[f'site.{key}']}) has no effect with --to {name}"
+        if key not in known or (key == "cores" and not binds):
+            without = "" if key not in known else " without site.binding=cores"
+            yield f"site.{key} ({loaded.origins[f'site.{key}']}) has no effect with --to {name}{without}"
+
+
+def site_for(name: str, loaded: LoadedSite) -> Site:
+    """The site as the script of a target reads it: keys that have no effect there have their defaults."""
+    default = Site()
+    others = {key: getattr(default, key) for key in Site.model_fields if key not in TARGETS[name].keys}
+    return in_environment(loaded).model_copy(update=others)
 
 
 def refuse_target(name: str | None) -> None:

@@ -3,21 +3,18 @@ Does not look at the run (checks.py does)."""
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.jobs.asked import Findings, Preflight
+from codescent.jobs.findings import Findings, Preflight
 from codescent.jobs.schedulers import call
-from codescent.jobs.site import seconds_of
+from codescent.jobs.site import LIMIT, seconds_of
 
 TESTS = {"slurm": ("sbatch", "--test-only")}
 """The commands with which a scheduler looks at a script and submits nothing, by target."""
 NO_TEST = {"pbs": "PBS has no test of a script: whether its limits allow the job, qsub says"}
-LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
-"""How sinfo writes a time limit: [days-][hours:]minutes:seconds."""
 
 
 def check(asked: Preflight, script: Callable[[], str], found: Findings) -> None:
@@ -68,8 +65,6 @@ def _limit(asked: Preflight, said: str) -> Iterator[str]:
 
 def _seconds(limit: str) -> int | None:
     """A time limit of sinfo in seconds; None: none ("infinite"), or not known."""
-    found = LIMIT.fullmatch(limit.strip())
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    text = limit.strip()
+    text = f"0:{text}" if text.count(":") == 1 else text  # sinfo leaves out hours, Site does not
+    return None if LIMIT.fullmatch(text) is None else seconds_of(text)

@@ -61,8 +61,9 @@ def _meeting(job: Job) -> Iterator[str]:
 
 def patience(job: Job) -> Iterator[str]:
     """Variables of the agents. The first is an option since torch 2.13; as a variable, older ones do not refuse it."""
-    yield "# how long torchrun lets the ranks save before it kills them, from torch 2.13 on; before, it is 30 s"
-    yield f"export PET_SHUTDOWN_TIMEOUT={job.grace_s}"
+    if job.trains:
+        yield "# how long torchrun lets the ranks save before it kills them, from torch 2.13 on; before, it is 30 s"
+        yield f"export PET_SHUTDOWN_TIMEOUT={job.grace_s}"
     if job.least_nodes is not None:
         yield "# without it a node that comes later waits for a key that nobody writes, and all wait for the node"
         yield "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"

@@ -10,8 +10,8 @@ from codescent.base.visible import visible
 from codescent.jobs.bash import Raw
 from codescent.jobs.job import Job
 from codescent.jobs.leftovers import MARK
-from codescent.jobs.lines import exit_file, passing_on, stop_at
-from codescent.jobs.site import asked_devices
+from codescent.jobs.lines import begin, exit_file, passing_on, stop_at
+from codescent.jobs.site import asked_devices, memory_bytes
 from codescent.jobs.torchrun import options, patience
 
 FIRST = "@FIRST@"
@@ -57,7 +57,7 @@ def _lines(job: Job) -> Iterator[str]:
 
 
 def _docstring(job: Job) -> Iterator[str]:
-    lines = [f"{job.name}, {job.shape()}. Written for torchx by:", job.said, ""]
+    lines = [f"{job.name}, {job.machines()}. Written for torchx by:", job.said, ""]
     lines += [f"torchx run -s SCHEDULER {job.saved_as or 'FILE.py'}:train {job.does}"]
     lines += ["Lines for .torchxconfig:", *_config(job)]
     text = "\n".join(map(visible, "\n".join(lines).splitlines())).replace("\\", "\\\\").replace('"', '\\"')
@@ -75,8 +75,7 @@ def _python(line: str) -> str:
 def _bash(job: Job) -> Iterator[str]:
     """What a node does: as the script of torchrun."""
     yield "set -eo pipefail"
-    if job.limit_s is not None:
-        yield "began=$(date +%s)"
+    yield from begin(job)
     yield from stop_at(job)
     yield from exit_file("/tmp")
     yield from patience(job)
@@ -88,11 +87,8 @@ def _bash(job: Job) -> Iterator[str]:
 
 
 def _mb(memory: str | None) -> int:
-    """The memory of a node in MB; -1: torchx asks for none."""
-    if memory is None:
-        return -1
-    unit = {"K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}.get(memory[-1])
-    return round(int(memory) / 1e6) if unit is None else round(int(memory[:-1]) * unit)
+    """The memory of a node in units of 1024 * 1024 bytes; -1: torchx asks for none."""
+    return -1 if memory is None else max(1, memory_bytes(memory) // 2**20)
 
 
 def _config(job: Job) -> Iterator[str]:

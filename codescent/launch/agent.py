@@ -1,5 +1,5 @@
 """In: which ranks of a run this machine has, a command. Out: these ranks, started, watched, and stopped on request.
-Does not reach other machines: a script starts it on each host, as `python3 -m codescent.launch.agent`."""
+Does not reach other machines: a script starts it on each host, as `python3 -P -m codescent.launch.agent`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SENT = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "U
 def main(words: Sequence[str] | None = None) -> int:
     """Start the ranks and wait for them. Returns the exit code."""
     asked = _parse(words)
-    address, port = asked.master
+    address, port = asked.master or (LOOPBACK, 0)
     env = dict(os.environ)
     try:
         if asked.follow:
@@ -38,7 +38,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 raise UserError("--follow: the standard input must begin with the token of the run, and is empty")
             listen(SENT.values())  # `run_ranks` takes what comes before it listens itself
             threading.Thread(target=_follow, daemon=True).start()
-        group = Group(asked.ranks, asked.first, asked.world, address, port, env.get(TOKEN) or fresh())
+        token = env.get(TOKEN, "").strip()
+        if not token and asked.world in (0, asked.ranks):  # agents of other machines would draw another one
+            token = fresh()
+        group = Group(asked.ranks, asked.first, asked.world, address, port, token)
         verb = _verb(asked.command)
         if verb == "doctor":
             return _examine(asked.command, group, env)
@@ -58,13 +61,17 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--ranks", type=int, metavar="N", required=True, help="ranks of this machine")
     add("--first", type=int, default=0, help="the lowest of them (default 0)")
     add("--world", type=int, default=0, help="ranks on all machines (default: these)")
-    add("--master", type=_endpoint, default=(LOOPBACK, 0), metavar="ADDRESS:PORT", help="where rank 0 listens")
+    add("--master", type=_endpoint, metavar="ADDRESS:PORT", help="where rank 0 listens")
     follow = "the first line of the standard input is the token, further ones are signals; its end is TERM"
     add("--follow", action="store_true", help=follow)
     add("command", nargs="+", help="the command of each rank, after --")
     asked = parser.parse_args(words)
     if asked.ranks < 1:
         parser.error(f"--ranks {asked.ranks}: give at least 1")
+    if asked.world > asked.ranks and asked.master is None:
+        parser.error(
+            f"--world {asked.world}: with --ranks {asked.ranks} others are elsewhere: give --master ADDRESS:PORT"
+        )
     if not 0 <= asked.first <= (asked.world or asked.ranks) - asked.ranks:
         parser.error(
             f"--first {asked.first}: with --ranks {asked.ranks} of {asked.world or asked.ranks} it is too high"
@@ -85,7 +92,7 @@ def _examine(command: Sequence[str], group: Group, env: dict[str, str]) -> int:
 
 def _endpoint(text: str) -> tuple[str, int]:
     address, colon, port = text.rpartition(":")
-    if not (colon and address and port.isascii() and port.isdigit() and int(port) < 2**16):
+    if not (colon and address and port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
         raise argparse.ArgumentTypeError(f"--master {text}: write ADDRESS:PORT, such as 10.0.0.1:29400")
     return address, int(port)
 

@@ -27,7 +27,7 @@ class Group:
         world: how many the run has on all machines; 0: only these.
         address: of the machine of rank 0.
         port: at which rank 0 listens; 0: a free one, where all ranks are on this machine.
-        token: the secret of the run; each machine needs the same.
+        token: the secret of the run; each machine needs the same. Empty: the ranks read the user's file.
     """
 
     count: int

@@ -169,7 +169,9 @@ class _Ranks:
         """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""
         env = self._group.environment(rank, self._port, self._env)
         passed = [self._beats]
-        env |= {TOKEN: self._group.token, BEATS_FD: str(self._beats)}
+        env[BEATS_FD] = str(self._beats)
+        if self._group.token:
+            env[TOKEN] = self._group.token
         if late:
             env[LATE] = "1"
         elif rank == 0 and listener is not None:

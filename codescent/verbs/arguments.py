@@ -21,6 +21,8 @@ CORPUS_HELP = (
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
 DEVICES = ("auto", "cpu", "cuda")
+SITE = "site."
+"""How an override of a site begins."""
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
 LAUNCH_HELP = "overrides of the config and the site, such as train.num_steps=100 site.time=04:00:00; words of a script"
@@ -147,7 +149,11 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     what.add_argument("--submit", action="store_true", help="give the script to the scheduler; RUN/jobs keeps it")
     add = verb.add_argument_group("jobs of a run: codescent launch RUN").add_argument
     add("--status", action="store_true", help="the state of each job that --submit has started")
-    add("--follow", action="store_true", help="print the log of the newest job as it grows, until the job has ended")
+    add(
+        "--follow",
+        action="store_true",
+        help="print the log of the job that runs or waits as it grows, until it has ended",
+    )
     add("--cancel", action="store_true", help="end the jobs that wait or run")
     kill_help = "end what the run has left: on the hosts of its jobs or on --hosts, by ssh; else on this machine"
     add("--kill", action="store_true", help=kill_help)

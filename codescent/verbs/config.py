@@ -20,8 +20,8 @@ from codescent.config.load import LoadedConfig, describe, load
 from codescent.config.sections import Model
 from codescent.config.words import keys_markdown
 from codescent.jobs import site
+from codescent.verbs.arguments import SITE
 
-SITE = f"{site.SECTION}."
 UNBROKEN = 1_000_000
 """Columns of a line where there is no terminal: a program or `grep` finds each line whole."""
 

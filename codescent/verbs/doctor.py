@@ -20,13 +20,13 @@ from codescent.doctor.examine import dismiss, examine
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
 from codescent.launch.environment import read
-from codescent.verbs.arguments import OVERRIDE
+from codescent.verbs.arguments import OVERRIDE, SITE
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
     from codescent.cost.network import HostLinks
 
-STANDARD_OUTPUT, SITE = "-", "site."
+STANDARD_OUTPUT = "-"
 ELSEWHERE = ("hosts", "to", "nodes", "devices", "site")
 """Options for other machines."""
 

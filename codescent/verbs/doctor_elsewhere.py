@@ -14,9 +14,10 @@ from codescent.base.output import warn
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.jobs.job import Job
-from codescent.jobs.shape import Asked, Shape, shape_of
-from codescent.jobs.site import LoadedSite, in_environment, load_site
-from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, unread
+from codescent.jobs.machines import machines
+from codescent.jobs.shape import Asked, Shape
+from codescent.jobs.site import LoadedSite
+from codescent.jobs.targets import TARGETS, refuse_target, site_for, unread
 
 SSH = "ssh"
 
@@ -31,21 +32,14 @@ def main(
     if place.world_size > 1:
         given = "--to" if arguments.hosts is None else "--hosts"
         problems.append(f"{given}: {place.launcher} has started this process already; leave {given} out")
-    target, loaded, shape = arguments.to or SSH, None, None
+    target, asked = arguments.to or SSH, None
     refuse_target(target)
-    try:
-        loaded = load_site(arguments.site, site_words)
-        problems += [*missing(target, loaded), *contradictions(target, loaded)]
-    except UserError as error:
-        problems += error.problems
     if arguments.to is None and arguments.hosts is None:
         problems.append("give --hosts HOST:SLOTS,... (by ssh), or --to TARGET: which machines are to be looked at?")
     else:
-        try:
-            asked = Asked(arguments.nodes, arguments.devices, arguments.hosts)
-            shape = shape_of(target, asked, None if config is None else config.parallel.ranks)
-        except UserError as error:
-            problems += error.problems
+        asked = Asked(arguments.nodes, arguments.devices, arguments.hosts)
+    ranks = None if config is None else config.parallel.ranks
+    loaded, shape = machines(target, arguments.site, site_words, asked, ranks, problems)
     if problems:
         raise UserError(*dict.fromkeys(problems))
     assert loaded is not None
@@ -60,13 +54,14 @@ def main(
 
 
 def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: LoadedSite) -> Job:
-    """The ranks of the doctor as a job."""
+    """The ranks of the doctor as a job: they save nothing, and nobody starts them again."""
+    site = site_for(arguments.to or SSH, loaded).model_copy(update={"requeues": 0})
     words = ["codescent", "doctor", *([arguments.config] if arguments.config else [])]
     words += [word for word in arguments.overrides if word not in site_words]
     words += [f"--{name}={value}" for name in ("link", "json") if (value := getattr(arguments, name)) is not None]
     words += ["--no-bandwidth"] * arguments.no_bandwidth + [f"--wait={arguments.wait}"]
     return Job(
         "doctor", f"codescent {shlex.join(arguments.said)}", tuple(words), ("-m", *words), Path.cwd(),
-        shape.slots, shape.hosts, in_environment(loaded), Path("codescent-doctor"), False,
+        shape.slots, shape.hosts, site, Path("codescent-doctor"), trains=False, has_checkpoints=False,
         least_nodes=shape.least_nodes, does="looks at the machines.",
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""In: arguments of `codescent launch`. Out: a script that starts a run somewhere else, printed or saved.
-Does not say what a script looks like (jobs/ does) and starts nothing."""
+"""In: arguments of `codescent launch`. Out: a script that starts a run somewhere else, printed, saved or submitted.
+Does not say what a script looks like (jobs/ does). By itself it starts nothing: with --submit the scheduler does."""
 
 from __future__ import annotations
 
@@ -15,44 +15,38 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.config.load import load
 from codescent.config.sections import Config
-from codescent.jobs.asked import Findings, Preflight
 from codescent.jobs.checks import preflight
+from codescent.jobs.findings import Findings, Preflight
 from codescent.jobs.grace import LEAST_GRACE_S, grace_of, saves_s
 from codescent.jobs.job import Job, job_name
+from codescent.jobs.machines import machines
 from codescent.jobs.schedulers import SCHEDULERS
-from codescent.jobs.shape import Asked, Shape, shape_of
-from codescent.jobs.site import LoadedSite, Site, in_environment, load_site
-from codescent.jobs.targets import TARGETS, contradictions, missing, refuse_target, unread
+from codescent.jobs.shape import Asked, Shape
+from codescent.jobs.site import LoadedSite, Site
+from codescent.jobs.targets import TARGETS, refuse_target, site_for, unread
 from codescent.preflight import run_folder
 from codescent.verbs import launch_jobs
-
-SITE = "site."
+from codescent.verbs.arguments import SITE
 
 
 def main(arguments: Namespace) -> int:
     """Print or save the script. What does not fit is refused before, with all problems."""
-    if any(getattr(arguments, name) for name in launch_jobs.VERBS):
+    if any(getattr(arguments, name) for name in launch_jobs.OPTIONS):
         return launch_jobs.main(arguments)
     refuse_target(arguments.to)
     words = [word for word in arguments.overrides if not word.startswith(SITE)]
     is_script = arguments.config.endswith(".py")
     problems: list[str] = []
-    config, loaded, shape = None, None, None
-    try:
-        loaded = load_site(arguments.site, [word for word in arguments.overrides if word.startswith(SITE)])
-        problems += [*missing(arguments.to, loaded), *contradictions(arguments.to, loaded)]
-    except UserError as error:
-        problems += error.problems
+    config = None
     try:
         config = None if is_script else load(arguments.config, words).config
         if is_script and not Path(arguments.config).is_file():
             problems.append(f"{arguments.config}: there is no such script")
     except UserError as error:
         problems += error.problems
-    try:
-        shape = shape_of(arguments.to, _asked(arguments), None if config is None else config.parallel.ranks)
-    except UserError as error:
-        problems += error.problems
+    site_words = [word for word in arguments.overrides if word.startswith(SITE)]
+    ranks = None if config is None else config.parallel.ranks
+    loaded, shape = machines(arguments.to, arguments.site, site_words, _asked(arguments), ranks, problems)
     problems += _problems(arguments, words, is_script=is_script)
     job, notes = None, []
     if not problems and loaded is not None and shape is not None:
@@ -95,7 +89,9 @@ def _preflight(
     """All reasons why the job could not do its work. `job` None: something else is wrong, so there is no script."""
     run, times = _run(arguments.config, config), arguments.times or 1
     submits = arguments.submit and (config is not None or arguments.config.endswith(".py"))  # else there is no run
-    asked = Preflight(arguments.to, config, shape, site, run, tuple(words), submits, times)
+    asked = Preflight(
+        arguments.to, config, shape, site, run, tuple(words), submits, times, submits or arguments.out is not None
+    )
     return preflight(asked, None if job is None else partial(TARGETS[arguments.to].script, job))
 
 
@@ -122,7 +118,7 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
         python = ["-m", *command]
     job = Job(
         name, f"codescent {shlex.join(arguments.said)}", tuple(command), tuple(python), Path.cwd(), shape.slots,
-        shape.hosts, in_environment(loaded), run, config is not None, grace_s, shape.least_nodes,
+        shape.hosts, site_for(arguments.to, loaded), run, True, config is not None, grace_s, shape.least_nodes,
         arguments.max_restarts or 0, arguments.times or 1, None if arguments.out is None else arguments.out.absolute(),
     )  # fmt: skip
     if job.limit_s is not None and job.limit_s <= grace_s:

@@ -17,11 +17,12 @@ from codescent.base.output import say, warn
 from codescent.jobs import leftovers
 from codescent.jobs.hosts import SSH
 from codescent.jobs.job import Job, names_of
+from codescent.jobs.lines import PYTHON
 from codescent.jobs.schedulers import SCHEDULERS, State, call, submit
-from codescent.jobs.submitted import Submitted, discard, hosts_of, jobs_of, keep, new_folder
+from codescent.jobs.submitted import Submitted, absent, discard, hosts_of, jobs_of, keep, new_folder
 from codescent.jobs.targets import TARGETS
 
-VERBS = ("status", "follow", "cancel", "kill")
+OPTIONS = ("status", "follow", "cancel", "kill")
 LOOK_S = 2.0
 ASK_EVERY = 5
 """Looks at the log between two questions to the scheduler."""
@@ -31,7 +32,7 @@ NO_SSH = 255
 
 def main(arguments: Namespace) -> int:
     """Do what is asked with the jobs of a run. Returns the exit code."""
-    asked = [name for name in VERBS if getattr(arguments, name)]
+    asked = [name for name in OPTIONS if getattr(arguments, name)]
     if len(asked) > 1:
         raise UserError(f"codescent launch: give one of {', '.join(f'--{name}' for name in asked)}")
     given = [name for name in ("to", "nodes", "devices", "site", "times", "out", "max_restarts")
@@ -40,9 +41,10 @@ def main(arguments: Namespace) -> int:
         given.append("submit")
     if asked != ["kill"] and arguments.hosts is not None:
         given.append("hosts")
-    if given or arguments.overrides:
-        words = [f"--{name.replace('_', '-')}" for name in given] + arguments.overrides
-        raise UserError(f"codescent launch RUN --{asked[0]}: {', '.join(words)} says nothing here; leave it out")
+    words = [f"--{name.replace('_', '-')}" for name in given] + arguments.overrides
+    words += [f"-- {shlex.join(arguments.script_words)}"] if arguments.script_words else []
+    if words:
+        raise UserError(f"codescent launch RUN --{asked[0]}: {', '.join(words)} has no effect here; leave it out")
     run = Path(arguments.config)
     if asked == ["kill"]:
         return _kill(run, arguments.hosts)
@@ -53,19 +55,21 @@ def main(arguments: Namespace) -> int:
 def submit_job(job: Job, target: str) -> int:
     """Submit the script of a job, `job.times` times, and keep it in the run folder. Where the scheduler refuses it,
     nothing is kept."""
+    created = absent(job.folder / job.run)
     folder = new_folder(job.folder / job.run)
     script = folder / f"{job.name}{TARGETS[target].suffix}"
-    made: list[Submitted] = []
+    accepted = 0
     try:
         text = TARGETS[target].script(replace(job, saved_as=script, record=folder))
         script.write_text(text, encoding="utf-8")
         for _ in range(job.times):
             number = submit(SCHEDULERS[target], script, job.folder)
-            made.append(keep(folder, target, number, job.name, script.name, job.folder))
-            print(f"job {number} of {target} is submitted; its log will be {_log(made[-1])}")
+            accepted += 1  # its script stays, whatever happens now: it may submit itself again
+            made = keep(folder, target, number, job.name, script.name, job.folder)
+            print(f"job {number} of {target} is submitted; its log will be {_log(made)}")
     except BaseException:
-        if not made:
-            discard(folder)
+        if not accepted:
+            discard(folder, created)
         raise
     print(f"its state: {command('launch', job.run, '--status')}")
     return 0
@@ -105,8 +109,9 @@ def _cancel(jobs: list[Submitted]) -> int:
 
 
 def _follow(jobs: list[Submitted]) -> int:
-    """Print the newest job's log as it grows. Ctrl-C ends the command, not the job."""
-    job = jobs[-1]
+    """Print the log of the oldest job that is not over, else of the newest, as it grows. Ctrl-C ends the command, not
+    the job."""
+    job = next((one for one in jobs if not _state(one).is_over), jobs[-1])
     log, at, looks = _log(job), 0, 0
     while True:
         state = _state(job) if looks % ASK_EVERY == 0 else None
@@ -125,11 +130,11 @@ def _follow(jobs: list[Submitted]) -> int:
 
 
 def _kill(run: Path, given: str | None) -> int:
-    """End what the run has left: on the hosts that are given, or on those of its jobs; if nobody knows any, here.
+    """End what the run has left: on the hosts that are given, or on those of its jobs; if none are known, here.
 
     Returns 1 if something lives on, or if a host could not be reached.
     """
-    mark = str(run.absolute())
+    mark = leftovers.mark_of(run)
     hosts = hosts_of(run) if given is None else names_of(given)
     if hosts:
         return max(_kill_on(host, mark) for host in hosts)
@@ -144,7 +149,7 @@ def _kill(run: Path, given: str | None) -> int:
 
 def _kill_on(host: str, mark: str) -> int:
     """End what a run has left on a host. Returns 1 if that is not sure."""
-    words = ["python3", "-m", "codescent.jobs.leftovers", mark, "--end"]
+    words = [*PYTHON, "codescent.jobs.leftovers", mark, "--end"]
     remote = f"cd {shlex.quote(str(Path.cwd()))} && PATH={shlex.quote(f'{sys.prefix}/bin')}:$PATH {shlex.join(words)}"
     try:
         done = subprocess.run([*SSH, host, remote], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -153,5 +158,5 @@ def _kill_on(host: str, mark: str) -> int:
     said = done.stdout.decode(errors="replace")
     print(said or f"{host}: nothing of this run is left\n" * (done.returncode == 0), end="")
     if done.returncode == NO_SSH:
-        warn(f"{host}: ssh does not reach it: nobody knows what is left there")
+        warn(f"{host}: ssh does not reach it: it is not known what is left there")
     return min(done.returncode, 1)

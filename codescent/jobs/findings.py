@@ -27,6 +27,7 @@ class Preflight:
         words: overrides on the command line.
         submits: whether the job is submitted now. Else what may change before it starts is said, not refused.
         times: how many jobs follow each other.
+        saved: whether the script has a file: then a script of PBS can submit itself again.
     """
 
     target: str
@@ -37,6 +38,7 @@ class Preflight:
     words: tuple[str, ...] = ()
     submits: bool = False
     times: int = 1
+    saved: bool = False
 
     @property
     def ranks(self) -> int:
