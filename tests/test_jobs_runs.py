@@ -132,8 +132,8 @@ def test_torchrun_trains_as_one_process_does(
     project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
 ) -> None:
     """Three hosts, of which one has two ranks."""
-    text = script_of([*RUN, "--to", "torchrun", "--hosts", "10.77.0.1:1,10.77.0.2:2,10.77.0.3:1"], capsys)
-    text = text.replace("train.global_batch_size=6", "train.global_batch_size=8")
+    where = ("--to", "torchrun", "--hosts", "10.77.0.1:1,10.77.0.2:2,10.77.0.3:1")
+    text = script_of([*RUN, "train.global_batch_size=8", *where], capsys)
     all_three = [started(text, project, str(host), before=tuple(made.command(host, []))) for host in range(3)]
     said = [process.communicate(timeout=200) for process in all_three]
     assert [process.returncode for process in all_three] == [0, 0, 0], said
