@@ -323,6 +323,16 @@ def test_a_run_that_has_ended_needs_no_job(project: Path, run: Path) -> None:
 def test_a_checkpoint_that_is_deleted_meanwhile(project: Path, run: Path) -> None:
     (run / "checkpoints" / "step_00000001").mkdir()
     (run / "checkpoints" / "step_00000001" / "gone").symlink_to("nowhere")
+    (run / "checkpoints" / "step_x").write_text("no folder")
+    done = launch(project, *MORE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_events_that_are_no_measurements(project: Path, run: Path) -> None:
+    with (run / "events.jsonl").open("a") as file:
+        for more in ("", '"seconds": "x"', '"seconds": 1e400', '"seconds": -1e9', '"seconds": null'):
+            file.write("{" + ", ".join(filter(None, ('"kind": "checkpoint"', more))) + "}\n")
+        file.write("{}\n")
     done = launch(project, *MORE)
     assert done.returncode == 0, done.stderr
 
