@@ -4,6 +4,7 @@ Does not ask a real scheduler: programs with the names of its commands answer.""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -326,6 +327,15 @@ def test_a_checkpoint_that_is_deleted_meanwhile(project: Path, run: Path) -> Non
     (run / "checkpoints" / "step_x").write_text("no folder")
     done = launch(project, *MORE)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_name_of_a_writer_is_one_line(project: Path, run: Path) -> None:
+    with (run / ".writer").open("w") as file:
+        file.write("process 4711 on evil\x1b[31m\nerror: host")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (problem,) = refused(project, *MORE, "--submit")
+    assert "is being written by process 4711 on evil\\x1b[31m\\nerror: host: wait" in problem
 
 
 def test_events_that_are_no_measurements(project: Path, run: Path) -> None:

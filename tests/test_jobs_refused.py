@@ -43,6 +43,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*PBS, "--times", "3"], ["only jobs of SLURM follow each other"]),
         ([*SLURM, GPUS, "site.tme=1"], ["did you mean site.time?"]),
         ([*SLURM, GPUS, "--site", "lab"], ["there is no file sites/lab.toml"]),
+        ([*SLURM, GPUS, "--site", "a\nerror: b\x1b"], ["error: --site a\\nerror: b\\x1b: there is no file"]),
         ([*SLURM, GPUS, "parallel.tp=3"], ["tp"]),
         ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),
