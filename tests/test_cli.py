@@ -222,9 +222,8 @@ def as_nobody() -> Iterator[None]:
 
 
 def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    subcommands = next(action for action in _parser()._actions if isinstance(action.choices, dict))
     tried = 0
-    for verb, parser in dict(subcommands.choices or {}).items():
+    for verb, parser in _parser()[1].items():
         for action in parser._actions:
             if action.option_strings and action.dest not in ("help", "prompts"):
                 value = [] if action.nargs == 0 else [next(iter(action.choices or ["1"]))]

@@ -200,7 +200,7 @@ def _kill(run: Path, given: str | None) -> int:
     code = leftovers.main([mark, "--end"])
     if not found:
         print("nothing of this run is left on this machine")
-    print(f"if it had other hosts: {command('launch', run, '--kill', '--hosts', 'node1,node2')}")
+    say([one_line(f"if it had other hosts: {command('launch', run, '--kill', '--hosts', 'node1,node2')}")])
     return code
 
 
@@ -213,7 +213,7 @@ def _kill_on(host: str, mark: str) -> int:
     except OSError as error:
         raise UserError(f"ssh: {error.strerror}: it is needed to reach {host}") from error
     said = done.stdout.decode(errors="replace")
-    print(said or f"{host}: nothing of this run is left\n" * (done.returncode == 0), end="")
+    say(said.splitlines() or [f"{host}: nothing of this run is left"] * (done.returncode == 0))
     if done.returncode == NO_SSH:
         warn(f"{host}: ssh does not reach it: it is not known what is left there")
     return min(done.returncode, 1)
