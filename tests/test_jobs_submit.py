@@ -288,6 +288,13 @@ def test_kill_goes_to_the_hosts_of_the_jobs(tmp_path: Path, programs: Path, caps
     assert "ssh: No such file or directory" in found.stderr
 
 
+def test_what_a_host_says_cannot_change_the_terminal(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (programs / "ssh").write_text("#!/bin/sh\nprintf 'n1: \\033[31mx\\377\\n'\n")
+    (programs / "ssh").chmod(0o755)
+    assert launch(RUN, "--kill", "--hosts", "n1") == 0
+    assert capsys.readouterr().out == "n1: \\x1b[31mx\ufffd\n"
+
+
 def test_kill_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch("runs/typo", "--kill") == 2
     assert "runs/typo: there is no such run folder, and no process" in capsys.readouterr().err
