@@ -153,6 +153,27 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),
         (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
         (["plan", "train.num_steps=2", "run.toml", "--json", "other.toml"], "unrecognized arguments: other.toml"),
+        (
+            ["plan", "run.toml", "--json", "nonsense"],
+            "nonsense; an override is section.key=value, such as train.num_steps=100\n",
+        ),
+        (
+            ["plan", "run.toml", "--ranks", "9" * 5000],
+            "999... is not a whole number of at least 1 of at most 18 digits",
+        ),
+        (["plan", "run.toml", "--rnaks", "2"], "unrecognized arguments: --rnaks 2; did you mean --ranks?"),
+        (["train", "run.toml", "--resume=always"], "unrecognized arguments: always; did you mean --resume=auto?"),
+        (["launch", "run.toml", "--resume=always"], "did you mean --resume=auto? The script has it already: leave it"),
+        (
+            ["launch", "run.toml", "--to", "local", "baz"],
+            "section.key=value, such as train.num_steps=100; words of a script stand behind",
+        ),
+        (["launch", "run.toml", "--nodes", "3:2"], "must not be above the second one; write 2:3"),
+        (["launch", "run.toml", "--nodes", "a:2"], "write N, or the least and the most, such as 2:4"),
+        (["launch", "run.toml", "--times", "-1"], "'-1' is not a whole number of at least 1, such as 4"),
+        (["launch", "run.toml", "--out", "x", "--submit"], "not allowed with argument --out; give one of them"),
+        (["plan", "run.toml", "--json", "a\nerror: b\x1b"], "unrecognized arguments: a\\nerror: b\\x1b;"),
+        (["plan", "a\nerror: b\x1b"], "error: a\\nerror: b\\x1b: no such file"),
     ],
 )
 def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: str) -> None:
@@ -201,9 +222,8 @@ def as_nobody() -> Iterator[None]:
 
 
 def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    subcommands = next(action for action in _parser()._actions if isinstance(action.choices, dict))
     tried = 0
-    for verb, parser in dict(subcommands.choices or {}).items():
+    for verb, parser in _parser()[1].items():
         for action in parser._actions:
             if action.option_strings and action.dest not in ("help", "prompts"):
                 value = [] if action.nargs == 0 else [next(iter(action.choices or ["1"]))]

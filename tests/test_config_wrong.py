@@ -207,6 +207,13 @@ def test_all_problems_of_all_files_and_overrides_come_at_once() -> None:
             "run.toml:2:15: not TOML: Invalid value: tensorboard = True # yes; write true",
         ),
         ("[model]\npreset = None\n", 'leave the key out, or write "auto"'),
+        ("hf_token = hunter\n", 'run.toml:1:12: not TOML: Invalid value: hf_token = ...; a string needs quotes: "..."'),
+        (
+            "a.'api-key' = 2hunter\n",
+            "run.toml:1:16: not TOML: Expected newline or end of document after a statement: a.'api-key' = ...",
+        ),
+        ('before = ["export A_TOKEN=hunter"\n"x" y', "run.toml:2:1: not TOML: Unclosed array: ..."),
+        ('x = 1\npassword = """\nhunter', "not TOML: Unterminated string: ..."),
         ('[run]\nname = "x', 'run.toml:2:10: not TOML: Unterminated string: name = "x'),
         ("[run]\n\n[log", "run.toml:3:5: not TOML: Expected ']'"),
         ('[run]\nname = "a"\nname = "b"\n', "run.toml:3:11: not TOML: Cannot overwrite a value"),

@@ -4,6 +4,7 @@ Does not ask a real scheduler: programs with the names of its commands answer.""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -323,6 +324,25 @@ def test_a_run_that_has_ended_needs_no_job(project: Path, run: Path) -> None:
 def test_a_checkpoint_that_is_deleted_meanwhile(project: Path, run: Path) -> None:
     (run / "checkpoints" / "step_00000001").mkdir()
     (run / "checkpoints" / "step_00000001" / "gone").symlink_to("nowhere")
+    (run / "checkpoints" / "step_x").write_text("no folder")
+    done = launch(project, *MORE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_name_of_a_writer_is_one_line(project: Path, run: Path) -> None:
+    with (run / ".writer").open("w") as file:
+        file.write("process 4711 on evil\x1b[31m\nerror: host")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (problem,) = refused(project, *MORE, "--submit")
+    assert "is being written by process 4711 on evil\\x1b[31m\\nerror: host: wait" in problem
+
+
+def test_events_that_are_no_measurements(project: Path, run: Path) -> None:
+    with (run / "events.jsonl").open("a") as file:
+        for more in ("", '"seconds": "x"', '"seconds": 1e400', '"seconds": -1e9', '"seconds": null'):
+            file.write("{" + ", ".join(filter(None, ('"kind": "checkpoint"', more))) + "}\n")
+        file.write("{}\n")
     done = launch(project, *MORE)
     assert done.returncode == 0, done.stderr
 

@@ -3,11 +3,13 @@ written. Does not write scripts: test_jobs_scripts.py does."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from scripts import CONFIG, GPUS, PBS, SLURM
 
+from codescent.jobs.secrets import secret_in_words
 from codescent.record import RunFolder
 from codescent.verbs import cli
 
@@ -43,6 +45,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*PBS, "--times", "3"], ["only jobs of SLURM follow each other"]),
         ([*SLURM, GPUS, "site.tme=1"], ["did you mean site.time?"]),
         ([*SLURM, GPUS, "--site", "lab"], ["there is no file sites/lab.toml"]),
+        ([*SLURM, GPUS, "--site", "a\nerror: b\x1b"], ["error: --site a\\nerror: b\\x1b: there is no file"]),
         ([*SLURM, GPUS, "parallel.tp=3"], ["tp"]),
         ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),
@@ -123,6 +126,28 @@ def test_a_limit_has_to_be_longer_than_the_saves_of_the_run(capsys: pytest.Captu
         ('site.before=["pip install --index https://me:geheim@host/"]', "the password in an address"),
         ('site.before=["login hf_geheimgeheimgeheimgeheim"]', "hf_g..."),
         ("site.token=geheim", "it has no secrets"),
+        *(
+            (f"site.before={json.dumps([line])}", shown)
+            for line, shown in (
+                ("export PGPASSWORD=12345678", "PGPASSWORD"),
+                ("export HF_TOKEN=${X:-geheimgeheim}", "HF_TOKEN"),
+                ("export HF_TOKEN=${XY-geheim}", "HF_TOKEN"),
+                ("export HF_TOKEN=$'geheim'", "HF_TOKEN"),
+                ("HF_TOKEN+=geheim", "HF_TOKEN"),
+                ('TOKEN="$(echo geheim)"', "TOKEN"),
+                ("export DB_PWD=geheim PASS=geheim", "DB_PWD"),
+                ("PASS=geheim", "PASS"),
+                ("MY_SECRET_VALUE=geheim", "MY_SECRET_VALUE"),
+                ("USE_TOKEN=true MY_TOKEN_2=geheim", "MY_TOKEN_2"),
+                ("curl -sSu me:geheim https://host/x", "the password of a user"),
+                ("curl -H 'Authorization: Bearer geheim' host", "the value of a header"),
+                ("curl --header 'X-Api-Key: geheim' host", "the value of a header"),
+                ("git clone https://GEHEIMgeheim1@github.com/x/y", "the password in an address"),
+                ("export URL=redis://:geheim@host", "the password in an address"),
+                ("notify xoxb-1234-geheim", "xoxb..."),
+                (f"wandb login --relogin {'0123456789' * 4}", "the key of wandb login"),
+            )
+        ),
     ],
 )
 def test_secrets_have_no_place_in_a_site(word: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +156,23 @@ def test_secrets_have_no_place_in_a_site(word: str, shown: str, capsys: pytest.C
     err = capsys.readouterr().err
     assert shown in err, err
     assert "site.cores" in err
-    assert "geheim" not in err.replace(word, "")
+    assert "geheim" not in err.replace(word, "").lower()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--api-key=geheim"], 'os.environ["API_KEY"]'),
+        (["--lr", "1", "--hf-token", "geheim"], "the value of hf-token looks like a secret, and the script"),
+        (["https://me:geheim@host"], "the password in an address looks like a secret"),
+        (["--max-token", "512", "--token-file", "x", "--lr", "3e-4"], ""),
+    ],
+)
+def test_secrets_in_words_of_an_own_script(words: list[str], said: str) -> None:
+    found = secret_in_words(words)
+    assert said in found
+    assert bool(found) == bool(said)
+    assert "geheim" not in found
 
 
 @pytest.mark.parametrize(
@@ -141,6 +182,19 @@ def test_secrets_have_no_place_in_a_site(word: str, shown: str, capsys: pytest.C
         'site.before=["export HF_TOKEN_PATH=/home/me/token", "unset HF_TOKEN && true"]',
         'site.before=["export TOKENIZERS_PARALLELISM=false"]', 'site.launcher=["--export=HF_TOKEN,PATH"]',
         'site.before=["git clone https://$USER:$PASSWORD@host/x"]', "site.account=token",
+        *(
+            f"site.before={json.dumps([line])}"
+            for line in (
+                "export HF_TOKEN=${MY_TOKEN} B_TOKEN=${MY_TOKEN:?is not set} C_TOKEN=${MY_TOKEN:-$OTHER}",
+                'export HF_TOKEN="$(< ~/token)" B_TOKEN=`cat ~/token` C_TOKEN="$(printf %s "$MY_TOKEN")"',
+                "export USE_TOKEN=true MAX_TOKEN=131072 OLDPWD=/x MY_PWD=/x BYPASS=yes",
+                "export GOOGLE_APPLICATION_CREDENTIALS=/home/me/key.json",
+                "curl -u $USER:$PASSWORD -H 'Authorization: Bearer $MY_TOKEN' https://me@host/x",
+                "git clone https://$MY_TOKEN@github.com/x/y && git clone ssh://git@github.com/x/y",
+                "podman run --user 1000:1000 --first-pass 2 --use-token --verbose",
+                "wandb login $WANDB_API_KEY && git checkout 0123456789012345678901234567890123456789",
+            )
+        ),
     ],
 )  # fmt: skip
 def test_names_of_variables_are_no_secrets(word: str, capsys: pytest.CaptureFixture[str]) -> None:

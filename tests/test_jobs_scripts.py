@@ -406,6 +406,8 @@ def test_grace_follows_the_longest_save(tmp_path: Path, capsys: pytest.CaptureFi
     run.event("checkpoint", step=1, path="x", seconds=120.0, best=False)
     assert subprocess.check_output([*words, "7200"], timeout=60) == b"270\n"
     assert subprocess.check_output([*words, "100"], timeout=60) == b"100\n"
+    done = subprocess.run([*words, "\u00b2"], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "MOST is a whole number of seconds" in done.stderr) == (2, True), done.stderr
     text = script_of([*CONFIG, *SLURM, GPUS], capsys)
     assert "#SBATCH --signal=USR1@270\n" in text
     _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME="1000000")

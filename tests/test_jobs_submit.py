@@ -14,7 +14,7 @@ import pytest
 from scripts import CONFIG, GPUS, PBS, SLURM, programs_in, run_script, started_in
 
 from codescent.base.errors import UserError
-from codescent.jobs import leftovers
+from codescent.jobs import leftovers, schedulers
 from codescent.jobs.submitted import SUCCESSORS, Submitted, jobs_of, keep, new_folder
 from codescent.record import RunFolder
 from codescent.record.beginning import JOBS, MAKING, is_free
@@ -42,8 +42,8 @@ NO_HISTORY = 'case " $* " in *" -x "*) echo "qstat: PBS is not configured to mai
 
 def answers(programs: Path, name: str, text: str, code: int = 0, err: str = "", before: str = "") -> None:
     """Have a program answer so, after a line of its own."""
-    (programs / f"{name}.out").write_text(text)
-    (programs / f"{name}.err").write_text(err)
+    for end, said in (("out", text), ("err", err)):
+        (programs / f"{name}.{end}").write_bytes(os.fsencode(said))
     (programs / name).write_text(
         f"#!/bin/sh\n{before}\ncat {programs}/{name}.out; cat {programs}/{name}.err >&2; exit {code}\n"
     )
@@ -69,33 +69,84 @@ def test_submitted_jobs_are_kept(tmp_path: Path, programs: Path, capsys: pytest.
     assert (one.target, one.job, one.script) == ("slurm", "17", "gpt2_124m.sbatch")
 
 
-@pytest.mark.parametrize("answer", [("", 1, "sbatch: error: invalid account"), ("no number", 0, "")])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            ("", 1, "sbatch: error: invalid account\nsbatch: x"),
+            ": exit code 1: sbatch: error: invalid account; sbatch: x",
+        ),
+        (("", 3, ""), ": exit code 3: it said nothing"),
+        (("", 1, "\udcff"), ": exit code 1: \ufffd"),
+    ],
+)
 def test_a_job_that_is_refused_leaves_nothing(
-    answer: tuple[str, int, str], programs: Path, capsys: pytest.CaptureFixture[str]
+    answer: tuple[str, int, str], said: str, programs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers(programs, "sbatch", *answer)
     assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
-    err = capsys.readouterr().err
-    assert (answer[2] or "has no number") in err
+    assert said in capsys.readouterr().err
     assert not RUN.parent.exists()
+    RUN.mkdir(parents=True)  # what was there before stays
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert list(RUN.iterdir()) == []
     submitted()
     assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
     assert [one.name for one in (RUN / JOBS).iterdir()] == ["0001"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("4711.server", "4711.server"),
+        ("1\nHave a nice day\n", "1"),
+        ("Project 12 has 3 hours left.\n\udcff\n4711[].server\n", "4711[].server"),
+    ],
+)
+def test_the_number_of_a_job_is_found_in_all_lines(answer: str, number: str, programs: Path) -> None:
+    answers(programs, "qsub", answer)
+    assert launch(*CONFIG, *PBS, "--submit") == 0
+    assert [one.job for one in jobs_of(RUN)] == [number]
+
+
+@pytest.mark.parametrize(
+    ("said", "before"),
+    [
+        ("qsub: its answer has no number of a job: 12 jobs were refused. Look with qstat -u $USER, and", ""),
+        ("was killed by SIGKILL: it said nothing", "kill -9 $$"),
+        ("qsub: no answer in 1 seconds", "exec sleep 20"),
+    ],
+)  # fmt: skip
+def test_a_job_that_may_exist_keeps_its_script(
+    said: str, before: str, programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(schedulers, "ANSWER_S", 1.0)
+    answers(programs, "qsub", "12 jobs were refused", before=before)
+    assert launch(*CONFIG, *PBS, "--submit") == 2
+    out, err = capsys.readouterr()
+    script = RUN / JOBS / "0001" / "gpt2_124m.pbs"
+    stays = f"; the job may exist all the same, so its script stays: {Path.cwd() / script}"
+    assert said in err.replace(stays, "")
+    assert stays in err
+    assert script.is_file()
+    assert "submitted" not in out
+
+
+@pytest.mark.parametrize("target", [[*SLURM, GPUS], PBS])
 def test_an_accepted_job_keeps_its_script(
-    programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    target: list[str], programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk is full: the job is not written down, but it will read its script."""
     answers(programs, "sbatch", "17\n")
+    answers(programs, "qsub", "17\n")
 
     def fails(path: Path, text: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("codescent.jobs.submitted.write_json", fails)
-    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert launch(*CONFIG, *target, "--submit") == 2
     assert "job 17 is submitted, but not written down" in capsys.readouterr().err
-    assert [one.name for one in (RUN / JOBS / "0001").iterdir()] == ["gpt2_124m.sbatch"]
+    assert [one.stem for one in (RUN / JOBS / "0001").iterdir()] == ["gpt2_124m"]
 
 
 def test_jobs_are_in_the_order_in_which_they_were_submitted(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +218,10 @@ def test_successors_of_pbs_are_written_down(tmp_path: Path, programs: Path) -> N
         (("", 1, "slurm_load_jobs error: Invalid job id specified"), ("",), "unknown to the scheduler"),
         (("",), ("", 1, "accounting storage is disabled"), "how it ended is unknown: sacct"),
         (("", 1, "slurm_load_jobs error: Unable to contact"), ("FAILED|1|1:0",), "state is unknown: squeue"),
+        (("",), ("abc\x1b",), "how it ended is unknown: sacct says abc\\x1b"),
+        (("",), ("COMPLETED|1|0:0|x\n",), "how it ended is unknown: sacct says COMPLETED|1|0:0|x"),
+        (("",), ("a site's word\nCANCELLED by 7|1|0:0\n\udcff",), "cancelled by 7 after 1, exit code 0"),
+        (("RUNNING, 1, n\udcff\n",), ("",), "running, 1, n\ufffd"),
     ],
 )
 def test_states_of_slurm(
@@ -231,6 +286,13 @@ def test_kill_goes_to_the_hosts_of_the_jobs(tmp_path: Path, programs: Path, caps
     )  # fmt: skip
     assert (found.returncode, "Traceback" in found.stderr) == (2, False)
     assert "ssh: No such file or directory" in found.stderr
+
+
+def test_what_a_host_says_cannot_change_the_terminal(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (programs / "ssh").write_text("#!/bin/sh\nprintf 'n1: \\033[31mx\\377\\n'\n")
+    (programs / "ssh").chmod(0o755)
+    assert launch(RUN, "--kill", "--hosts", "n1") == 0
+    assert capsys.readouterr().out == "n1: \\x1b[31mx\ufffd\n"
 
 
 def test_kill_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,7 +415,107 @@ def test_only_one_process_begins_a_run() -> None:
     RunFolder.create(RUN, "config", {})
 
 
+def test_an_answer_of_squeue_that_is_none(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    submitted()
+    answers(programs, "squeue", "abc")
+    assert launch(RUN, "--status") == 1
+    assert "state is unknown: squeue: its answer has no state of job 7: abc" in capsys.readouterr().out
+    assert launch(*CONFIG, *SLURM, GPUS, "--submit") == 2
+    assert "squeue: its answer has no state of job 7: abc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ('["slurm"]', "(not a JSON object)"),
+        ("[" * 100_000, "not the record of a job"),
+        ({"target": "foo"}, "(target: is none of slurm, pbs)"),
+        ({"target": ["slurm"], "moment": None}, "(target: is no text, moment: is no text)"),
+        ({"job": 5}, "(job: is no text)"),
+        ({"job": "a\0b"}, "(job: is no text)"),
+        ({"job": "7\x1b[31m"}, "(job: has characters that do not print)"),
+        ({"job": "--all"}, "(job: is not the number of a job)"),
+        ({"folder": 3, "name": None}, "(name: is no text, folder: is no text)"),
+        ({"more": 1}, "(unknown: more)"),
+    ],
+)
+def test_a_broken_record_is_named(
+    changed: str | dict[str, object], said: str, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all that is wrong in it, by each command that reads it."""
+    submitted()
+    answers(programs, "sbatch", "17\n")
+    path = RUN / JOBS / "0001" / "job-7.json"
+    path.write_text(changed if isinstance(changed, str) else json.dumps(json.loads(path.read_text()) | changed))
+    for words in ([RUN, "--status"], [RUN, "--follow"], [RUN, "--cancel"], [*CONFIG, *SLURM, GPUS, "--submit"]):
+        assert launch(*words) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"{path}: not the record of a job" in err
+        assert said in err
+        assert "delete this file" in err
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"n1\n\xff\n", "is not the name of a host"), (None, "Is a directory")])
+def test_hosts_that_cannot_be_read_are_named(
+    content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = new_folder(RUN) / "hosts"
+    path.mkdir() if content is None else path.write_bytes(content)
+    assert launch(RUN, "--kill") == 2
+    err = capsys.readouterr().err
+    assert f"error: {path}: " in err
+    assert said in err
+
+
+def test_a_log_that_is_a_folder(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = submitted()
+    answers(programs, "squeue", "COMPLETED, 1, n1\n")
+    log = Path(made.folder) / "gpt2_124m-7.log"
+    log.mkdir()
+    assert launch(RUN, "--follow") == 2
+    assert f"error: {log}: Is a directory" in capsys.readouterr().err
+
+
+def test_other_names_among_the_jobs_do_no_harm() -> None:
+    (RUN / JOBS).mkdir(parents=True)
+    (RUN / JOBS / "\u00b2").write_text("")
+    assert [new_folder(RUN).name, new_folder(RUN).name] == ["0001", "0002"]
+
+
+def test_what_cannot_be_created_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Path.mkdir
+
+    def fails(path: Path, *words: object, **named: object) -> None:
+        if path.name == JOBS:
+            RUN.mkdir(parents=True)
+            raise OSError(28, "No space left on device")
+        made(path, *words, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", fails)
+    with pytest.raises(UserError, match="No space left on device"):
+        new_folder(RUN)
+    assert not RUN.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothere", "nothere: there is no such run folder; give the folder that --submit has named"),
+        ("corpus.txt", "corpus.txt: is a file, not a run folder"),
+        ("gpt2_124m", "gpt2_124m: is a config, not a run folder; its run folder is runs/gpt2_124m: codescent launch "),
+        ("mine.py", "mine.py: is a script, not a run folder; its run folder is runs/mine: codescent launch runs/mine "),
+        ("no.py", "no.py: there is no such run folder"),
+    ],
+)
+def test_what_is_no_run_folder_is_named(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("")
+    assert launch(name, "--status") == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
 def test_records_that_cannot_be_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    RUN.mkdir(parents=True)
     assert launch(RUN, "--status") == 2
     assert "no job of this run was submitted" in capsys.readouterr().err
     submitted()

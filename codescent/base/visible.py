@@ -1,5 +1,5 @@
 """In: text from a user, a file or a model. Out: the text with control characters escaped, safe for a terminal.
-Does not print. Newlines and tabs stay."""
+Does not print. Newlines stay in `visible`; tabs stay in both."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ characters (surrogates), as names of files have them that are not UTF-8: no stre
 def visible(text: str) -> str:
     r"""The text with each control character escaped as in Python: ESC becomes \x1b."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """The text in one line: newlines are escaped, too. So a name with a newline cannot look like a second message."""
+    return visible(text).replace("\n", "\\n")

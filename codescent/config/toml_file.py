@@ -1,15 +1,19 @@
 """In: the path of a TOML file. Out: its content as a dict, and the line of each key, for error messages.
-Does not know which keys are valid."""
+Does not know which keys are valid. Does not show a line with a secret."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.secret import is_secret_name, secret_of
+
+KEY = re.compile(r"\s*(?:[\w.\"'-]+\.)?[\"']?([\w-]+)[\"']?\s*=")
+"""A key at the begin of a line; its last part is the group."""
 
 
 def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
@@ -48,15 +52,27 @@ def _syntax_problem(file: Path, text: str, message: str) -> str:
     last = len(text.rstrip("\n").split("\n"))
     line, column = (int(found[1]), int(found[2])) if found[1] else (last, len(lines[last - 1]) + 1)
     source = lines[line - 1]
-    word = re.match(r"[^\s,\]}#]*", source[column - 1 :])
+    match = re.match(r"[^\s,\]}#]*", source[column - 1 :])
+    word = match[0] if match else ""
+    if _has_secret(lines[:line]):
+        begin = KEY.match(source)
+        source, word = f"{begin[0]} ..." if begin else "...", "..." if word[:1].isalpha() else ""
     hint = ""
-    if word and word[0] in ("True", "False"):
-        hint = f"; write {word[0].lower()}"
-    elif word and word[0] in ("None", "null"):
+    if word in ("True", "False"):
+        hint = f"; write {word.lower()}"
+    elif word in ("None", "null"):
         hint = '; leave the key out, or write "auto"'
-    elif word and message.startswith("Invalid value") and word[0][:1].isalpha():
-        hint = f'; a string needs quotes: "{word[0]}"'
+    elif message.startswith("Invalid value") and (word[:1].isalpha() or word == "..."):
+        hint = f'; a string needs quotes: "{word}"'
     return f"{file}:{line}:{column}: not TOML: {message[: found.start()]}: {source.strip()}{hint}"
+
+
+def _has_secret(lines: Sequence[str]) -> bool:
+    """Whether a password or a token is in the last line, or in the value that goes on there."""
+    begins = [number for number, line in enumerate(lines) if KEY.match(line)]
+    statement = lines[begins[-1] if begins else 0 :]
+    key = KEY.match(statement[0])
+    return (key is not None and is_secret_name(key[1])) or any(secret_of(line) for line in statement)
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:

@@ -154,10 +154,10 @@ def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the files in a folder; 0: a job that runs has deleted it meanwhile."""
+    """Bytes of the files in a folder; 0: a job that runs has deleted it meanwhile, or it is no folder."""
     try:
         return sum(file.stat().st_size for file in folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 

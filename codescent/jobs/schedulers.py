@@ -4,13 +4,14 @@ Does not write scripts (slurm.py and pbs.py do) or remember jobs (submitted.py d
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.base.visible import visible
+from codescent.base.visible import one_line
 
 ANSWER_S = 60.0
 OVER = (
@@ -18,6 +19,16 @@ OVER = (
     "revoked", "launch_failed",
 )  # fmt: skip
 """How SLURM calls the state of a job that has ended, in small letters."""
+NUMBER = re.compile(r"\d{1,18}(?:\[\d*\])?(?:\.[\w.-]+)?", re.ASCII)
+"""The number of a job, such as 4711, 4711.server or 4711[].server."""
+QUEUED_ROW = re.compile(r"([A-Z_]+), .*", re.ASCII)
+ENDED_ROW = re.compile(r"([A-Z_]+[^|]*)\|([^|]*)\|(\d+):\d+", re.ASCII)
+"""Lines of squeue and sacct, as they are asked for here."""
+SHOWN_CHARS = 200
+
+
+class Refused(UserError):
+    """A command that says that it failed, or was not started: it has submitted nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,38 +48,65 @@ class Scheduler:
 
     Attributes:
         submit: takes the script's file as its last word and prints the job's number.
+        look: how a user looks for the jobs that wait or run.
         cancel: takes the job's number.
         state: of a job. It raises UserError where the scheduler does not answer.
         log: name of the log, by the job's name and number.
     """
 
     submit: tuple[str, ...]
+    look: str
     cancel: tuple[str, ...]
     state: Callable[[str], State]
     log: Callable[[str, str], str]
 
 
 def call(words: Sequence[str], folder: Path | None = None) -> str:
-    """What a command prints. Raises UserError: it is not there, failed, or does not answer."""
+    """What a command prints. Bytes that are not UTF-8 are replaced.
+
+    Raises Refused: it is not there, or says that it failed. Raises UserError: it was killed, or does not answer.
+    """
     try:
-        done = subprocess.run(words, cwd=folder, check=False, capture_output=True, text=True, timeout=ANSWER_S)
+        done = subprocess.run(
+            words, cwd=folder, check=False, capture_output=True, encoding="utf-8", errors="replace", timeout=ANSWER_S
+        )
     except OSError as error:
-        raise UserError(f"{words[0]}: {error.strerror}; is this a machine that submits jobs?") from error
+        raise Refused(f"{words[0]}: {error.strerror}; is this a machine that submits jobs?") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{words[0]}: no answer in {ANSWER_S:.0f} seconds: the scheduler is down or busy") from error
     if done.returncode:
-        said = visible((done.stderr or done.stdout).strip())
-        raise UserError(f"{' '.join(words)}: exit code {done.returncode}: {said}")
+        said = _shown(done.stderr) or _shown(done.stdout) or "it said nothing"
+        if done.returncode < 0:
+            raise UserError(f"{' '.join(words)}: was killed by {_signal(-done.returncode)}: {said}")
+        raise Refused(f"{' '.join(words)}: exit code {done.returncode}: {said}")
     return done.stdout
 
 
+def _shown(said: str) -> str:
+    """What a command has said, in one line."""
+    return one_line("; ".join(line.strip() for line in said.splitlines() if line.strip()))
+
+
+def _signal(number: int) -> str:
+    """Its name; signals of real-time programs have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def submit(scheduler: Scheduler, script: Path, folder: Path) -> str:
-    """Submit a script. Returns the job's number. Raises UserError: the scheduler refused it."""
-    said = call([*scheduler.submit, str(script)], folder).strip()
-    number = said.splitlines()[-1].partition(";")[0] if said else ""
-    if not re.match(r"\d+", number):
-        raise UserError(f"{scheduler.submit[0]}: its answer has no number of a job: {visible(said)}")
-    return number
+    """Submit a script. Returns the job's number: the last line that is one, since wrappers of a site say more.
+
+    Raises Refused: there is no job. Raises UserError: there may be one, but its number is not known.
+    """
+    said = call([*scheduler.submit, str(script)], folder)
+    numbers = [line.strip().partition(";")[0] for line in said.splitlines()]  # SLURM may add ;CLUSTER
+    found = next((number for number in reversed(numbers) if NUMBER.fullmatch(number)), None)
+    if found is not None:
+        return found
+    answer = _shown(said)[:SHOWN_CHARS] or "it said nothing"
+    raise UserError(f"{scheduler.submit[0]}: its answer has no number of a job: {answer}")
 
 
 def _slurm_state(job: str) -> State:
@@ -77,19 +115,26 @@ def _slurm_state(job: str) -> State:
     if queued is not None and not queued.is_over:
         return queued
     words = ["sacct", "--noheader", "--allocations", "--jobs", job, "--parsable2", "--format", "State,Elapsed,ExitCode"]
+    unknown = "no longer in the queue; how it ended is unknown"
     try:
         found = call(words).strip()
     except UserError as error:  # many clusters have no accounting
-        return queued or State(f"no longer in the queue; how it ended is unknown: {error.problems[0]}", True)
+        return queued or State(f"{unknown}: {error.problems[0]}", True)
     if not found:
         return queued or GONE
-    rows = [line.split("|") for line in found.splitlines()]
-    ended = (f"{state.lower()} after {elapsed}, exit code {code.partition(':')[0]}" for state, elapsed, code in rows)
-    return State(_listed(ended), True)
+    rows = _rows(ENDED_ROW, found)
+    if not rows:
+        return queued or State(f"{unknown}: sacct says {_shown(found)[:SHOWN_CHARS]}", True)
+    return State(_listed(f"{row[1].lower()} after {row[2]}, exit code {row[3]}" for row in rows), True)
+
+
+def _rows(form: re.Pattern[str], said: str) -> list[re.Match[str]]:
+    """The lines of an answer that have this form. Others are words of the site, or of a broken command."""
+    return [row for line in said.splitlines() if (row := form.fullmatch(line.strip()))]
 
 
 def _queued(job: str) -> State | None:
-    """The state by the queue; None: it is not there."""
+    """The state by the queue; None: it is not there. Raises UserError: the answer is none."""
     try:
         found = call(["squeue", "--noheader", "--states=all", "--jobs", job, "--format", "%T, %M of %l, %R"]).strip()
     except UserError as error:
@@ -98,9 +143,11 @@ def _queued(job: str) -> State | None:
         raise
     if not found:
         return None
-    rows = [line.partition(",") for line in found.splitlines()]
-    is_over = all(state.lower().startswith(OVER) for state, _, _ in rows)
-    return State(_listed(f"{state.lower()},{rest}" for state, _, rest in rows), is_over)
+    rows = _rows(QUEUED_ROW, found)
+    if not rows:
+        raise UserError(f"squeue: its answer has no state of job {job}: {_shown(found)[:SHOWN_CHARS]}")
+    is_over = all(row[1].lower().startswith(OVER) for row in rows)
+    return State(_listed(f"{row[1].lower()}{row[0][len(row[1]) :]}" for row in rows), is_over)
 
 
 def _listed(states: Iterable[str]) -> str:
@@ -124,7 +171,7 @@ def _pbs_state(job: str) -> State:
     fields = dict(re.findall(r"^ +(job_state|Exit_status) = (\S+)$", found, re.MULTILINE))
     letter = fields.get("job_state", "")
     if not letter:
-        raise UserError(f"qstat: its answer has no state of job {job}: {visible(found[:200])}")
+        raise UserError(f"qstat: its answer has no state of job {job}: {_shown(found)[:SHOWN_CHARS]}")
     ended = f", exit code {fields['Exit_status']}" if "Exit_status" in fields else ""
     return State(f"{PBS_STATES.get(letter, letter)}{ended}", letter in "FX")
 
@@ -141,9 +188,12 @@ def _qstat(job: str) -> str:
 
 SCHEDULERS: Mapping[str, Scheduler] = {
     "slurm": Scheduler(
-        ("sbatch", "--parsable"), ("scancel",), _slurm_state,
+        ("sbatch", "--parsable"), "squeue --me", ("scancel",), _slurm_state,
         lambda name, job: f"{name}-{job}.log",
     ),
-    "pbs": Scheduler(("qsub",), ("qdel",), _pbs_state, lambda name, job: f"{name}.o{job.partition('.')[0]}"),
+    "pbs": Scheduler(
+        ("qsub",), "qstat -u $USER", ("qdel",), _pbs_state,
+        lambda name, job: f"{name}.o{job.partition('.')[0]}",
+    ),
 }  # fmt: skip
 """By target."""

@@ -1,38 +1,34 @@
-"""In: values of a site file. Out: why a value looks like a password or a token, without showing it.
-Does not find every secret: those with a telling name, in an address, or in the form of a known service."""
+"""In: values of a site file, words for a script. Out: a sentence where one looks like a password or a token.
+Does not show it. What looks like one: base/secret.py."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
-NAME = r"\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API[_-]?KEY|ACCESS[_-]?KEY|PRIVATE[_-]?KEY)"
-"""Names whose value is a secret. HF_TOKEN_PATH is none: its name goes on."""
-VALUE = r"[\"']?(?![$`\s\"']|\d+\b)."
-"""Begin of a value that is not that of a variable, and not a number."""
-NAMED = re.compile(rf"(?:(?<![\w$-])({NAME})=|--?(?:\w+-)*({NAME})[=\s]+){VALUE}", re.IGNORECASE | re.ASCII)
-IN_ADDRESS = re.compile(r"\w://[^/\s:@]+:(?!\$)[^/\s@]+@")
-KNOWN = re.compile(
-    r"\b(?:hf_\w{20,}|gh[opsu]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|AKIA[0-9A-Z]{16}|glpat-[\w-]{16,})"
-)
+from codescent.base.secret import is_secret_name as secret_key
+from codescent.base.secret import secret_of
+
+__all__ = ["secret_in", "secret_in_words", "secret_key"]
 
 INSTEAD = (
     "looks like a secret, and scripts and site files are read by many: name a variable of your environment instead"
 )
 
 
-def secret_key(name: str) -> bool:
-    """Whether a key has the name of a secret."""
-    return re.fullmatch(NAME, name, re.IGNORECASE | re.ASCII) is not None
-
-
 def secret_in(value: object) -> str:
     """A sentence if there is a secret in a value, or in a list of strings; empty: there is none."""
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    if found := NAMED.search(text):
-        name = found[1] or found[2]
-        return f'the value of {name} {INSTEAD}, such as "${name.upper().replace("-", "_")}"'
-    if IN_ADDRESS.search(text):
-        return f"the password in an address {INSTEAD}"
-    if known := KNOWN.search(text):
-        return f"{known[0][:4]}... {INSTEAD}"
-    return ""
+    found = secret_of(" ".join(map(str, value)) if isinstance(value, list) else str(value))
+    if found is None:
+        return ""
+    return f"{found.what} {INSTEAD}" + (f', such as "${found.variable}"' if found.variable else "")
+
+
+def secret_in_words(words: Sequence[str]) -> str:
+    """A sentence if there is a secret in the words of an own script, which no shell expands; empty: there is none."""
+    if (found := secret_of(" ".join(words))) is None:
+        return ""
+    name = found.variable or "TOKEN"
+    return (
+        f"-- ...: {found.what} looks like a secret, and the script for the scheduler is read by many: leave it out, "
+        f'export {name}, and let your script read it: os.environ["{name}"]'
+    )

@@ -4,20 +4,26 @@ Does not ask a scheduler (schedulers.py does)."""
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
+from codescent.jobs.job import HOST
+from codescent.jobs.schedulers import NUMBER, SCHEDULERS
 from codescent.record.beginning import JOBS
 
 RECORD = "job-{}.json"
 SUCCESSORS, HOSTS = "successors", "hosts"
 """Files that scripts append to: numbers of the jobs that they have submitted; hosts on which they have run."""
+SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True)
@@ -42,18 +48,24 @@ class Submitted:
 
 
 def new_folder(run: Path) -> Path:
-    """A new folder for a job of the run. Raises UserError: it cannot be created."""
-    above = run / JOBS
+    """A new folder for a job of the run. Raises UserError: it cannot be created; then nothing is."""
+    above, created = run / JOBS, absent(run)
     try:
         above.mkdir(parents=True, exist_ok=True)
         while True:
-            number = 1 + max((int(one.name) for one in above.iterdir() if one.name.isdigit()), default=0)
+            number = 1 + max((int(one.name) for one in above.iterdir() if _is_number(one.name)), default=0)
             path = above / f"{number:04}"
             with suppress(FileExistsError):  # another command has created it a moment before
                 path.mkdir()
                 return path
     except OSError as error:
-        raise UserError(f"{above}: {error.strerror}") from error
+        _remove_empty(created)
+        raise UserError(f"{above}: {error.strerror}; the records of the run's jobs have to be there") from error
+
+
+def _is_number(name: str) -> bool:
+    """Whether a name has only the digits 0 to 9: others, such as ², are no numbers for `int`."""
+    return name.isascii() and name.isdigit()
 
 
 def absent(run: Path) -> list[Path]:
@@ -65,8 +77,12 @@ def absent(run: Path) -> list[Path]:
 def discard(path: Path, created: Sequence[Path]) -> None:
     """Delete the folder of a job that was refused, and those above it that were created for it, if they are empty."""
     shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # not empty
-        for above in created:
+    _remove_empty(created)
+
+
+def _remove_empty(created: Sequence[Path]) -> None:
+    for above in created:
+        with suppress(OSError):  # not empty, or not there
             above.rmdir()
 
 
@@ -86,21 +102,48 @@ def jobs_of(run: Path) -> list[Submitted]:
     Raises UserError: it has none, or a record cannot be read.
     """
     found: list[tuple[tuple[int, int], Submitted, Path]] = []
-    for path in (run / JOBS).glob(f"*/{RECORD.format('*')}"):
+    problems: list[str] = []
+    for path in sorted((run / JOBS).glob(f"*/{RECORD.format('*')}")):
         try:
-            made = Submitted(**json.loads(path.read_text(encoding="utf-8")))
-            found.append(((int(path.parent.name), _number(made.job)), made, path.parent))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path}: not the record of a job ({error})") from error
+            made = _read(path)
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(
+                f"{path}: not the record of a job ({error}); delete this file: its job is not known then, so look "
+                "before whether it waits or runs"
+            )
+        else:
+            found.append(((int(path.parent.name), int(re.split(r"\D", made.job)[0])), made, path.parent))
+    if problems:
+        raise UserError(*problems)
     if not found:
         raise UserError(f"{run}: no job of this run was submitted by codescent launch --submit")
     found.sort(key=lambda one: one[0])
     return [job for _, made, folder in found for job in (made, *_successors(made, folder))]
 
 
-def _number(job: str) -> int:
-    """The number in the name of a job, such as 4711.server or 4711[].server. Raises ValueError: there is none."""
-    return int(job[: next((at for at, one in enumerate(job) if not one.isdecimal()), None)])
+def _read(path: Path) -> Submitted:
+    """A record. Raises OSError, RecursionError or ValueError, with all that is wrong in it."""
+    wrong = [] if _is_number(path.parent.name) else ["its folder is not a number, such as 0001"]
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    names = [field.name for field in fields(Submitted)]
+    wrong += [f"unknown: {name}" for name in data if name not in names]
+    wrong += [f"{name}: {said}" for name in names if (said := _wrong(name, data.get(name)))]
+    if wrong:
+        raise ValueError(", ".join(wrong))
+    return Submitted(**data)
+
+
+def _wrong(name: str, value: Any) -> str:
+    """What is wrong with a value of a record; empty: nothing. The folder may have any name that a file may have."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        return "is no text"
+    if name != "folder" and not value.isprintable():
+        return "has characters that do not print"
+    if name == "target" and value not in SCHEDULERS:
+        return f"is none of {', '.join(SCHEDULERS)}"
+    return "is not the number of a job" if name == "job" and NUMBER.fullmatch(value) is None else ""
 
 
 def _successors(made: Submitted, folder: Path) -> Iterator[Submitted]:
@@ -110,17 +153,34 @@ def _successors(made: Submitted, folder: Path) -> Iterator[Submitted]:
 
 
 def hosts_of(run: Path) -> list[str]:
-    """The hosts on which submitted jobs of a run have run; empty: none are known."""
-    files = sorted((run / JOBS).glob(f"*/{HOSTS}"))
-    return list(dict.fromkeys(host for file in files for host in file.read_text(encoding="utf-8").split()))
+    """The hosts on which submitted jobs of a run have run; empty: none are known.
+
+    Raises UserError: a file is not a list of hosts.
+    """
+    hosts = [(host, file) for file in sorted((run / JOBS).glob(f"*/{HOSTS}")) for host in _text(file).split()]
+    if wrong := {file: host for host, file in hosts if HOST.fullmatch(host) is None}:
+        raise UserError(
+            *(f'{file}: "{host[:SHOWN_CHARS]}" is not the name of a host; name the hosts yourself: --kill --hosts '
+              "node1,node2" for file, host in wrong.items())
+        )  # fmt: skip
+    return list(dict.fromkeys(host for host, _ in hosts))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The words of a file of numbers and moments. Raises UserError: a line is something else."""
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    """The words of a file of numbers and moments; of no file none. Raises UserError: a line is something else."""
+    for line in _text(path).splitlines() if os.path.lexists(path) else []:
         number, _, moment = line.partition(" ")
-        if not (number and moment):
-            raise UserError(f"{path}: not the number of a job and a moment: {line}")
+        if NUMBER.fullmatch(number) is None or not moment or not moment.isprintable():
+            raise UserError(
+                f"{path}: not the number of a job and a moment: {line[:SHOWN_CHARS]}; delete this line, or write it "
+                "as 4711.server 2026-01-31T12:00:00+00:00"
+            )
         yield number, moment
+
+
+def _text(path: Path) -> str:
+    """What scripts have written, with bytes that are not UTF-8 replaced. Raises UserError: it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: scripts of the run write this file; move it away") from error

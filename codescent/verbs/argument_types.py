@@ -4,35 +4,50 @@ Does not know the subcommands (arguments.py does)."""
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from codescent.base.home import expanded, unknown_home
-from codescent.base.visible import visible
+from codescent.base.visible import one_line
+
+LONG = re.compile(r"\S{200,}")
+SHOWN_CHARS = 60
+"""So much of a LONG word is shown in a message."""
+MOST_DIGITS = 18
+INSTEAD_OF_BOTH = "; give one of them"
 
 
 def positive(word: str) -> int:
     """A whole number of at least 1."""
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
-    return int(word)
+    return _whole(word, 1)
 
 
 def nodes(word: str) -> tuple[int, int]:
     """A number of nodes, or the least and the most of them."""
     least, colon, most = word.partition(":")
-    found = positive(least), positive(most if colon else least)
+    try:
+        found = positive(least), positive(most if colon else least)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write N, or the least and the most, such as 2:4") from error
     if found[0] > found[1]:
-        raise argparse.ArgumentTypeError(f"{word!r}: the first number must not be above the second one")
+        right = f"write {found[1]}:{found[0]}"
+        raise argparse.ArgumentTypeError(f"{word!r}: the first number must not be above the second one; {right}")
     return found
 
 
 def whole(word: str) -> int:
     """A whole number of at least 0."""
-    if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
+    return _whole(word, 0)
+
+
+def _whole(word: str, least: int) -> int:
+    if not (word.isdecimal() and len(word) <= MOST_DIGITS and int(word) >= least):
+        most = f" of at most {MOST_DIGITS} digits" if len(word) > MOST_DIGITS and word.isdecimal() else ""
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}{most}, such as 4")
     return int(word)
 
 
@@ -69,7 +84,7 @@ def path(word: str) -> Path:
 class Parser(argparse.ArgumentParser):
     """An argument parser that refuses an option that is given twice, unless its action is "append".
 
-    Its error messages show control characters as text.
+    Its error messages are one line, in which control characters are shown as text and long words are shortened.
     """
 
     def __init__(self, *words: Any, **named: Any) -> None:
@@ -79,7 +94,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with 2."""
-        super().error(visible(message))
+        both = INSTEAD_OF_BOTH if ": not allowed with argument" in message else ""
+        super().error(one_line(LONG.sub(lambda found: f"{found[0][:SHOWN_CHARS]}...", message)) + both)
+
+    def near(self, word: str) -> str:
+        """The option that is most like a word; empty: none is."""
+        options = list(self._option_string_actions)
+        return next(iter(difflib.get_close_matches(word, options, n=1, cutoff=0.7)), "")
 
 
 class _Once(argparse.Action):

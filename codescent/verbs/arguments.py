@@ -38,7 +38,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     argparse accepts `section.key=value` words only before a subcommand's options, and CONFIG only as the first word;
     this function accepts them anywhere.
     """
-    top = _parser()
+    top, parsers = _parser()
+    words, script_words = list(words), list[str]()
+    said = words
     local_rank = LOCAL_RANK.fullmatch(words[0]) if list(words[1:2]) == ["train"] else None
     words = words[1:] if local_rank else words
     if words[:1] == ["train"]:  # --resume=RUN is --resume RUN
@@ -48,7 +50,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         top.print_help()
         top.exit()
-    said, script_words = list(words), []
     if words[:1] == ["launch"] and "--" in words:
         at = list(words).index("--")
         words, script_words = words[:at], list(words[at + 1 :])
@@ -61,10 +62,27 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
         (arguments.overrides if config in arguments.overrides else rest).remove(config)
     if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+        hints = [hint for word in rest if (hint := _hint(word, said, arguments, parsers[arguments.verb]))]
+        top.error("; ".join([f"unrecognized arguments: {' '.join(rest)}", *dict.fromkeys(hints)]))
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
+
+
+def _hint(word: str, said: Sequence[str], arguments: argparse.Namespace, verb: Parser) -> str:
+    """What would be right instead of a word that no subcommand knows; empty: nobody knows."""
+    if f"--resume={word}" in said:
+        folder = f"--resume={word} names the folder of a run, which is given without a config"
+        return f"did you mean {RESUME_AUTO}? {folder}"
+    if word.startswith("--resume") and arguments.verb == "launch":
+        return f"did you mean {RESUME_AUTO}? The script has it already: leave it out"
+    if word.startswith("-"):
+        near = verb.near(word.partition("=")[0])
+        return f"did you mean {near}?" if near else f"the options: codescent {arguments.verb} --help"
+    if "overrides" not in arguments:
+        return ""
+    own = "; words of a script stand behind --" if arguments.verb == "launch" else ""
+    return f"an override is section.key=value, such as train.num_steps=100{own}"
 
 
 def _config_after_overrides(arguments: argparse.Namespace, rest: Sequence[str]) -> str | None:
@@ -75,18 +93,21 @@ def _config_after_overrides(arguments: argparse.Namespace, rest: Sequence[str]) 
     return next((word for word in words if not word.startswith("-") and not OVERRIDE.match(word)), None)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of the subcommands by name."""
     top = Parser(
         prog="codescent",
         description="Many workers, one descent: train transformers on any number of devices, and know what it costs.",
     )
     top.add_argument("--version", action="version", version=f"codescent {__version__}")
     verbs = top.add_subparsers(metavar="COMMAND", required=True)
+    parsers: dict[str, Parser] = {}
     for name, does, add_arguments in VERBS:
         verb = verbs.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
         verb.set_defaults(verb=name)
         add_arguments(verb)
-    return top
+        parsers[name] = verb
+    return top, parsers
 
 
 def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False, meaning: str = CONFIG_HELP) -> None:

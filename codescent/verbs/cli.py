@@ -13,6 +13,7 @@ from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
 from codescent.base.published import in_words, is_full
+from codescent.base.visible import one_line
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
@@ -74,7 +75,8 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         if trains and cause.may_be_shared(os.environ) is not None and not error.everywhere:
             _say_once(error)
         elif cause.prints(error, os.environ):
-            _say(*(f"error: {problem}" for problem in error.problems), *cause.last_words(error, os.environ))
+            problems = (f"error: {one_line(problem)}" for problem in error.problems)
+            _say(*problems, *cause.last_words(error, os.environ))
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
@@ -82,7 +84,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     except OSError as error:
         if error.errno in OF_PATHS and error.filename is not None:
             name = str(error.filename)
-            _say(f"error: {name[:SHOWN_CHARS]}{'...' * (len(name) > SHOWN_CHARS)}: {error.strerror}")
+            _say(f"error: {one_line(name[:SHOWN_CHARS])}{'...' * (len(name) > SHOWN_CHARS)}: {error.strerror}")
             return 2
         if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
             _say("error: the working directory was removed: change to another one")

@@ -14,13 +14,17 @@ from pathlib import Path
 from codescent.base.command import command
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
+from codescent.base.visible import one_line
+from codescent.config.load import load
 from codescent.jobs import leftovers
 from codescent.jobs.hosts import SSH
-from codescent.jobs.job import Job, names_of
+from codescent.jobs.job import Job, job_name, names_of
 from codescent.jobs.lines import PYTHON
-from codescent.jobs.schedulers import SCHEDULERS, State, call, submit
+from codescent.jobs.schedulers import SCHEDULERS, Refused, State, call, submit
 from codescent.jobs.submitted import Submitted, absent, discard, hosts_of, jobs_of, keep, new_folder
 from codescent.jobs.targets import TARGETS
+from codescent.preflight import run_folder
+from codescent.record.lines import user_errors
 
 OPTIONS = ("status", "follow", "cancel", "kill")
 LOOK_S = 2.0
@@ -48,31 +52,75 @@ def main(arguments: Namespace) -> int:
     run = Path(arguments.config)
     if asked == ["kill"]:
         return _kill(run, arguments.hosts)
+    _refuse_what_is_no_run(arguments.config, asked[0])
     jobs = jobs_of(run)
     return {"status": _status, "follow": _follow, "cancel": _cancel}[asked[0]](jobs)
 
 
+def _refuse_what_is_no_run(given: str, option: str) -> None:
+    """Raise UserError if there is no such folder. A config or a script is not a run: say how its folder is called."""
+    if Path(given).is_dir():
+        return
+    try:
+        run = _run_of(given)
+    except UserError:  # not a config, or a damaged one
+        run = None
+    if run is None:
+        what = "is a file, not a run folder" if Path(given).exists() else "there is no such run folder"
+        raise UserError(f"{given}: {what}; give the folder that --submit has named, such as runs/NAME")
+    what = "a script" if given.endswith(".py") else "a config"
+    has_none = "" if run.is_dir() else ", which is not there: no job of it was submitted from here"
+    raise UserError(f"{given}: is {what}, not a run folder; its run folder is {run}: "
+                    f"{command('launch', run, f'--{option}')}{has_none}")  # fmt: skip
+
+
+def _run_of(given: str) -> Path | None:
+    """The run folder of a config, or of a script that is there. Raises UserError: it is no config."""
+    if given.endswith(".py"):
+        return Path("runs") / job_name(Path(given).stem) if Path(given).is_file() else None
+    return run_folder(load(given, []).config)
+
+
 def submit_job(job: Job, target: str) -> int:
-    """Submit the script of a job, `job.times` times, and keep it in the run folder. Where the scheduler refuses it,
-    nothing is kept."""
+    """Submit the script of a job, `job.times` times, and keep it in the run folder.
+
+    Where the scheduler refuses the first, nothing is kept. Where a job may exist its script stays, whatever happens: it
+    may submit itself again.
+    """
     created = absent(job.folder / job.run)
     folder = new_folder(job.folder / job.run)
     script = folder / f"{job.name}{TARGETS[target].suffix}"
-    accepted = 0
+    may_exist = False
     try:
         text = TARGETS[target].script(replace(job, saved_as=script, record=folder))
-        script.write_text(text, encoding="utf-8")
+        with user_errors(script):
+            script.write_text(text, encoding="utf-8")
         for _ in range(job.times):
-            number = submit(SCHEDULERS[target], script, job.folder)
-            accepted += 1  # its script stays, whatever happens now: it may submit itself again
+            before, may_exist = may_exist, True
+            try:
+                number = submit(SCHEDULERS[target], script, job.folder)
+            except Refused:
+                may_exist = before
+                raise
+            except UserError as error:
+                raise _unknown(error, target, script) from error
             made = keep(folder, target, number, job.name, script.name, job.folder)
-            print(f"job {number} of {target} is submitted; its log will be {_log(made)}")
+            say([one_line(f"job {number} of {target} is submitted; its log will be {_log(made)}")])
     except BaseException:
-        if not accepted:
+        if not may_exist:
             discard(folder, created)
         raise
     print(f"its state: {command('launch', job.run, '--status')}")
     return 0
+
+
+def _unknown(error: UserError, target: str, script: Path) -> UserError:
+    """The error of a submission of which nobody knows whether there is a job."""
+    scheduler = SCHEDULERS[target]
+    return UserError(
+        f"{error.problems[0]}; the job may exist all the same, so its script stays: {script}. Look with "
+        f"{scheduler.look}, and end it with {scheduler.cancel[0]} NUMBER before you submit again"
+    )
 
 
 def _log(job: Submitted) -> Path:
@@ -91,7 +139,7 @@ def _status(jobs: list[Submitted]) -> int:
             text = _state(job).text
         except UserError as error:
             text, code = f"its state is unknown: {error.problems[0]}", 1
-        print(f"{job.target} {job.job}, submitted {job.moment}: {text}; {_log(job)}")
+        say([one_line(f"{job.target} {job.job}, submitted {job.moment}: {text}; {_log(job)}")])
     return code
 
 
@@ -115,18 +163,27 @@ def _follow(jobs: list[Submitted]) -> int:
     log, at, looks = _log(job), 0, 0
     while True:
         state = _state(job) if looks % ASK_EVERY == 0 else None
-        if log.exists():
-            with log.open("rb") as file:
-                file.seek(at)
-                text = file.read()
-            at += len(text)
-            say([text.decode(errors="replace").rstrip("\n")] if text else [])
-            sys.stdout.flush()
+        text = _from(log, at)
+        at += len(text)
+        say([text.decode(errors="replace").rstrip("\n")] if text else [])
+        sys.stdout.flush()
         if state is not None and state.is_over:
-            print(f"{job.target} {job.job}: {state.text}")
+            say([one_line(f"{job.target} {job.job}: {state.text}")])
             return 0
         looks += 1
         time.sleep(LOOK_S)
+
+
+def _from(log: Path, at: int) -> bytes:
+    """What a log has from this byte on; nothing if it is not there yet. Raises UserError: it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(at)
+            return file.read()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UserError(f"{log}: {error.strerror}: the log of the job should be a file there") from error
 
 
 def _kill(run: Path, given: str | None) -> int:
@@ -143,7 +200,7 @@ def _kill(run: Path, given: str | None) -> int:
     code = leftovers.main([mark, "--end"])
     if not found:
         print("nothing of this run is left on this machine")
-    print(f"if it had other hosts: {command('launch', run, '--kill', '--hosts', 'node1,node2')}")
+    say([one_line(f"if it had other hosts: {command('launch', run, '--kill', '--hosts', 'node1,node2')}")])
     return code
 
 
@@ -156,7 +213,7 @@ def _kill_on(host: str, mark: str) -> int:
     except OSError as error:
         raise UserError(f"ssh: {error.strerror}: it is needed to reach {host}") from error
     said = done.stdout.decode(errors="replace")
-    print(said or f"{host}: nothing of this run is left\n" * (done.returncode == 0), end="")
+    say(said.splitlines() or [f"{host}: nothing of this run is left"] * (done.returncode == 0))
     if done.returncode == NO_SSH:
         warn(f"{host}: ssh does not reach it: it is not known what is left there")
     return min(done.returncode, 1)
