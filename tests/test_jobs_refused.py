@@ -56,6 +56,23 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*PBS[:-1], "site.devices=--gpus={n}"], ['"--gpus={n}" is not a form of pbs', '"ngpus={n}"']),
         ([*POD, "site.devices=--gpus={n}"], ["is not a form of kubernetes", '"nvidia.com/gpu: {n}"']),
         ([*POD, "site.devices=ngpus={n}"], ["is not a form of kubernetes"]),
+        ([*SLURM, "site.devices=--gres='gpu:{n}"], ["site.devices", "quotes must be closed: --gres='gpu:{n}"]),
+        ([*PBS[:-1], "site.devices=ngpus={n}\ntouch x"], ["site.devices", "must be printable Unicode text"]),
+        ([*POD, GPUS, "site.volume=a:/b\nc"], ["site.volume", "must be printable Unicode text"]),
+        ([*PBS, 'site.options=["-l gpus=4"]'], ["(command line: -l gpus=4) both ask for devices"]),
+        ([*SLURM, GPUS, 'site.options=["--exclusive -G 4"]'], ["-G 4) both ask for devices"]),
+        ([*SLURM, GPUS, 'site.options=["foo"]'], ['must be options, which begin with "-": foo']),
+        ([*SLURM, GPUS, "site.time=٤:00:00"], ["site.time", "must be hours:minutes:seconds"]),
+        ([*SLURM, GPUS, f"site.time={'9' * 20}-1:00:00"], ["site.time", "of at most 99999 days"]),
+        ([*SLURM, GPUS, "site.memory=0G"], ["site.memory", "must be a whole number"]),
+        *(
+            ([*SLURM, GPUS, f"site.before={lines}"], ["site.before (command line): bash does not take these", said])
+            for lines, said in (
+                ('["true", "if true; then"]', "syntax error: unexpected end of file"),
+                ('["cat <<E"]', "here-document at line 1"),
+                ("['echo \\']", "unexpected end of file"),
+            )
+        ),
         (["--to", "torchx", "--devices", "2", "site.image=x"], ["--to torchx needs how devices are asked for"]),
         ([*SLURM, GPUS, "site.memory=64000"], ["site.memory", "must be a whole number and K, M, G or T"]),
         ([*PBS, "site.memory=0"], ["site.memory (command line): only SLURM gives all of a node for 0"]),

@@ -13,3 +13,8 @@ characters (surrogates), as names of files have them that are not UTF-8: no stre
 def visible(text: str) -> str:
     r"""The text with each control character escaped as in Python: ESC becomes \x1b."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_one_line(text: str) -> bool:
+    """Whether a text is one line, of characters that can be printed and written as UTF-8."""
+    return visible(text) == text and "\n" not in text and "\t" not in text
