@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scripts import CONFIG, GPUS, PBS, SLURM
 
+from codescent.jobs import address
 from codescent.record import RunFolder
 from codescent.verbs import cli
 
@@ -33,6 +34,20 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--to", "torchrun", "--nodes", "2", "--devices", "2"], ["--to torchrun needs the names of the machines"]),
         (["--to", "ssh", "--hosts", "a:2,a:1,b:x"], ["a is named twice", 'b has "x" slots']),
         (["--to", "ssh", "--hosts", "a,b:1.5,c:0"], ["a has no slots; write a:N", 'b has "1.5" slots', 'c has "0"']),
+        (["--to", "ssh", "--hosts", "n1:2,N1:2"], ["N1 is named twice"]),
+        (
+            ["--to", "ssh", "--hosts", f"fe80::1%eth0:2,[::1]:2,a..b:1,{'x' * 64}:1"],
+            [
+                'given "fe80::1%eth0:2"; addresses of IPv6 are not taken',
+                'given "[::1]:2"; addresses of IPv6',
+                'given "a..b:1"; write HOST:SLOTS',
+                f'given "{"x" * 64}:1"; write HOST:SLOTS',
+                "1 to 63 characters",
+            ],
+        ),
+        (["--to", "ssh", "--hosts", f"n1:{'9' * 5000}"], [f'n1 has "{"9" * 76}... slots; its number', "1,000,000"]),
+        (["--to", "ssh", "--hosts", "n1:900000,n2:900000"], ["--hosts: 1800000 ranks: more than anybody has"]),
+        ([*SLURM[:3], "100000000", *SLURM[4:], GPUS], ["--nodes and --devices: 400000000 ranks: more than anybody"]),
         (["--to", "ssh", "--hosts", "d e:1"], ['given "d e:1"; write HOST:SLOTS']),
         (["--to", "ssh", "--hosts", "a:2", "--nodes", "1"], ["leave out --nodes and --devices"]),
         (["--to", "local", "--nodes", "2", "--devices", "1"], ["--to local is this machine"]),
@@ -120,6 +135,18 @@ def test_what_does_not_fit_is_refused_with_what_would(
         assert text in err, err
     assert "Traceback" not in err
     assert sorted(one.name for one in tmp_path.iterdir()) == ["corpus.txt", "train.py"]
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_what_is_no_name_of_a_host_has_no_address(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert address.main([name]) == 2
+    assert capsys.readouterr().err == f"error: {name}: this is no name of a host: its parts have 1 to 63 characters\n"
+
+
+def test_numbers_have_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(["launch", *CONFIG, "--to", "local", "--devices", "9" * 5000])
+    assert f"--devices: {'9' * 18}... has 5000 digits; at most 18 do" in capsys.readouterr().err
 
 
 def test_a_limit_has_to_be_longer_than_the_saves_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

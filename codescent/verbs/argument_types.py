@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 from codescent.base.home import expanded, unknown_home
 from codescent.base.visible import visible
 
+MOST_DIGITS = 18
+"""Of a whole number: no option needs more, and Python reads no more than some thousands."""
+
 
 def positive(word: str) -> int:
     """A whole number of at least 1."""
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
-    return int(word)
+    return _whole(word, 1)
 
 
 def nodes(word: str) -> tuple[int, int]:
@@ -31,8 +32,14 @@ def nodes(word: str) -> tuple[int, int]:
 
 def whole(word: str) -> int:
     """A whole number of at least 0."""
-    if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
+    return _whole(word, 0)
+
+
+def _whole(word: str, least: int) -> int:
+    if word.isdecimal() and len(word) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{word[:MOST_DIGITS]}... has {len(word)} digits; at most {MOST_DIGITS} do")
+    if not word.isdecimal() or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}")
     return int(word)
 
 
