@@ -120,7 +120,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ([*SLURM, GPUS, "--", "--lr", "1"], ["-- --lr 1: such words are for a script of yours"]),
         ([*SLURM, GPUS, "run.name=a\udce9"], ["is not UTF-8 text"]),
+        ([*SLURM, GPUS, "--out", "a\udce9.sh"], [r"'a\udce9.sh': is not UTF-8 text"]),
+        ([*SLURM, GPUS, "--out", "nodir/x.sh", "site.cores=0"], ["--out nodir/x.sh: there is no folder", "site.cores"]),
+        ([*SLURM, GPUS, "--out", "x" * 300], [f'--out "{"x" * 76}...: File name too long; give another name']),
+        ([*SLURM, GPUS, "--out", "train.py/x.sh"], ['--out "train.py/x.sh": Not a directory']),
+        ([*SLURM, GPUS, "--out", "train.py"], ["--out train.py: is there already"]),
         (["--to", "slrm"], ["--to slrm: unknown target; did you mean slurm?"]),
+        (["--to", "slrm", "site.tme=3", "model.dim=1"], ["unknown target", "did you mean site.time?", "model.dim"]),
         (["--to", "lsf"], ["the targets are local, ssh, torchrun"]),
         ([], ["give --to TARGET: local, ssh"]),
     ],
@@ -141,6 +147,43 @@ def test_what_does_not_fit_is_refused_with_what_would(
 def test_what_is_no_name_of_a_host_has_no_address(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert address.main([name]) == 2
     assert capsys.readouterr().err == f"error: {name}: this is no name of a host: its parts have 1 to 63 characters\n"
+
+
+@pytest.mark.parametrize("folder", ["new\ntouch pwned\nline", "bad\udcff"])
+@pytest.mark.parametrize("verb", [["launch", *CONFIG], ["doctor", "gpt2_124m"]])
+def test_a_folder_that_is_no_line_of_a_script(
+    folder: str, verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    (tmp_path / folder / "corpus.txt").write_text("a text " * 1000)
+    assert cli.run([*verb, *SLURM, GPUS]) == 2
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert problem.endswith("the name of this folder has characters that a script cannot have; call it elsewhere")
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchx"])
+def test_a_config_or_script_whose_name_is_no_text(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (Path(__file__).resolve().parent.parent / "configs" / "gpt2_124m.toml").read_text()
+    for name, text in (("bad\udcff.py", ""), ("bad\udcff.toml", config)):
+        (tmp_path / name).write_text(text)
+        words = [name, "--to", target, *SLURM[2:], GPUS, "site.image=x"]
+        assert cli.run(["launch", *words]) == 2
+        out, err = capsys.readouterr()
+        assert (out, "Traceback" in err) == ("", False)
+        assert f"{name!r}: is not UTF-8 text, which a script is" in err
+
+
+def test_a_command_that_is_not_there_is_said_with_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert cli.run(["launch", *CONFIG, *SLURM, GPUS, "--submit", "site.cores=0"]) == 2
+    err = capsys.readouterr().err
+    assert "--submit: there is no sbatch here" in err
+    assert "site.cores" in err
 
 
 def test_numbers_have_an_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,8 +156,16 @@ def _no_host(entry: str, wanted: str) -> str:
     return f"--hosts: given {shown(entry)}; {wanted}"
 
 
-def job_name(text: str, longest: int = NAME_CHARS) -> str:
+def job_name(text: str) -> str:
     """A name that every scheduler takes: other characters become dashes."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
-    name = name if name[:1].isalpha() else f"run-{name}"
-    return name[:longest].rstrip("-._")
+    return distinct(name if name[:1].isalpha() else f"run-{name}", text, NAME_CHARS)
+
+
+def distinct(name: str, real: str, longest: int) -> str:
+    """The name, if it is the real one and not too long; else with a hash of the real one: other names become the same
+    one, too."""
+    if name == real and len(name) <= longest:
+        return name
+    digest = f"-{zlib.crc32(real.encode(errors='surrogateescape')):08x}"
+    return name[: longest - len(digest)].rstrip("-._") + digest
