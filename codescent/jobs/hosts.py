@@ -101,15 +101,17 @@ _START = [
 ]
 
 _WAIT = [
-    "# the first failure ends the other agents; its exit code is that of this script",
-    "code=0 left=${#hosts[@]}",
+    "# the first failure ends the other agents, once a second has passed in which none ended by itself; its exit code",
+    "# is that of this script",
+    "code=0 left=${#hosts[@]} limit=()",
     'while [ "$left" -gt 0 ]; do',
-    '    read -r status <&"$ended" || continue  # a signal came, and was passed on',
-    "    left=$((left - 1))",
-    '    if [ "$status" -ne 0 ] && [ "$code" -eq 0 ]; then',
-    "        code=$status",
+    '    if read -r "${limit[@]}" status <&"$ended"; then',
+    "        left=$((left - 1))",
+    '        if [ "$status" -ne 0 ] && [ "$code" -eq 0 ]; then code=$status limit=(-t 1); fi',
+    '    elif [ "${#limit[@]}" -gt 0 ]; then',
+    "        limit=()",
     "        send TERM",
-    "    fi",
+    "    fi  # else a signal came, and was passed on",
     "done",
     'exit "$code"',
 ]
