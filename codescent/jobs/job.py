@@ -113,7 +113,7 @@ def read_hosts(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     Raises UserError: every entry that cannot be read, hosts without slots, and hosts that are named twice.
     """
     problems: list[str] = []
-    found: dict[str, int] = {}
+    found, seen = dict[str, int](), set[str]()
     for entry in (one.strip() for one in text.split(",")):
         host, colon, slots = entry.partition(":")
         if HOST.fullmatch(host) is None or _is_ipv6(entry):
@@ -123,10 +123,11 @@ def read_hosts(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
         elif re.fullmatch(r"0*[1-9]\d{0,6}", slots, re.ASCII) is None or int(slots) > MOST_RANKS:
             wanted = f"its number of ranks is a whole number, at least 1 and at most {MOST_RANKS:,}"
             problems.append(f"--hosts: {host} has {shown(slots)} slots; {wanted}")
-        elif host.lower() in map(str.lower, found):
+        elif host.lower() in seen:
             problems.append(f"--hosts: {host} is named twice; give it once, with all its slots")
         else:
             found[host] = int(slots)
+            seen.add(host.lower())
     if problems:
         raise UserError(*problems)
     return tuple(found), tuple(found.values())
