@@ -19,7 +19,7 @@ from disks import small_disk
 from runs import called, make_project, train
 
 from codescent.build import saved_plan
-from codescent.jobs import room
+from codescent.jobs import checks, room
 from codescent.jobs.device import device_of
 from codescent.jobs.submitted import keep, new_folder
 from codescent.record import RunFolder
@@ -154,6 +154,19 @@ def test_an_elastic_job_is_looked_at_with_each_number_of_nodes(project: Path) ->
     elastic = ["--to", "torchrun", "--nodes", "1:3", "--devices", "2", "--hosts", "a", "train.global_batch_size=8"]
     (problem,) = refused(project, *TINY, *elastic)
     assert problem.startswith("on 6 ranks: train.global_batch_size = 8 does not divide into 6 data-parallel ranks")
+
+
+def test_many_numbers_of_nodes_are_looked_at_in_some_places(project: Path) -> None:
+    elastic = ["--to", "torchrun", "--devices", "1", "--hosts", "a"]
+    first, _, third, more = refused(project, *TINY, *elastic, "--nodes", "1:100000")
+    assert first.startswith("on 100,000 ranks: train.global_batch_size = 8 does not divide")
+    assert third.startswith("on 93,549 ranks: ")
+    assert more == "28 more of 32 numbers of ranks do not fit"
+    (project / "own.py").write_text("")
+    assert launch(project, "own.py", *elastic, "--nodes", "1:100000").returncode == 0
+    assert checks._some(range(5)) == [0, 1, 2, 3, 4]
+    some = checks._some(range(100))
+    assert (some[0], some[-1], len(set(some))) == (0, 99, checks.MOST_LOOKED)
 
 
 # the site's devices

@@ -22,6 +22,8 @@ from codescent.jobs.yaml import literal, quoted
 from codescent.verbs import cli
 
 POD = ("--to", "kubernetes", "--nodes", "2", "--devices", "4", "site.image=lab:1", "site.devices=nvidia.com/gpu: {n}")
+POD_NAME = "gpt2-124m-7edc23ff"
+"""Of the run gpt2_124m: the name had to be changed, so it has a hash of the real one."""
 FULL = (
     "site.time=01:00:00", "site.volume=data:/work space", "site.memory=64G", "site.cores=8", "site.requeues=3",
     'site.before=["export A=$(echo $$)"]',
@@ -60,22 +62,32 @@ def test_a_manifest_has_what_the_site_says(tmp_path: Path, capsys: pytest.Captur
     assert "activeDeadlineSeconds" not in job  # it would count the time in which the pods wait
     assert (pod["activeDeadlineSeconds"], pod["terminationGracePeriodSeconds"]) == (3600, 60)
     assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2]
-    assert found["Service"]["spec"]["selector"] == {"job-name": "gpt2-124m"}
+    assert found["Service"]["spec"]["selector"] == {"job-name": POD_NAME}
     assert found["Service"]["spec"]["clusterIP"] == "None"
-    assert {one["metadata"]["name"] for one in found.values()} == {pod["subdomain"]} == {"gpt2-124m"}
+    assert {one["metadata"]["name"] for one in found.values()} == {pod["subdomain"]} == {POD_NAME}
     assert (container["image"], container["workingDir"]) == ("lab:1", "/work space")
     assert container["resources"] == {"limits": {"cpu": 32, "memory": "64Gi", "nvidia.com/gpu": 4}}
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "data"}
     (token,) = container["env"]
-    assert token["valueFrom"]["secretKeyRef"] == {"name": "gpt2-124m", "key": "token"}
+    assert token["valueFrom"]["secretKeyRef"] == {"name": POD_NAME, "key": "token"}
     assert re.fullmatch("[0-9a-f]{64}", found["Secret"]["stringData"]["token"])
     assert container["args"] == COMMAND
     assert str(tmp_path) not in str(found)  # nothing of this machine
 
 
+def test_runs_with_other_names_have_other_names_of_pods(capsys: pytest.CaptureFixture[str]) -> None:
+    """They would replace each other's Job and Secret."""
+    names = ["a-b", "a_b", "a.b", "A-B", "a b", "a_b" * 30, "a.b" * 30, "你", "好", "run"]
+    texts = [script_of([*CONFIG, f"run.name={name}", *POD], capsys) for name in names]
+    found = [manifest(text)["Job"]["metadata"]["name"] for text in texts]
+    assert found[0] == "a-b"
+    assert all(re.fullmatch("[a-z][a-z0-9-]{0,60}[a-z0-9]", name) for name in found)
+    assert len(set(found)) == len(names)
+
+
 def test_logs_are_those_of_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
     text = script_of([*CONFIG, *POD], capsys)
-    assert "kubectl logs -f -l job-name=gpt2-124m,batch.kubernetes.io/job-completion-index=0 shows" in text
+    assert f"kubectl logs -f -l job-name={POD_NAME},batch.kubernetes.io/job-completion-index=0 shows" in text
 
 
 def test_a_manifest_without_a_volume_has_no_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import CONFIG, GPUS, PBS, SLURM
 
+from codescent.jobs import address
 from codescent.jobs.secrets import secret_in_words
 from codescent.record import RunFolder
 from codescent.verbs import cli
@@ -35,6 +36,20 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--to", "torchrun", "--nodes", "2", "--devices", "2"], ["--to torchrun needs the names of the machines"]),
         (["--to", "ssh", "--hosts", "a:2,a:1,b:x"], ["a is named twice", 'b has "x" slots']),
         (["--to", "ssh", "--hosts", "a,b:1.5,c:0"], ["a has no slots; write a:N", 'b has "1.5" slots', 'c has "0"']),
+        (["--to", "ssh", "--hosts", "n1:2,N1:2"], ["N1 is named twice"]),
+        (
+            ["--to", "ssh", "--hosts", f"fe80::1%eth0:2,[::1]:2,a..b:1,{'x' * 64}:1"],
+            [
+                'given "fe80::1%eth0:2"; addresses of IPv6 are not taken',
+                'given "[::1]:2"; addresses of IPv6',
+                'given "a..b:1"; write HOST:SLOTS',
+                f'given "{"x" * 64}:1"; write HOST:SLOTS',
+                "1 to 63 characters",
+            ],
+        ),
+        (["--to", "ssh", "--hosts", f"n1:{'9' * 5000}"], [f'n1 has "{"9" * 76}... slots; its number', "1,000,000"]),
+        (["--to", "ssh", "--hosts", "n1:900000,n2:900000"], ["--hosts: 1800000 ranks: more than anybody has"]),
+        ([*SLURM[:3], "100000000", *SLURM[4:], GPUS], ["--nodes and --devices: 400000000 ranks: more than anybody"]),
         (["--to", "ssh", "--hosts", "d e:1"], ['given "d e:1"; write HOST:SLOTS']),
         (["--to", "ssh", "--hosts", "a:2", "--nodes", "1"], ["leave out --nodes and --devices"]),
         (["--to", "local", "--nodes", "2", "--devices", "1"], ["--to local is this machine"]),
@@ -59,6 +74,23 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*PBS[:-1], "site.devices=--gpus={n}"], ['"--gpus={n}" is not a form of pbs', '"ngpus={n}"']),
         ([*POD, "site.devices=--gpus={n}"], ["is not a form of kubernetes", '"nvidia.com/gpu: {n}"']),
         ([*POD, "site.devices=ngpus={n}"], ["is not a form of kubernetes"]),
+        ([*SLURM, "site.devices=--gres='gpu:{n}"], ["site.devices", "quotes must be closed: --gres='gpu:{n}"]),
+        ([*PBS[:-1], "site.devices=ngpus={n}\ntouch x"], ["site.devices", "must be printable Unicode text"]),
+        ([*POD, GPUS, "site.volume=a:/b\nc"], ["site.volume", "must be printable Unicode text"]),
+        ([*PBS, 'site.options=["-l gpus=4"]'], ["(command line: -l gpus=4) both ask for devices"]),
+        ([*SLURM, GPUS, 'site.options=["--exclusive -G 4"]'], ["-G 4) both ask for devices"]),
+        ([*SLURM, GPUS, 'site.options=["foo"]'], ['must be options, which begin with "-": foo']),
+        ([*SLURM, GPUS, "site.time=٤:00:00"], ["site.time", "must be hours:minutes:seconds"]),
+        ([*SLURM, GPUS, f"site.time={'9' * 20}-1:00:00"], ["site.time", "of at most 99999 days"]),
+        ([*SLURM, GPUS, "site.memory=0G"], ["site.memory", "must be a whole number"]),
+        *(
+            ([*SLURM, GPUS, f"site.before={lines}"], ["site.before (command line): bash does not take these", said])
+            for lines, said in (
+                ('["true", "if true; then"]', "syntax error: unexpected end of file"),
+                ('["cat <<E"]', "here-document at line 1"),
+                ("['echo \\']", "unexpected end of file"),
+            )
+        ),
         (["--to", "torchx", "--devices", "2", "site.image=x"], ["--to torchx needs how devices are asked for"]),
         ([*SLURM, GPUS, "site.memory=64000"], ["site.memory", "must be a whole number and K, M, G or T"]),
         ([*PBS, "site.memory=0"], ["site.memory (command line): only SLURM gives all of a node for 0"]),
@@ -91,7 +123,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ([*SLURM, GPUS, "--", "--lr", "1"], ["-- --lr 1: such words are for a script of yours"]),
         ([*SLURM, GPUS, "run.name=a\udce9"], ["is not UTF-8 text"]),
+        ([*SLURM, GPUS, "--out", "a\udce9.sh"], [r"'a\udce9.sh': is not UTF-8 text"]),
+        ([*SLURM, GPUS, "--out", "nodir/x.sh", "site.cores=0"], ["--out nodir/x.sh: there is no folder", "site.cores"]),
+        ([*SLURM, GPUS, "--out", "x" * 300], [f'--out "{"x" * 76}...: File name too long; give another name']),
+        ([*SLURM, GPUS, "--out", "train.py/x.sh"], ['--out "train.py/x.sh": Not a directory']),
+        ([*SLURM, GPUS, "--out", "train.py"], ["--out train.py: is there already"]),
         (["--to", "slrm"], ["--to slrm: unknown target; did you mean slurm?"]),
+        (["--to", "slrm", "site.tme=3", "model.dim=1"], ["unknown target", "did you mean site.time?", "model.dim"]),
         (["--to", "lsf"], ["the targets are local, ssh, torchrun"]),
         ([], ["give --to TARGET: local, ssh"]),
     ],
@@ -106,6 +144,55 @@ def test_what_does_not_fit_is_refused_with_what_would(
         assert text in err, err
     assert "Traceback" not in err
     assert sorted(one.name for one in tmp_path.iterdir()) == ["corpus.txt", "train.py"]
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_what_is_no_name_of_a_host_has_no_address(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert address.main([name]) == 2
+    assert capsys.readouterr().err == f"error: {name}: this is no name of a host: its parts have 1 to 63 characters\n"
+
+
+@pytest.mark.parametrize("folder", ["new\ntouch pwned\nline", "bad\udcff"])
+@pytest.mark.parametrize("verb", [["launch", *CONFIG], ["doctor", "gpt2_124m"]])
+def test_a_folder_that_is_no_line_of_a_script(
+    folder: str, verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    (tmp_path / folder / "corpus.txt").write_text("a text " * 1000)
+    assert cli.run([*verb, *SLURM, GPUS]) == 2
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert problem.endswith("the name of this folder has characters that a script cannot have; call it elsewhere")
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchx"])
+def test_a_config_or_script_whose_name_is_no_text(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (Path(__file__).resolve().parent.parent / "configs" / "gpt2_124m.toml").read_text()
+    for name, text in (("bad\udcff.py", ""), ("bad\udcff.toml", config)):
+        (tmp_path / name).write_text(text)
+        words = [name, "--to", target, *SLURM[2:], GPUS, "site.image=x"]
+        assert cli.run(["launch", *words]) == 2
+        out, err = capsys.readouterr()
+        assert (out, "Traceback" in err) == ("", False)
+        assert f"{name!r}: is not UTF-8 text, which a script is" in err
+
+
+def test_a_command_that_is_not_there_is_said_with_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert cli.run(["launch", *CONFIG, *SLURM, GPUS, "--submit", "site.cores=0"]) == 2
+    err = capsys.readouterr().err
+    assert "--submit: there is no sbatch here" in err
+    assert "site.cores" in err
+
+
+def test_numbers_have_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(["launch", *CONFIG, "--to", "local", "--devices", "9" * 5000])
+    assert f"--devices: {'9' * 18}... has 5000 digits; at most 18 do" in capsys.readouterr().err
 
 
 def test_a_limit_has_to_be_longer_than_the_saves_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

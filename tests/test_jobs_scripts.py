@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -433,13 +434,34 @@ def test_the_time_limit_counts_from_the_begin_of_the_script(tmp_path: Path, caps
         ("a b", "a-b"),
         ("7b", "run-7b"),
         ("über", "ber"),
-        ("x" * 99, "x" * 63),
+        ("x" * 99, "x" * 54),
         ("'", "run"),
-        (f"{'x' * 62}-y", "x" * 62),
+        (f"{'x' * 53}-{'y' * 10}", "x" * 53),
     ],
 )
 def test_names_of_jobs_are_those_that_schedulers_take(text: str, name: str) -> None:
-    assert job_name(text) == name
+    """One that had to be changed has a hash of the real one."""
+    changed = job_name(text)
+    assert changed == f"{name}-{zlib.crc32(text.encode()):08x}"
+    assert job_name(changed) == changed
+    assert len(changed) <= 63
+
+
+def test_scripts_of_one_name_in_two_folders_are_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--kill of one must not end the other: it goes by the mark."""
+    scripts = [tmp_path / "train.py", tmp_path / "ea" / "train.py", tmp_path / "eb" / "train.py"]
+    for script in scripts:
+        script.parent.mkdir(exist_ok=True)
+        script.write_text("")
+
+    def mark(script: str) -> str:
+        text = script_of([script, *TARGETS["local"]], capsys)
+        return next(line for line in text.splitlines() if line.startswith("export CODESCENT_MARK="))
+
+    assert mark("train.py") == f"export CODESCENT_MARK={tmp_path}/runs/train"
+    assert len({mark(str(script.relative_to(tmp_path))) for script in scripts}) == 3
+    for script in scripts:
+        assert mark(str(script)) == mark(f"ea/../{script.relative_to(tmp_path)}")
 
 
 def test_environments_of_conda_are_activated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

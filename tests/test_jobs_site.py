@@ -102,7 +102,12 @@ def test_a_key_changes_the_script_of_a_target_that_reads_it_and_of_no_other(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("lb", "did you mean lab?"), ("zzz", "the sites are lab"), ("x/y.toml", "there is no file x/y.toml")],
+    [
+        ("lb", "did you mean lab?"),
+        ("zzz", "the sites are lab"),
+        ("x/y.toml", "there is no file x/y.toml"),
+        ("x" * 300, r"^--site \"x+\.\.\.: File name too long; give the name of a site, or a file$"),
+    ],
 )
 def test_a_site_that_is_not_there(name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -20,7 +20,7 @@ export HOST=$1; shift
 exec "$@"
 """
 PYTHON = """#!{python}
-import os, signal, subprocess, sys, time
+import os, select, signal, subprocess, sys, time
 if sys.argv[3] == "codescent.jobs.address":
     print("10.0.0.1")
     sys.exit()
@@ -34,6 +34,10 @@ write("ready-", "")
 does = open("does-" + host).read().split()
 if does[0] == "ends":
     sys.exit(int(does[1]))
+if does[0] == "soon":  # it ends by itself, a moment after another one
+    asked = select.select([sys.stdin], [], [], 0.5)[0]
+    write("got-", sys.stdin.readline() if asked else "nothing")
+    sys.exit(143 if asked else int(does[1]))
 if does[0] == "meets":  # all end in the same moment
     while len([one for one in os.listdir() if one.startswith("ready-")]) < 4:
         time.sleep(0.001)
@@ -104,6 +108,14 @@ def test_the_first_failure_ends_the_others(capsys: pytest.CaptureFixture[str]) -
     script = start(capsys, a="waits 143", b="ends 7", c="waits 9")
     assert (*script.communicate(timeout=60), script.returncode) == ("", "", 7)
     assert Path("got-a").read_text() == Path("got-c").read_text() == "TERM\n"
+
+
+@pytest.mark.usefixtures("programs")
+def test_agents_may_end_by_themselves_after_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 of the doctor ends with 1 if something is wrong, while the others end well."""
+    script = start(capsys, a="ends 1", b="soon 0", c="soon 0")
+    assert (*script.communicate(timeout=60), script.returncode) == ("", "", 1)
+    assert Path("got-b").read_text() == Path("got-c").read_text() == "nothing"
 
 
 @pytest.mark.usefixtures("programs")

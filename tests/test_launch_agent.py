@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from codescent.base import cores
+from codescent.launch import agent as launch_agent
+
 PROGRAM = """
 import json, os, signal, sys, time
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CODESCENT_TOKEN")
@@ -161,6 +164,17 @@ def test_a_failure_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     started.send_signal(signal.SIGUSR1)
     assert started.wait(60) == 128 + signal.SIGUSR1
     assert not (tmp_path / "code").exists()
+
+
+def test_more_ranks_than_the_machine_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No rank is started."""
+    monkeypatch.setattr(cores, "most_processes", lambda: 2)
+    monkeypatch.setattr(launch_agent, "run_ranks", lambda *words, **named: 0)
+    assert launch_agent.main(["--ranks", "2", "--", "true"]) == 0
+    assert launch_agent.main(["--ranks", "3", "--", "true"]) == 2
+    assert "--ranks 3: each rank is a process on this machine, whose memory has room for 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

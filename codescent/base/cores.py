@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from codescent.base.errors import UserError
+
 CGROUP = Path("/sys/fs/cgroup")
 
 OUR_THREADS = "CODESCENT_THREADS"
@@ -40,6 +42,15 @@ def memory_bytes(cgroup: Path = CGROUP) -> int:
 def most_processes() -> int:
     """For how many processes the memory of this machine has room; each needs PROCESS_BYTES or more."""
     return max(1, memory_bytes() // PROCESS_BYTES)
+
+
+def refuse_more_ranks(given: str, ranks: int) -> None:
+    """Raise UserError: this machine has no room for so many ranks. `given`: who says how many, such as "--ranks 9"."""
+    if ranks > (most := most_processes()):
+        raise UserError(
+            f"{given}: each rank is a process on this machine, whose memory has room for {most} ranks; give at most "
+            f"{most}"
+        )
 
 
 def _quota_cores(cgroup: Path) -> float | None:

@@ -18,3 +18,8 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """The text in one line: newlines are escaped, too. So a name with a newline cannot look like a second message."""
     return visible(text).replace("\n", "\\n")
+
+
+def is_one_line(text: str) -> bool:
+    """Whether a text is one line, of characters that can be printed and written as UTF-8."""
+    return visible(text) == text and "\n" not in text and "\t" not in text

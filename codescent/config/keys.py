@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from codescent.base.home import expanded, unknown_home
-from codescent.base.visible import visible
+from codescent.base.visible import is_one_line
 from codescent.base.wire_form import FORMS, read_form, text_of
 
 AUTO = "auto"  # None in a config file: codescent chooses the value. It also overrides a value of the base file
@@ -34,7 +34,7 @@ def _expand_home(value: object) -> object:
 def _check_text(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be empty")
-    if visible(value) != value or any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
+    if not is_one_line(value):
         raise ValueError("must be printable Unicode text")
     return value
 

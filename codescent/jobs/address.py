@@ -46,6 +46,8 @@ def _resolved(host: str) -> str:
         return str(socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise UserError(f"{host}: this name is unknown here ({error.strerror}): give the host's address") from error
+    except UnicodeError as error:  # an empty part, or one that is too long
+        raise UserError(f"{host}: this is no name of a host: its parts have 1 to 63 characters") from error
 
 
 def _awaited(host: str, wait_s: float) -> str:

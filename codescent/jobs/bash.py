@@ -1,11 +1,13 @@
-"""In: words of commands. Out: text of bash that runs them with these words, whatever characters they have.
+"""In: words of commands. Out: text of bash that runs them with these words; what bash says against lines of a user.
 Does not know a launcher, and not a job (lines.py does)."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Sequence
 
 from codescent.base.visible import visible
 
@@ -45,6 +47,24 @@ def command(words: Iterable[str], after: str = "") -> str:
         else:
             line = f"{line} {piece}" if line else piece
     return " \\\n".join([*lines, line])
+
+
+def wrong_bash(lines: Sequence[str]) -> str:
+    """What bash says against lines that are to be a part of a script, without running them; "": nothing, or there is
+    no bash here.
+
+    A warning counts, too: of a text (<<END) without its end. The lines are read in a group, too: a backslash at their
+    end would join them with what follows.
+    """
+    env = {"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)}
+    for text in ("\n".join(lines), "\n".join(["{ :", *lines, "}"])):
+        try:
+            done = subprocess.run(["bash", "-n"], input=text.encode(), env=env, check=False, capture_output=True)
+        except OSError:
+            return ""
+        if said := visible(done.stderr.decode(errors="replace")).splitlines():
+            return said[0].removeprefix("bash: ")
+    return ""
 
 
 def comment(text: str) -> list[str]:

@@ -4,7 +4,7 @@ duration, tested."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from codescent import tasks
 from codescent.base.counted import counted
@@ -17,6 +17,9 @@ from codescent.jobs.findings import Findings, Preflight
 from codescent.plan import Plan
 from codescent.preflight import is_begun, plan_of, plan_with, prepared, run_folder, settled
 from codescent.record import RunFolder
+
+MOST_LOOKED, MOST_SAID = 32, 3
+"""Numbers of ranks of an elastic job that are looked at, and those whose problems are said."""
 
 
 def preflight(asked: Preflight, script: Callable[[], str] | None = None) -> Findings:
@@ -53,20 +56,45 @@ def _look_at_run(asked: Preflight, found: Findings, config: Config) -> None:
     except UserError as error:  # the data is damaged, or no task reads it
         found.refuse(error.problems)
     found.config = config if found.dataset is None else settled(config, found.dataset)
-    for ranks in asked.shape.possible:
-        try:
-            plan = _plan(config, found, ranks)
-        except UserError as error:
-            several = f"on {counted(ranks, 'rank')}: " if asked.shape.least_nodes else ""
-            found.refuse(f"{several}{problem}" for problem in error.problems)
-            continue
-        found.plan = found.plan or plan
-        if plan is not None:
-            found.refuse(room.memory(asked, found.config, plan))
+    _look_at_ranks(asked, found, found.config)
     found.refuse_now(ready.folder(found.config, found.plan, found.dataset), asked)
     if found.plan is not None:
         found.refuse_now(room.disk(found.config, found.plan, asked.run), asked)
         duration.check(asked, found, found.config, found.plan)
+
+
+def _look_at_ranks(asked: Preflight, found: Findings, config: Config) -> None:
+    """Layout and memory for each number of ranks that an elastic job may have; of many for some of them."""
+    possible = asked.shape.possible
+    looked = _some(possible)
+    wrong = 0
+    for ranks in looked:
+        problems: list[str] = []
+        try:
+            plan = _plan(config, found, ranks)
+            found.plan = found.plan or plan
+            if plan is not None:
+                problems += room.memory(asked, config, plan)
+        except UserError as error:
+            several = f"on {counted(ranks, 'rank')}: " if asked.shape.least_nodes else ""
+            problems += (f"{several}{problem}" for problem in error.problems)
+        wrong += bool(problems)
+        if wrong <= MOST_SAID:
+            found.refuse(problems)
+    if wrong > MOST_SAID:
+        found.refuse([f"{wrong - MOST_SAID} more of {len(looked)} numbers of ranks do not fit"])
+    if len(looked) < len(possible):
+        found.notes.append(
+            f"{len(possible)} numbers of nodes are possible: it is checked for {len(looked)} of them whether they fit"
+        )
+
+
+def _some(numbers: Sequence[int]) -> list[int]:
+    """All numbers, or MOST_LOOKED of them: the first, the last, and others evenly between."""
+    last = len(numbers) - 1
+    if last < MOST_LOOKED:
+        return list(numbers)
+    return [numbers[at * last // (MOST_LOOKED - 1)] for at in range(MOST_LOOKED)]
 
 
 def _plan(config: Config, found: Findings, ranks: int) -> Plan | None:

@@ -10,6 +10,8 @@ from codescent.jobs.job import Job
 from codescent.jobs.lines import ADDRESS, ANY_PORT, PASSED, PYTHON, begin, head, left_behind, setting, variables
 
 AGENT = (*PYTHON, "codescent.launch.agent")
+SETTLE_S = 5
+"""Seconds in which a rank ends that has lost another one, and says so (train/silent.py)."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
 
@@ -101,15 +103,17 @@ _START = [
 ]
 
 _WAIT = [
-    "# the first failure ends the other agents; its exit code is that of this script",
-    "code=0 left=${#hosts[@]}",
+    "# the exit code is that of the first agent that fails. The others may end by themselves: a rank that has lost",
+    f"# another one takes some seconds to say which. After {SETTLE_S} s in which none has ended they are stopped",
+    "code=0 left=${#hosts[@]} limit=()",
     'while [ "$left" -gt 0 ]; do',
-    '    read -r status <&"$ended" || continue  # a signal came, and was passed on',
-    "    left=$((left - 1))",
-    '    if [ "$status" -ne 0 ] && [ "$code" -eq 0 ]; then',
-    "        code=$status",
+    '    if read -r "${limit[@]}" status <&"$ended"; then',
+    "        left=$((left - 1))",
+    f'        if [ "$status" -ne 0 ] && [ "$code" -eq 0 ]; then code=$status limit=(-t {SETTLE_S}); fi',
+    '    elif [ "${#limit[@]}" -gt 0 ]; then',
+    "        limit=()",
     "        send TERM",
-    "    fi",
+    "    fi  # else a signal came, and was passed on",
     "done",
     'exit "$code"',
 ]

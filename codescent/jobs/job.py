@@ -10,13 +10,16 @@ from pathlib import Path
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.build.accept import MOST_RANKS
+from codescent.config.given import shown
 from codescent.jobs.grace import LEAST_GRACE_S
 from codescent.jobs.leftovers import mark_of
 from codescent.jobs.site import Site, seconds_of
 from codescent.launch.environment import PORTS
 
 NAME_CHARS = 63
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+HOST = re.compile(r"(?=.{1,253}$)(?![._-])[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*(?<![._-])")
+"""Names that resolvers take: parts of 1 to 63 characters with dots between."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +113,21 @@ def read_hosts(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     Raises UserError: every entry that cannot be read, hosts without slots, and hosts that are named twice.
     """
     problems: list[str] = []
-    found: dict[str, int] = {}
+    found, seen = dict[str, int](), set[str]()
     for entry in (one.strip() for one in text.split(",")):
         host, colon, slots = entry.partition(":")
-        if HOST.fullmatch(host) is None:
-            problems.append(f'--hosts: given "{entry}"; write HOST:SLOTS, such as node1:4, with commas between')
+        if HOST.fullmatch(host) is None or _is_ipv6(entry):
+            problems.append(_no_host(entry, "write HOST:SLOTS, such as node1:4, with commas between"))
         elif not colon:
             problems.append(f"--hosts: {host} has no slots; write {host}:N, where N is its number of ranks")
-        elif not (slots.isascii() and slots.isdigit() and int(slots)):
-            problems.append(f'--hosts: {host} has "{slots}" slots; its number of ranks is a whole number, at least 1')
-        elif host in found:
+        elif re.fullmatch(r"0*[1-9]\d{0,6}", slots, re.ASCII) is None or int(slots) > MOST_RANKS:
+            wanted = f"its number of ranks is a whole number, at least 1 and at most {MOST_RANKS:,}"
+            problems.append(f"--hosts: {host} has {shown(slots)} slots; {wanted}")
+        elif host.lower() in seen:
             problems.append(f"--hosts: {host} is named twice; give it once, with all its slots")
         else:
             found[host] = int(slots)
+            seen.add(host.lower())
     if problems:
         raise UserError(*problems)
     return tuple(found), tuple(found.values())
@@ -131,15 +136,37 @@ def read_hosts(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def names_of(text: str) -> list[str]:
     """The hosts of a list, whose slots do not matter. Raises UserError: every entry that is not a host."""
     names = [entry.strip().partition(":")[0] for entry in text.split(",")]
-    problems = [f'--hosts: given "{name}"; write the names of hosts, with commas between'
-                for name in names if HOST.fullmatch(name) is None]  # fmt: skip
+    problems = [_no_host(entry, "write the names of hosts, with commas between")
+                for entry, name in zip(text.split(","), names, strict=True)
+                if HOST.fullmatch(name) is None or _is_ipv6(entry)]  # fmt: skip
     if problems:
         raise UserError(*problems)
     return list(dict.fromkeys(names))
 
 
-def job_name(text: str, longest: int = NAME_CHARS) -> str:
+def _is_ipv6(entry: str) -> bool:
+    return "[" in entry or "::" in entry or entry.count(":") > 2
+
+
+def _no_host(entry: str, wanted: str) -> str:
+    """Why an entry is refused."""
+    if _is_ipv6(entry):
+        wanted = "addresses of IPv6 are not taken: give the name of the host, or its address of IPv4"
+    elif len(entry.partition(":")[0]) > 63 or ".." in entry:
+        wanted += "; a name has parts of 1 to 63 characters with dots between, 253 in all"
+    return f"--hosts: given {shown(entry)}; {wanted}"
+
+
+def job_name(text: str) -> str:
     """A name that every scheduler takes: other characters become dashes."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
-    name = name if name[:1].isalpha() else f"run-{name}"
-    return name[:longest].rstrip("-._")
+    return distinct(name if name[:1].isalpha() else f"run-{name}", text, NAME_CHARS)
+
+
+def distinct(name: str, real: str, longest: int) -> str:
+    """The name, if it is the real one and not too long; else with a hash of the real one: other names become the same
+    one, too."""
+    if name == real and len(name) <= longest:
+        return name
+    digest = f"-{zlib.crc32(real.encode(errors='surrogateescape')):08x}"
+    return name[: longest - len(digest)].rstrip("-._") + digest

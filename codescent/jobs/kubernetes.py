@@ -10,7 +10,7 @@ from codescent.base.errors import UserError
 from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment
 from codescent.jobs.hosts import AGENT
-from codescent.jobs.job import Job, job_name
+from codescent.jobs.job import Job, distinct
 from codescent.jobs.lines import ADDRESS, begin, stop_at
 from codescent.jobs.site import asked_devices
 from codescent.jobs.yaml import literal
@@ -47,8 +47,8 @@ def _lines(job: Job) -> Iterator[str]:
 
 def pod_name(job: Job) -> str:
     """A name with which the name of each pod is a label of DNS: small letters, digits and dashes."""
-    text = job.name.lower().replace("_", "-").replace(".", "-")
-    return job_name(text, LABEL_CHARS - len(f"-{job.nodes - 1}"))
+    name = job.name.lower().replace("_", "-").replace(".", "-")
+    return distinct(name, job.name, LABEL_CHARS - len(f"-{job.nodes - 1}"))
 
 
 def _service(name: str) -> Iterator[str]:

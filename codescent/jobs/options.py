@@ -1,4 +1,4 @@
-"""In: site.devices and site.options, for a target. Out: what its scheduler would not take, or would be told twice.
+"""In: a site's devices, options and lines of bash, for a target. Out: what it would not take, or would be told twice.
 Does not look at numbers of ranks and nodes (counts.py does)."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from codescent.jobs.bash import wrong_bash
 from codescent.jobs.site import ALL, KEYS, NONE, LoadedSite
 
 ASKED = {"slurm": "--gpus-per-node={n}", "pbs": "ngpus={n}", "kubernetes": "nvidia.com/gpu: {n}", "torchx": "gpu={n}"}
@@ -15,7 +16,7 @@ FORMS = {
     "slurm": re.compile(r"-\S.*"), "pbs": re.compile(r"[A-Za-z]\w*=\S*"), "kubernetes": re.compile(r"[\w./-]+: *\{n\}"),
 }  # fmt: skip
 """What site.devices has to look like, by target. torchx reads only that devices are asked for."""
-TWICE = re.compile(r"--gpus|^-G|--gres[=\s]\S*gpu|--tres-per-\w+[=\s]\S*gpu|\bngpus=")
+TWICE = re.compile(r"--gpus|(?:^|\s)-G|--gres[=\s]\S*gpu|--tres-per-\w+[=\s]\S*gpu|\bn?gpus=")
 """Options that ask for devices."""
 
 NAME, FOLDER = "the name of the run", "the folder in which codescent launch was called"
@@ -53,6 +54,8 @@ def problems(name: str, loaded: LoadedSite, keys: frozenset[str], *, is_chain: b
         yield f'{devices}: "{site.devices}" is not a form of {name}; write such as "{ASKED[name]}"'
     if site.memory == ALL and "memory" in keys and name != "slurm":
         yield f"{_named(loaded, 'memory')}: only SLURM gives all of a node for {ALL}; give a number and a unit"
+    if "before" in keys and site.before and (said := wrong_bash(site.before)):
+        yield f"{_named(loaded, 'before')}: bash does not take these lines: {said}; together they must be complete"
     for option in site.options if "options" in keys else ():
         given = f"{_named(loaded, 'options')[:-1]}: {option})"
         if site.devices is not None and TWICE.search(option):

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from codescent.base.errors import UserError
+from codescent.build.accept import MOST_RANKS
+from codescent.config.given import shown
 from codescent.jobs.job import names_of, read_hosts
 from codescent.jobs.targets import TARGETS, Target
 
@@ -41,8 +44,8 @@ class Shape:
     @property
     def possible(self) -> list[int]:
         """The numbers of ranks that the job may have, the largest first."""
-        most = len(self.slots)
-        return [sum(self.slots[:nodes]) for nodes in range(most, (self.least_nodes or most) - 1, -1)]
+        ranks = list(accumulate(self.slots))
+        return ranks[(self.least_nodes or len(ranks)) - 1 :][::-1]
 
 
 def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
@@ -67,7 +70,10 @@ def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
         except UserError as error:
             problems += error.problems
         if not target.uneven and len(set(slots)) > 1:
-            problems.append(f"--hosts {asked.hosts}: --to {name} needs as many ranks on each host")
+            problems.append(f"--hosts {shown(asked.hosts)}: --to {name} needs as many ranks on each host")
+    if not problems and (ranks_in_all := _ranks(asked, slots, ranks)) > MOST_RANKS:
+        what = "--hosts" if slots else "--nodes and --devices"
+        problems.append(f"{what}: {ranks_in_all} ranks: more than anybody has; give at most {MOST_RANKS:,}")
     if problems:
         raise UserError(*problems)
     if elastic:
@@ -79,12 +85,18 @@ def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
     return Shape((asked.devices or ranks or 1,) * (asked.nodes or (1, 1))[1])
 
 
+def _ranks(asked: Asked, slots: tuple[int, ...], ranks: int | None) -> int:
+    """How many ranks there are in all, at most."""
+    return sum(slots) or (asked.devices or ranks or 1) * (asked.nodes or (1, 1))[1]
+
+
 def _problems(name: str, target: Target, asked: Asked, ranks: int | None, *, elastic: bool) -> Iterator[str]:
     """Why the machines do not fit the target."""
     nodes = 1 if asked.nodes is None else asked.nodes[1]
     uses_hosts = asked.hosts is not None and not elastic
     if asked.hosts is not None and target.schedules:
-        yield f"--hosts {asked.hosts}: with --to {name} the scheduler chooses the machines; give --nodes and --devices"
+        given = f"--hosts {shown(asked.hosts)}"
+        yield f"{given}: with --to {name} the scheduler chooses the machines; give --nodes and --devices"
     if uses_hosts and not target.schedules and (asked.nodes is not None or asked.devices is not None):
         yield "--hosts says which nodes there are, and how many ranks each has: leave out --nodes and --devices"
     if uses_hosts and name == "local":

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ValidationError
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
-from codescent.config.given import Given, override_value, value_problem
+from codescent.config.given import Given, override_value, shown, value_problem
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
 from codescent.config.toml_file import read_toml
 from codescent.config.words import Key, key_of, toml_value
@@ -27,10 +27,10 @@ SECTION = "site"
 FOLDER = Path("sites")
 """A site NAME is the file NAME.toml in this folder, below the working directory."""
 COMMAND_LINE, DEFAULT = "command line", "default"
-LIMIT = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
+LIMIT = re.compile(r"(?:(\d{1,5})-)?(\d{1,7}):([0-5]\d):([0-5]\d)", re.ASCII)
 NONE = "none"
 """Value of `devices`: ranks compute on CPUs."""
-MEMORY = re.compile(r"(\d+)([KMGT])", re.ASCII)
+MEMORY = re.compile(r"([1-9]\d{0,11})([KMGT])", re.ASCII)
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 ALL = "0"
 """Value of `memory` with which SLURM gives all of a node."""
@@ -38,7 +38,9 @@ ALL = "0"
 
 def _check_limit(value: str) -> str:
     if LIMIT.fullmatch(value) is None or not seconds_of(value):
-        raise ValueError("must be hours:minutes:seconds, such as 04:00:00, or days-hours:minutes:seconds")
+        raise ValueError(
+            "must be hours:minutes:seconds, such as 04:00:00, or days-hours:minutes:seconds, of at most 99999 days"
+        )
     return value
 
 
@@ -53,6 +55,7 @@ def seconds_of(limit: str) -> int:
 def _check_devices(value: str) -> str:
     if value != NONE and value.count("{n}") != 1:
         raise ValueError(f'must have {{n}} in the place of their number, once; "{NONE}": ranks compute on CPUs')
+    _check_quotes(value)
     return value
 
 
@@ -82,11 +85,17 @@ def _check_volume(value: str) -> str:
 
 def _check_options(lines: list[str]) -> list[str]:
     for line in _check_lines(lines):
-        try:
-            shlex.split(line)
-        except ValueError as error:
-            raise ValueError(f"quotes must be closed: {line}") from error
+        _check_quotes(line)
+        if not line.startswith("-"):
+            raise ValueError(f'must be options, which begin with "-": {line}')
     return lines
+
+
+def _check_quotes(line: str) -> None:
+    try:
+        shlex.split(line)
+    except ValueError as error:
+        raise ValueError(f"quotes must be closed: {line}") from error
 
 
 def _check_lines(lines: list[str]) -> list[str]:
@@ -97,10 +106,10 @@ def _check_lines(lines: list[str]) -> list[str]:
 
 
 Limit = Annotated[str, AfterValidator(_check_limit)]
-Devices = Annotated[str, AfterValidator(_check_devices)]
+Devices = Annotated[Text, AfterValidator(_check_devices)]
 DeviceType = Annotated[str, AfterValidator(_check_device_type)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
-Volume = Annotated[str, AfterValidator(_check_volume)]
+Volume = Annotated[Text, AfterValidator(_check_volume)]
 Lines = Annotated[list[str], AfterValidator(_check_lines)]
 Options = Annotated[list[str], AfterValidator(_check_options)]
 
@@ -222,8 +231,11 @@ def _find(name: str) -> Path:
     found = FOLDER / f"{name}.toml"
     if path.suffix == ".toml" or "/" in name:
         found = path
-    if found.is_file():
-        return found
+    try:
+        if found.is_file():
+            return found
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"--site {shown(name)}: {error.strerror}; give the name of a site, or a file") from error
     names = sorted(one.stem for one in FOLDER.glob("*.toml")) if FOLDER.is_dir() else []
     near = difflib.get_close_matches(name, names, n=1)
     known = f"did you mean {near[0]}?" if near else f"the sites are {', '.join(names)}" if names else (

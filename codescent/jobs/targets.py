@@ -7,7 +7,6 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from codescent.base.errors import UserError
 from codescent.jobs import hosts, kubernetes, mpirun, pbs, slurm, torchrun, torchx
 from codescent.jobs.job import Job
 from codescent.jobs.options import ASKED, problems
@@ -108,11 +107,12 @@ def site_for(name: str, loaded: LoadedSite) -> Site:
     return in_environment(loaded).model_copy(update=others)
 
 
-def refuse_target(name: str | None) -> None:
-    """Raise UserError: there is no such target."""
+def unknown(name: str | None) -> str:
+    """Why there is no such target; "": there is."""
     if name is None:
-        raise UserError(f"give --to TARGET: {', '.join(TARGETS)}")
-    if name not in TARGETS:
-        near = difflib.get_close_matches(name.lower(), TARGETS, n=1)
-        known = f"did you mean {near[0]}?" if near else f"the targets are {', '.join(TARGETS)}"
-        raise UserError(f"--to {name}: unknown target; {known}")
+        return f"give --to TARGET: {', '.join(TARGETS)}"
+    if name in TARGETS:
+        return ""
+    near = difflib.get_close_matches(name.lower(), TARGETS, n=1)
+    known = f"did you mean {near[0]}?" if near else f"the targets are {', '.join(TARGETS)}"
+    return f"--to {name}: unknown target; {known}"

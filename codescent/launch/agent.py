@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -32,6 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     address, port = asked.master or (LOOPBACK, 0)
     env = dict(os.environ)
     try:
+        refuse_more_ranks(f"--ranks {asked.ranks}", asked.ranks)
         if asked.follow:
             env[TOKEN] = sys.stdin.readline().strip()
             if not env[TOKEN]:

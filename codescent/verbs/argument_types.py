@@ -17,8 +17,9 @@ from codescent.base.visible import one_line
 LONG = re.compile(r"\S{200,}")
 SHOWN_CHARS = 60
 """So much of a LONG word is shown in a message."""
-MOST_DIGITS = 18
 INSTEAD_OF_BOTH = "; give one of them"
+MOST_DIGITS = 18
+"""Of a whole number: no option needs more, and Python reads no more than some thousands."""
 
 
 def positive(word: str) -> int:

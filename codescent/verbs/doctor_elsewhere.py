@@ -14,10 +14,10 @@ from codescent.base.output import warn
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.jobs.job import Job
-from codescent.jobs.machines import machines
+from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.shape import Asked, Shape
 from codescent.jobs.site import LoadedSite
-from codescent.jobs.targets import TARGETS, refuse_target, site_for, unread
+from codescent.jobs.targets import TARGETS, site_for, unread
 
 SSH = "ssh"
 
@@ -33,13 +33,13 @@ def main(
         given = "--to" if arguments.hosts is None else "--hosts"
         problems.append(f"{given}: {place.launcher} has started this process already; leave {given} out")
     target, asked = arguments.to or SSH, None
-    refuse_target(target)
     if arguments.to is None and arguments.hosts is None:
         problems.append("give --hosts HOST:SLOTS,... (by ssh), or --to TARGET: which machines are to be looked at?")
     else:
         asked = Asked(arguments.nodes, arguments.devices, arguments.hosts)
     ranks = None if config is None else config.parallel.ranks
     loaded, shape = machines(target, arguments.site, site_words, asked, ranks, problems)
+    problems += not_for_scripts(arguments.said, Path.cwd())
     if problems:
         raise UserError(*dict.fromkeys(problems))
     assert loaded is not None

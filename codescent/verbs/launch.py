@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,17 +14,18 @@ from pathlib import Path
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.config.given import shown
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.jobs.checks import preflight
 from codescent.jobs.findings import Findings, Preflight
 from codescent.jobs.grace import LEAST_GRACE_S, grace_of, saves_s
 from codescent.jobs.job import Job, job_name
-from codescent.jobs.machines import machines
+from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.shape import Asked, Shape
 from codescent.jobs.site import LoadedSite, Site
-from codescent.jobs.targets import TARGETS, refuse_target, site_for, unread
+from codescent.jobs.targets import TARGETS, site_for, unread
 from codescent.preflight import run_folder
 from codescent.verbs import launch_jobs
 from codescent.verbs.arguments import SITE
@@ -33,7 +35,6 @@ def main(arguments: Namespace) -> int:
     """Print or save the script. What does not fit is refused before, with all problems."""
     if any(getattr(arguments, name) for name in launch_jobs.OPTIONS):
         return launch_jobs.main(arguments)
-    refuse_target(arguments.to)
     words = [word for word in arguments.overrides if not word.startswith(SITE)]
     is_script = arguments.config.endswith(".py")
     problems: list[str] = []
@@ -47,7 +48,7 @@ def main(arguments: Namespace) -> int:
     site_words = [word for word in arguments.overrides if word.startswith(SITE)]
     ranks = None if config is None else config.parallel.ranks
     loaded, shape = machines(arguments.to, arguments.site, site_words, _asked(arguments), ranks, problems)
-    problems += _problems(arguments, words, is_script=is_script)
+    problems += _problems(arguments, is_script=is_script)
     job, notes = None, []
     if not problems and loaded is not None and shape is not None:
         notes = list(unread(arguments.to, loaded))
@@ -69,18 +70,35 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def _problems(arguments: Namespace, words: Sequence[str], *, is_script: bool) -> Iterator[str]:
+def _problems(arguments: Namespace, *, is_script: bool) -> Iterator[str]:
     """What is wrong with single words of the command line."""
-    if arguments.submit and arguments.to not in SCHEDULERS:
+    if arguments.submit and arguments.to in SCHEDULERS:
+        program = SCHEDULERS[arguments.to].submit[0]
+        if shutil.which(program) is None:
+            yield f"--submit: there is no {program} here; is this a machine that submits jobs?"
+    elif arguments.submit and arguments.to in TARGETS:
         yield f"--submit: only jobs of {' and '.join(SCHEDULERS)} are submitted; save the script with --out"
-    if arguments.out is not None and os.path.lexists(arguments.out):
-        yield f"--out {arguments.out}: is there already; delete it, or give another name"
+    if arguments.out is not None:
+        yield from _taken(arguments.out)
     if arguments.script_words and not is_script:
         given = shlex.join(arguments.script_words)
         yield f"-- {given}: such words are for a script of yours; overrides of {arguments.config} stand before --"
-    for word in (*words, *arguments.script_words):
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            yield f"{word!r}: is not UTF-8 text, which a script is"
+    yield from not_for_scripts(arguments.said, Path.cwd())
+
+
+def _taken(out: Path) -> Iterator[str]:
+    """Why the script cannot be saved there."""
+    above = out.absolute().parent
+    try:
+        out.lstat()
+        yield f"--out {out}: is there already; delete it, or give another name"
+    except FileNotFoundError:
+        if not above.is_dir():
+            yield f"--out {out}: there is no folder {above}; create it, or give another name"
+        elif not os.access(above, os.W_OK | os.X_OK):
+            yield f"--out {out}: {above} is not writable; give another name"
+    except OSError as error:  # such as a name that is too long
+        yield f"--out {shown(str(out))}: {error.strerror}; give another name"
 
 
 def _preflight(
@@ -97,7 +115,14 @@ def _preflight(
 
 def _run(name: str, config: Config | None) -> Path:
     """The run folder; of a script the folder where its jobs are recorded."""
-    return Path("runs") / job_name(Path(name).stem) if config is None else run_folder(config)
+    return Path("runs") / _own_name(name) if config is None else run_folder(config)
+
+
+def _own_name(script: str) -> str:
+    """The name of a script's jobs: that of its file. In another folder its path is a part: scripts of one name in two
+    folders are two runs."""
+    path = Path(script)
+    return job_name(os.path.relpath((path.parent.resolve() / path.name).with_suffix("")))
 
 
 def _asked(arguments: Namespace) -> Asked:
@@ -108,7 +133,7 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
     """The job. Raises UserError: its time is too short."""
     grace_s = LEAST_GRACE_S
     if config is None:
-        name = job_name(Path(arguments.config).stem)
+        name = _own_name(arguments.config)
         run, python = Path("runs") / name, [arguments.config, *words]
         command = ["python", *python]
     else:

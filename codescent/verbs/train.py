@@ -16,7 +16,7 @@ from pathlib import Path
 
 from codescent.base import cause
 from codescent.base.command import command, resume_command
-from codescent.base.cores import most_processes
+from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import new_failures, say, warn
@@ -166,11 +166,7 @@ def introduce(config: Config, *, resume: bool) -> None:
 def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, resume: bool) -> int:
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
     ranks = config.parallel.ranks
-    if ranks > (most := most_processes()):
-        raise UserError(
-            f"parallel.ranks = {ranks}: each rank is a process on this machine, whose memory has room for {most} "
-            f"ranks; give at most {most}"
-        )
+    refuse_more_ranks(f"parallel.ranks = {ranks}", ranks)
     finds = arguments.find_learning_rate
     if not finds:
         introduce(config, resume=resume)
