@@ -3,6 +3,7 @@ Does not write a script (a file for each target does)."""
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -161,6 +162,13 @@ def job_name(text: str) -> str:
     """A name that every scheduler takes: other characters become dashes."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
     return distinct(name if name[:1].isalpha() else f"run-{name}", text, NAME_CHARS)
+
+
+def folder_of_script(script: str) -> Path:
+    """Where the jobs of an own script are recorded; its name is theirs. It is that of the file. In another folder its
+    path is a part: scripts of one name in two folders are two runs."""
+    path = Path(script)
+    return Path("runs") / job_name(os.path.relpath((path.parent.resolve() / path.name).with_suffix("")))
 
 
 def distinct(name: str, real: str, longest: int) -> str:

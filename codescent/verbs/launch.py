@@ -14,15 +14,17 @@ from pathlib import Path
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.visible import one_line
 from codescent.config.given import shown
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.jobs.checks import preflight
 from codescent.jobs.findings import Findings, Preflight
 from codescent.jobs.grace import LEAST_GRACE_S, grace_of, saves_s
-from codescent.jobs.job import Job, job_name
+from codescent.jobs.job import Job, folder_of_script, job_name
 from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.schedulers import SCHEDULERS
+from codescent.jobs.secrets import secret_in_words
 from codescent.jobs.shape import Asked, Shape
 from codescent.jobs.site import LoadedSite, Site
 from codescent.jobs.targets import TARGETS, site_for, unread
@@ -63,7 +65,7 @@ def main(arguments: Namespace) -> int:
         raise UserError(*dict.fromkeys(problems))
     assert job is not None
     for sentence in notes:
-        warn(sentence)
+        warn(one_line(sentence))
     if arguments.submit:
         return launch_jobs.submit_job(job, arguments.to)
     _give(TARGETS[arguments.to].script(job), arguments.out, secret=arguments.to == "kubernetes")
@@ -83,6 +85,8 @@ def _problems(arguments: Namespace, *, is_script: bool) -> Iterator[str]:
     if arguments.script_words and not is_script:
         given = shlex.join(arguments.script_words)
         yield f"-- {given}: such words are for a script of yours; overrides of {arguments.config} stand before --"
+    elif said := secret_in_words(arguments.script_words):
+        yield said
     yield from not_for_scripts(arguments.said, Path.cwd())
 
 
@@ -115,14 +119,7 @@ def _preflight(
 
 def _run(name: str, config: Config | None) -> Path:
     """The run folder; of a script the folder where its jobs are recorded."""
-    return Path("runs") / _own_name(name) if config is None else run_folder(config)
-
-
-def _own_name(script: str) -> str:
-    """The name of a script's jobs: that of its file. In another folder its path is a part: scripts of one name in two
-    folders are two runs."""
-    path = Path(script)
-    return job_name(os.path.relpath((path.parent.resolve() / path.name).with_suffix("")))
+    return folder_of_script(name) if config is None else run_folder(config)
 
 
 def _asked(arguments: Namespace) -> Asked:
@@ -133,8 +130,8 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
     """The job. Raises UserError: its time is too short."""
     grace_s = LEAST_GRACE_S
     if config is None:
-        name = _own_name(arguments.config)
-        run, python = Path("runs") / name, [arguments.config, *words]
+        run, python = folder_of_script(arguments.config), [arguments.config, *words]
+        name = run.name
         command = ["python", *python]
     else:
         run, name = run_folder(config), job_name(config.run.name)

@@ -18,7 +18,7 @@ from codescent.base.visible import one_line
 from codescent.config.load import load
 from codescent.jobs import leftovers
 from codescent.jobs.hosts import SSH
-from codescent.jobs.job import Job, job_name, names_of
+from codescent.jobs.job import Job, folder_of_script, names_of
 from codescent.jobs.lines import PYTHON
 from codescent.jobs.schedulers import SCHEDULERS, Refused, State, call, submit
 from codescent.jobs.submitted import Submitted, absent, discard, hosts_of, jobs_of, keep, new_folder
@@ -77,7 +77,7 @@ def _refuse_what_is_no_run(given: str, option: str) -> None:
 def _run_of(given: str) -> Path | None:
     """The run folder of a config, or of a script that is there. Raises UserError: it is no config."""
     if given.endswith(".py"):
-        return Path("runs") / job_name(Path(given).stem) if Path(given).is_file() else None
+        return folder_of_script(given) if Path(given).is_file() else None
     return run_folder(load(given, []).config)
 
 
