@@ -15,6 +15,8 @@ from forker import Forker
 from hypothesis import settings
 from runs import make_project
 
+from codescent.base import cause
+
 # Tests never assert wall-clock times. `make slow` takes the deep profile (--hypothesis-profile).
 settings.register_profile("quick", deadline=None)
 settings.register_profile("deep", deadline=None, max_examples=2000)
@@ -41,6 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     The variable alone is not enough: CUDA reads it once in a process. This runs before all fixtures of the test.
     """
     _hidden.undo()
+    _hidden.setattr(cause, "_mine", cause._Process())  # what an earlier test has made of this process: it is no rank
     if item.get_closest_marker("cuda") is None:
         _hidden.setenv("CUDA_VISIBLE_DEVICES", "")
         if "torch" in sys.modules:

@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import pytest
 
-from codescent.base import cause
 from codescent.record import RunFolder
 from codescent.verbs.cli import run
 
@@ -93,9 +92,8 @@ def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def called(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`codescent WORDS` in `folder`, in this process: for what ends before ranks are started, and without a kill."""
     out, err = io.StringIO(), io.StringIO()
-    # What a run sets in the environment does not reach the next test. Nor is this process a rank of an earlier one.
-    process = patch.object(cause, "_mine", cause._Process())
-    with chdir(folder), patch.dict(os.environ, TERM="dumb"), process, redirect_stdout(out), redirect_stderr(err):
+    # What a run sets in the environment does not reach the next test.
+    with chdir(folder), patch.dict(os.environ, TERM="dumb"), redirect_stdout(out), redirect_stderr(err):
         try:
             code: Any = run(words)
         except SystemExit as end:  # argparse

@@ -241,10 +241,10 @@ def test_bad_input_is_told_all_at_once_with_exit_code_2(project: Path) -> None:
 
 
 def test_more_texts_than_memory_are_refused(project: Path) -> None:
-    done = called(project, "sample", "runs/chars", "--num", "9" * 20, "--prompt", "many", "--prompt", "many")
+    done = called(project, "sample", "runs/chars", "--num", "9" * 18, "--prompt", "many", "--prompt", "many")
     assert done.returncode == 2
     assert re.fullmatch(
-        r"error: --num 9{20} for each of 2 prompts: keys and values of [\d,]+ texts at most fit into the memory\n",
+        r"error: --num 9{18} for each of 2 prompts: keys and values of [\d,]+ texts at most fit into the memory\n",
         done.stderr,
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from codescent.base import token
-from codescent.base.early import may_end, raise_if_asked
+from codescent.base.early import may_end, raise_if_asked, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK, Rank
@@ -129,7 +129,7 @@ class Search:
         stranger: tuple[str, float] | None = None
         while True:
             try:
-                _stop_if_asked()
+                self._stop_if_asked()
                 return TokenStore(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
             except AuthenticationError as error:
                 at, now_s = self._shown(), time.monotonic()
@@ -161,7 +161,7 @@ class Search:
         pause_s = min(0.2, 0.005 + 0.001 * place.world_size)
         while True:
             if not me["agrees"]:
-                _stop_if_asked()
+                self._stop_if_asked()
             answer = store.meet(me)
             if "met" in answer or "refused" in answer:
                 return "met" in answer
@@ -175,6 +175,16 @@ class Search:
             if place.rank == 0 and answer["missing"]:
                 self._notice(f"{listed(answer['missing'])} ({answer['came']} of {place.world_size} are there)")
             time.sleep(pause_s)
+
+    def _stop_if_asked(self) -> None:
+        """Raise StopAsked, as in a preparation: the ranks have not met, so none of them depends on this one.
+
+        The time limit counts when others keep this rank waiting: what is ready takes a step before it stops.
+        """
+        raise_if_signalled()
+        if self._spent_s() > NOTICE_S:
+            with may_end():
+                raise_if_asked()
 
     def _let_first_print(self, store: TokenStore) -> None:
         """All ranks have the same error. Rank 0 stays until all have it, then ends first; the others end after it."""
@@ -272,12 +282,6 @@ class Search:
 
 
 _SHORT = timedelta(seconds=2)
-
-
-def _stop_if_asked() -> None:
-    """Raise StopAsked, as in a preparation: the ranks have not met, so none of them depends on this one."""
-    with may_end():
-        raise_if_asked()
 
 
 def _listening(place: Rank, listen: str | None) -> socket.socket:
