@@ -158,7 +158,8 @@ def test_the_others_go_on_without_a_host_whose_link_is_cut(made: hosts.Hosts, pr
         assert [process.returncode for process in run.processes] == [0, 1, 0, 0], run.said()
         said = [log.read_text() for log in run.logs]
     assert "rank 1 was silent for 10 s (on host1, in step" in said[3]
-    (line,) = said[1].splitlines()
+    line, whose = said[1].splitlines()
+    assert whose.startswith("codescent: rank 1 of 4 (pid ")
     assert line.startswith("error: server 0 (rank 3) at 10.77.0.4:")
     assert "does not let rank 1 in: the others have gone on without rank 1, which was silent for 10 s" in line
     assert "rank 1 on host1 died in step" in said[0]
