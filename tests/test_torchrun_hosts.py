@@ -56,13 +56,18 @@ def test_a_worker_that_is_killed_is_started_again(made: hosts.Hosts, folder: Pat
     with Nodes(made, folder, stock=True) as nodes:
         for host in range(2):
             nodes.start(host, *elastic(host, "2"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE=shares)
-        before: list[int] = []
-        for number in range(TIMES):
-            found = nodes.train(2, before)
-            before = [one.pid for one in found]
-            os.kill(found[number % 2].pid, signal.SIGKILL)
-        nodes.train(2, before)
-        assert nodes.stop() == [0, 0]
+        kill_workers(nodes)
+
+
+def kill_workers(nodes: Nodes) -> None:
+    """Kill a worker of two, again and again. Each time both train again; in the end they stop well."""
+    before: list[int] = []
+    for number in range(TIMES):
+        found = nodes.train(2, before)
+        before = [one.pid for one in found]
+        os.kill(found[number % 2].pid, signal.SIGKILL)
+    nodes.train(2, before)
+    assert nodes.stop() == [0, 0]
 
 
 @pytest.mark.slow
@@ -72,13 +77,7 @@ def test_a_worker_of_numbered_nodes_that_is_killed_is_started_again(made: hosts.
     with Nodes(made, folder, stock=True) as nodes:
         for host in range(2):
             nodes.start(host, *static(host), f"--max-restarts={3 * TIMES}")
-        before: list[int] = []
-        for number in range(TIMES):
-            found = nodes.train(2, before)
-            before = [one.pid for one in found]
-            os.kill(found[number % 2].pid, signal.SIGKILL)
-        nodes.train(2, before)
-        assert nodes.stop() == [0, 0]
+        kill_workers(nodes)
 
 
 @pytest.mark.slow
