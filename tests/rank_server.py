@@ -30,6 +30,8 @@ from codescent.base.errors import UserError
 from codescent.train import machine
 
 TIMEOUT_S = 100.0
+MOST_SAID = 20_000
+"""Characters that are kept of what ranks said, from the end: tracebacks of four ranks, even under a long path."""
 PATIENCE_S = 20.0
 """How long the other ranks may go on after one has failed."""
 MODULES = (
@@ -115,7 +117,8 @@ def answer(
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         places = [Place(rank, ranks, Path(folder), number, listener) for rank in range(ranks)]
         codes = join([fork(partial(act, place, **options), said, path) for place, path in zip(places, found)])
-    return codes, [json.loads(path.read_text()) if path.exists() else None for path in found], said.read_text()[-6000:]
+    results = [json.loads(path.read_text()) if path.exists() else None for path in found]
+    return codes, results, said.read_text()[-MOST_SAID:]
 
 
 def fork(act: Callable[[], Any], said: Path, found: Path) -> int:

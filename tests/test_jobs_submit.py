@@ -14,6 +14,7 @@ import pytest
 from scripts import CONFIG, GPUS, PBS, SLURM, programs_in, run_script, started_in
 
 from codescent.base.errors import UserError
+from codescent.data.text.download import GPT2_MERGES, GPT2_VOCABULARY
 from codescent.jobs import leftovers, schedulers
 from codescent.jobs.submitted import SUCCESSORS, Submitted, jobs_of, keep, new_folder
 from codescent.record import RunFolder
@@ -31,6 +32,11 @@ QSTAT = """Job Id: 4711.server
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "corpus.txt").write_text("a text " * 1000)
+    for one in (GPT2_VOCABULARY, GPT2_MERGES):  # as downloaded; nothing here reads them
+        path = tmp_path / "data" / one.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setenv("CODESCENT_DATA_DIR", str(tmp_path / "data"))
     found = programs_in(tmp_path)
     monkeypatch.setenv("PATH", f"{found}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
