@@ -161,9 +161,9 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
             ["plan", "run.toml", "--ranks", "9" * 5000],
             "999... is not a whole number of at least 1 of at most 18 digits",
         ),
-        (["plan", "run.toml", "--rnaks", "2"], "unrecognized arguments: --rnaks 2; did you mean --ranks?"),
+        (["plan", "run.toml", "--rnaks", "2"], "unrecognized arguments: --rnaks 2; did you mean --ranks?\n"),
         (["train", "run.toml", "--resume=always"], "unrecognized arguments: always; did you mean --resume=auto?"),
-        (["launch", "run.toml", "--resume=always"], "did you mean --resume=auto? The script has it already: leave it"),
+        (["launch", "run.toml", "--resume=always"], "leave --resume=always out: the script has --resume=auto"),
         (
             ["launch", "run.toml", "--to", "local", "baz"],
             "section.key=value, such as train.num_steps=100; words of a script stand behind",

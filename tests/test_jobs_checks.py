@@ -65,12 +65,18 @@ def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def refused(folder: Path, *words: str) -> list[str]:
     """The problems that `codescent launch` names. Nothing is printed, submitted or written."""
-    before = sorted(folder.rglob("*"))
+    log = folder / "sbatch.log"
+
+    def found() -> list[Path]:
+        """Without the user's cache: it gets the hashes of files that have not changed for two seconds."""
+        others = (path for path in folder.rglob("*") if folder / "cache" not in (path, *path.parents))
+        return sorted(path for path in others if path != log)
+
+    before = found()
     done = launch(folder, *words)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    log = folder / "sbatch.log"
     assert not log.exists() or all(line.startswith("--test-only") for line in log.read_text().splitlines())
-    assert sorted(path for path in folder.rglob("*") if path != log) == [path for path in before if path != log]
+    assert found() == before
     lines = done.stderr.splitlines()
     assert all(line.startswith("error: ") for line in lines), lines
     return [line.removeprefix("error: ") for line in lines]
@@ -123,6 +129,7 @@ def test_twelve_ranks_on_four_devices_and_forty_accumulations(project: Path) -> 
         (['site.launcher=["-np=2"]'], "site.launcher: -np 2"),
         (['site.launcher=["-n2"]'], "site.launcher: -n 2"),
         (["parallel.ranks=2"], "parallel.ranks=2"),
+        (["parallel.ranks = 2"], "parallel.ranks = 2"),
     ],
 )
 def test_two_ranks_on_four_slots(project: Path, words: list[str], where: str) -> None:
@@ -139,6 +146,12 @@ def test_options_that_say_the_ranks_again(project: Path) -> None:
         "site.launcher: --ntasks 3: the script starts 2 ranks: 1 node with 2 each; leave it out",
         "site.options: --nodes 2: the script starts 2 ranks: 1 node with 2 each; leave it out",
     ]
+    site = ['site.options=["--exclusive --nodes=2 -n 4"]']
+    assert [problem.partition(": the")[0] for problem in refused(project, *TINY, *SLURM, CPU, *site)] == [
+        "site.options: --nodes 2", "site.options: -n 4",
+    ]  # fmt: skip
+    (problem,) = refused(project, *TINY, *MPI, 'site.launcher=["--host", "c:8"]')
+    assert problem.startswith("site.launcher: --host c:8: the script starts a rank on each slot of node1:2,node2:2")
     (problem,) = refused(project, *TINY, *SLURM, CPU, 'site.launcher=["-n", "1"]')
     assert problem.endswith("leave it out; for 1 rank: --nodes 1 --devices 1")
 
@@ -426,6 +439,8 @@ def test_a_disk_without_room_for_the_checkpoints(project: Path) -> None:
         assert not list(disk.iterdir())
         less = refused(project, *words, "--submit", "checkpoint.keep_last=3", "checkpoint.keep_best=false")
         assert less[0].endswith(", or checkpoint.keep_last=1")
+        few = ["train.num_steps=300", "checkpoint.every=100", "checkpoint.keep_best=false"]  # three saves in all
+        assert refused(project, *words, "--submit", "checkpoint.keep_last=10", *few)[0].endswith("keep_last=1")
         fits = [*words, "checkpoint.keep_last=1", "checkpoint.keep_best=false"]
         assert launch(project, *fits, "--submit").returncode == 0
         once = [*words, "checkpoint.every=0", "train.eval_every=0"]  # the last step alone is saved

@@ -79,6 +79,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*POD, GPUS, "site.volume=a:/b\nc"], ["site.volume", "must be printable Unicode text"]),
         ([*PBS, 'site.options=["-l gpus=4"]'], ["(command line: -l gpus=4) both ask for devices"]),
         ([*SLURM, GPUS, 'site.options=["--exclusive -G 4"]'], ["-G 4) both ask for devices"]),
+        ([*SLURM, GPUS, 'site.options=["--gres=lustre:1,gpu:4"]'], ["both ask for devices"]),
         ([*SLURM, GPUS, 'site.options=["foo"]'], ['must be options, which begin with "-": foo']),
         ([*SLURM, GPUS, "site.time=٤:00:00"], ["site.time", "must be hours:minutes:seconds"]),
         ([*SLURM, GPUS, f"site.time={'9' * 20}-1:00:00"], ["site.time", "of at most 99999 days"]),
@@ -91,7 +92,17 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 ("['echo \\']", "unexpected end of file"),
             )
         ),
-        (["--to", "torchx", "--devices", "2", "site.image=x"], ["--to torchx needs how devices are asked for"]),
+        (["--to", "torchx", "--devices", "2", "site.image=x"], ["--to torchx needs a way to ask for devices"]),
+        (
+            [*SLURM, "site.devices=none", 'site.options=["-G 4"]'],
+            ["site.devices (command line): ranks compute on CPUs"],
+        ),
+        (
+            [*SLURM, "site.devices=--gres=gpu:{n}", 'site.options=["--gres=nvme:1"]'],
+            ["(command line: --gres=nvme:1): the script sets --gres, by site.devices"],
+        ),
+        ([*SLURM, GPUS, 'site.options=["-M other"]'], ["-M other): export SLURM_CLUSTERS instead"]),
+        ([*PBS, 'site.options=["-v HF_HOME=/x"]'], ["-v HF_HOME=/x): a job that goes on would not have"]),
         ([*SLURM, GPUS, "site.memory=64000"], ["site.memory", "must be a whole number and K, M, G or T"]),
         ([*PBS, "site.memory=0"], ["site.memory (command line): only SLURM gives all of a node for 0"]),
         *(
@@ -144,6 +155,22 @@ def test_what_does_not_fit_is_refused_with_what_would(
         assert text in err, err
     assert "Traceback" not in err
     assert sorted(one.name for one in tmp_path.iterdir()) == ["corpus.txt", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[model]\nx = 1\n[train]\n",
+            "site.toml: has [model], [train], and no section [site]; give the file of a site",
+        ),
+        ("time = 04:00:00\n", 'site.toml:1: site.time: given 04:00:00; must be a string or "auto"; write "04:00:00"'),
+    ],
+)
+def test_a_site_file_that_is_another(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("site.toml").write_text(text)
+    assert cli.run(["launch", *CONFIG, *SLURM[:-1], GPUS, "--site", "site.toml"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 64])
@@ -224,6 +251,8 @@ def test_a_limit_has_to_be_longer_than_the_saves_of_the_run(capsys: pytest.Captu
                 ("export HF_TOKEN=$'geheim'", "HF_TOKEN"),
                 ("HF_TOKEN+=geheim", "HF_TOKEN"),
                 ('TOKEN="$(echo geheim)"', "TOKEN"),
+                ("TOKEN=`echo geheim`", "TOKEN"),
+                ('export HF_TOKEN=${X:-"geheim"}', "HF_TOKEN"),
                 ("export DB_PWD=geheim PASS=geheim", "DB_PWD"),
                 ("PASS=geheim", "PASS"),
                 ("MY_SECRET_VALUE=geheim", "MY_SECRET_VALUE"),
@@ -255,6 +284,9 @@ def test_secrets_have_no_place_in_a_site(word: str, shown: str, capsys: pytest.C
         (["--lr", "1", "--hf-token", "geheim"], "the value of hf-token looks like a secret, and the script"),
         (["https://me:geheim@host"], "the password in an address looks like a secret"),
         (["--max-token", "512", "--token-file", "x", "--lr", "3e-4"], ""),
+        (["--pad-token", "<pad>", "--eos_token=</s>", "--mask-token", "[MASK]", "--special_token=x"], ""),
+        (["--first_pass=train", "--num-pass", "two", "--token", "<none>"], ""),
+        (["--pass=geheim"], "the value of pass looks like a secret"),
     ],
 )
 def test_secrets_in_words_of_an_own_script(words: list[str], said: str) -> None:
@@ -266,10 +298,13 @@ def test_secrets_in_words_of_an_own_script(words: list[str], said: str) -> None:
 
 def test_a_script_with_a_secret_in_its_words_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text("print()")
-    assert cli.run(["launch", "own.py", "--to", "local", "--devices", "1", "--", "--api-key=geheim1234567"]) == 2
-    out, err = capsys.readouterr()
-    assert "looks like a secret" in err
-    assert "geheim" not in out + err
+    own = ["launch", "own.py", "--to", "local", "--devices", "1"]
+    for words in (["--", "--api-key=geheim1234567"], ["wandb.api_key=geheim"]):
+        assert cli.run([*own, *words]) == 2
+        out, err = capsys.readouterr()
+        assert "own.py: the value of " in err
+        assert "looks like a secret" in err
+        assert "geheim" not in out + err
 
 
 @pytest.mark.parametrize(
@@ -279,6 +314,8 @@ def test_a_script_with_a_secret_in_its_words_is_not_written(capsys: pytest.Captu
         'site.before=["export HF_TOKEN_PATH=/home/me/token", "unset HF_TOKEN && true"]',
         'site.before=["export TOKENIZERS_PARALLELISM=false"]', 'site.launcher=["--export=HF_TOKEN,PATH"]',
         'site.before=["git clone https://$USER:$PASSWORD@host/x"]', "site.account=token",
+        'site.before=["foo --use-token", "module list"]', 'site.options=["--licenses=gpus=1", "--comment=ngpus=2"]',
+        'site.options=["--comment \\"-J x\\"", "--gres=lustre_gpu_fs:1"]',
         *(
             f"site.before={json.dumps([line])}"
             for line in (
@@ -289,6 +326,12 @@ def test_a_script_with_a_secret_in_its_words_is_not_written(capsys: pytest.Captu
                 "curl -u $USER:$PASSWORD -H 'Authorization: Bearer $MY_TOKEN' https://me@host/x",
                 "git clone https://$MY_TOKEN@github.com/x/y && git clone ssh://git@github.com/x/y",
                 "podman run --user 1000:1000 --first-pass 2 --use-token --verbose",
+                "curl -O https://host/x; docker run -u 1000:1000 image",
+                "export HF_HOME=/data/hf_datasets_and_models_cache HF_TOKEN=`cat ~/token`",
+                "source /envs/sk-learn-gpu-py311-cuda12/bin/activate",
+                "export GOOGLE_APPLICATION_CREDENTIALS=secrets/key.json C_TOKEN=`printf %s $X`",
+                'export HF_TOKEN=${HF_TOKEN:-"$(cat ~/token)"}',
+                "shopt -s extglob; ls !(a)",
                 "wandb login $WANDB_API_KEY && git checkout 0123456789012345678901234567890123456789",
             )
         ),

@@ -149,6 +149,9 @@ def test_pbs_starts_ranks_by_pals_and_goes_on(tmp_path: Path, capsys: pytest.Cap
         assert submitted == ([["-v", f"CODESCENT_START={again}", str(tmp_path / "job.pbs")]] if again else [])
         assert code == (0 if again else 75)
     assert run_script(text, tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", CODE_OF_qsub="1")[0] == 75
+    _, found = run_script(text, tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", PBS_ARRAY_INDEX="3")
+    (again,) = [one.words for one in found if one.name == "qsub"]  # of an array the element alone
+    assert again == ["-J", "3-4:2", "-v", "CODESCENT_START=1", str(tmp_path / "job.pbs")]
 
 
 def test_a_printed_script_of_pbs_does_not_guess_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ ends; a run folder is created beside its jobs. Does not run a scheduler: test_re
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from codescent.jobs import leftovers, schedulers
 from codescent.jobs.submitted import SUCCESSORS, Submitted, jobs_of, keep, new_folder
 from codescent.record import RunFolder
 from codescent.record.beginning import JOBS, MAKING, is_free
-from codescent.verbs import cli
+from codescent.verbs import cli, launch_jobs
 
 RUN = Path("runs/gpt2_124m")
 QSTAT = """Job Id: 4711.server
@@ -120,6 +121,8 @@ def test_the_number_of_a_job_is_found_in_all_lines(answer: str, number: str, pro
     [
         ("qsub: its answer has no number of a job: 12 jobs were refused. Look with qstat -u $USER, and", ""),
         ("was killed by SIGKILL: it said nothing", "kill -9 $$"),
+        ("exit code 137: 12 jobs were refused", "cat $0.out; exit 137"),
+        ("exit code 1: qsub: Socket timed out on send/recv", "echo qsub: Socket timed out on send/recv >&2; exit 1"),
         ("qsub: no answer in 1 seconds", "exec sleep 20"),
     ],
 )  # fmt: skip
@@ -136,6 +139,26 @@ def test_a_job_that_may_exist_keeps_its_script(
     assert stays in err
     assert script.is_file()
     assert "submitted" not in out
+
+
+def test_ctrl_c_during_a_submission_says_that_a_job_may_exist(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object) -> str:
+        raise KeyboardInterrupt
+
+    answers(programs, "qsub", "17")
+    monkeypatch.setattr("codescent.verbs.launch_jobs.submit", interrupted)
+    assert launch(*CONFIG, *PBS, "--submit") == 130
+    err = capsys.readouterr().err
+    assert "qsub: Ctrl-C came before its answer; the job may exist all the same" in err
+    assert (RUN / JOBS / "0001" / "gpt2_124m.pbs").is_file()
+
+
+def test_a_chain_that_breaks_says_how_many_jobs_there_are(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers(programs, "sbatch", "17\n", before="if ls */*/jobs/0001/job-17.json; then exit 3; fi >/dev/null 2>&1")
+    assert launch(*CONFIG, *SLURM, GPUS, "--times", "3", "--submit") == 2
+    assert "1 of 3 jobs is submitted all the same: codescent launch runs/gpt2_124m --status" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", [[*SLURM, GPUS], PBS])
@@ -195,14 +218,16 @@ def test_successors_of_pbs_are_written_down(tmp_path: Path, programs: Path) -> N
     script = RUN / JOBS / "0001" / "gpt2_124m.pbs"
     (tmp_path / "nodes").write_text("n2\nn1\nn1\n")
     nodes = str(tmp_path / "nodes")
-    code, found = run_script(
-        script.read_text(), tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", SAYS_qsub="4712.server"
-    )
+    said = "Welcome to job 12\n4712.server\nHave a nice day"
+    code, found = run_script(script.read_text(), tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", SAYS_qsub=said)
     assert code == 0
     (again,) = [one.words for one in found if one.name == "qsub"]
     assert again == ["-v", "CODESCENT_START=1", str(tmp_path / script)]
     assert [one.job for one in jobs_of(RUN)] == ["4711.server", "4712.server"]
     assert (script.parent / "hosts").read_text() == "n1\nn2\n"
+    code, found = run_script(script.read_text(), tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", SAYS_qsub="Sure")
+    assert code == 0
+    assert [one.job for one in jobs_of(RUN)] == ["4711.server", "4712.server"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +251,8 @@ def test_successors_of_pbs_are_written_down(tmp_path: Path, programs: Path) -> N
         (("", 1, "slurm_load_jobs error: Unable to contact"), ("FAILED|1|1:0",), "state is unknown: squeue"),
         (("",), ("abc\x1b",), "how it ended is unknown: sacct says abc\\x1b"),
         (("",), ("COMPLETED|1|0:0|x\n",), "how it ended is unknown: sacct says COMPLETED|1|0:0|x"),
-        (("",), ("a site's word\nCANCELLED by 7|1|0:0\n\udcff",), "cancelled by 7 after 1, exit code 0"),
+        (("",), ("a site's word\nCANCELLED by 7|1|0:15\n\udcff",), "cancelled by 7 after 1, SIGTERM"),
+        (("",), ("OUT_OF_MEMORY|1|0:125",), "out_of_memory after 1, signal 125"),
         (("RUNNING, 1, n\udcff\n",), ("",), "running, 1, n\ufffd"),
     ],
 )
@@ -270,6 +296,49 @@ def test_states_of_pbs(qstat: tuple[str, ...], said: str, programs: Path, capsys
     out = capsys.readouterr().out
     assert said in out
     assert "pending, 0:00 of 1:00, (Priority)" in out
+
+
+def test_a_job_that_cannot_be_cancelled_leaves_no_other(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in ("4711", "4712"):
+        submitted("pbs", number)
+    answers(programs, "qstat", QSTAT.format(state="R", more=""))
+    answers(programs, "qdel", "", before='[ "$1" = 4712 ] && exit 0; echo qdel: Job has finished >&2; exit 35')
+    assert launch(RUN, "--cancel") == 2
+    out, err = capsys.readouterr()
+    assert out == "pbs 4712: is asked to end\n"
+    assert "qdel 4711: exit code 35: qdel: Job has finished" in err
+
+
+def test_the_log_is_followed_in_whole_lines(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted()
+    monkeypatch.setattr(launch_jobs, "LOOK_S", 0.0)
+    monkeypatch.setattr(launch_jobs, "ASK_EVERY", 1)
+    log, parts = Path("gpt2_124m-7.log"), [b"step 1\nloss 3.\xc3", b"\xa91\n", b"the end"]
+
+    def state(job: str) -> schedulers.State:
+        with log.open("ab") as file:
+            file.write(parts.pop(0) if parts else b"")
+        return schedulers.State("running", is_over=not parts)
+
+    state("7")
+    scheduler = dataclasses.replace(schedulers.SCHEDULERS["slurm"], state=state)
+    monkeypatch.setitem(schedulers.SCHEDULERS, "slurm", scheduler)  # type: ignore[arg-type]
+    assert launch(RUN, "--follow") == 0
+    assert capsys.readouterr().out == "step 1\nloss 3.é1\nthe end\nslurm 7: running\n"
+
+
+def test_records_that_may_not_be_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    submitted()
+    with pytest.MonkeyPatch.context() as patched:
+
+        def refuses(path: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        patched.setattr(Path, "iterdir", refuses)
+        assert launch(RUN, "--status") == 2
+    assert f"{RUN / JOBS}: Permission denied: the records of the run's jobs are there" in capsys.readouterr().err
 
 
 def test_kill_goes_to_the_hosts_of_the_jobs(tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -509,13 +578,14 @@ def test_what_cannot_be_created_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     [
         ("nothere", "nothere: there is no such run folder; give the folder that --submit has named"),
         ("corpus.txt", "corpus.txt: is a file, not a run folder"),
-        ("gpt2_124m", "gpt2_124m: is a config, not a run folder; its run folder is runs/gpt2_124m: codescent launch "),
+        ("gpt2_124m", "gpt2_124m: is a config, not a run folder; its run folder is runs/gpt2_124m: it is not there"),
         ("mine.py", "mine.py: is a script, not a run folder; its run folder is runs/mine: codescent launch runs/mine "),
         ("no.py", "no.py: there is no such run folder"),
     ],
 )
 def test_what_is_no_run_folder_is_named(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("")
+    Path("runs/mine").mkdir(parents=True)
     assert launch(name, "--status") == 2
     assert f"error: {said}" in capsys.readouterr().err
 

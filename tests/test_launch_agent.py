@@ -166,6 +166,29 @@ def test_a_failure_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "code").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (["apptainer", "exec", "/images/codescent", "codescent", "train", "default"], "train"),
+        (["python3", "-P", "-m", "codescent", "doctor"], "doctor"),
+        (["/venv/bin/codescent", "train"], "train"),
+        (["python", "train", "codescent", "other"], ""),
+    ],
+)
+def test_what_a_command_does_is_the_word_behind_codescent(words: list[str], verb: str) -> None:
+    assert launch_agent._verb(words) == verb
+
+
+def test_what_the_doctor_finds_is_in_the_file_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "codescent").write_text("#!/bin/sh\necho 1 >$CODESCENT_EXIT_FILE\n")
+    (tmp_path / "codescent").chmod(0o755)
+    words = ["--ranks", "1", "--", str(tmp_path / "codescent"), "doctor"]
+    assert launch_agent.main(words) == 1
+    monkeypatch.setenv("CODESCENT_EXIT_FILE", str(tmp_path / "code"))
+    assert launch_agent.main(words) == 0
+    assert (tmp_path / "code").read_text() == "1\n"
+
+
 def test_more_ranks_than_the_machine_has_room_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +206,7 @@ def test_more_ranks_than_the_machine_has_room_for(
         (["--ranks", "1", "--world", "2", "--master", "192.0.2.1:29400"], "rank 0 cannot listen at 192.0.2.1:29400"),
         (["--ranks", "0"], "--ranks 0"),
         (["--ranks", "2", "--first", "1", "--world", "2"], "--first 1"),
+        (["--ranks", "2", "--world", "1"], "--world 1: is less than --ranks 2"),
         (["--ranks", "1", "--master", "here"], "--master here"),
         (["--ranks", "1", "--world", "2"], "--world 2: with --ranks 1 others are elsewhere: give --master"),
         (["--ranks", "1", "--world", "2", "--master", "127.0.0.1:0"], "--master 127.0.0.1:0"),

@@ -13,8 +13,8 @@ NAME = (
 )
 """Names whose value is a secret. HF_TOKEN_PATH is none: its name goes on. Nor are PWD and OLDPWD of the shell."""
 LITERAL = (
-    r"(?![\s\"'`]|\$\w|\$\{!?\w+(?!\w|:?[-=][^$}])|\$\((?!\s*(?:echo|printf)\s))"
-    r"(?!\$\(\s*(?:echo|printf)\s+(?:-\w+\s+|[\"']?%s(?:\\n)?[\"']?\s+)*[\"']?\$)"
+    r"(?![\s\"']|\$\w|\$\{!?\w+(?!\w|:?[-=][\"']?[^\"'$}])|(?:\$\(|`)(?!\s*(?:echo|printf)\s))"
+    r"(?!(?:\$\(|`)\s*(?:echo|printf)\s+(?:-\w+\s+|[\"']?%s(?:\\n)?[\"']?\s+)*[\"']?\$)"
 )
 """Not the begin of a variable, such as $TOKEN, and not a command that reads one, such as $(cat FILE).
 
@@ -22,7 +22,7 @@ ${TOKEN:-text} and $(echo text) have the text in them, and $'text' is text.
 """
 FLAGS = re.IGNORECASE | re.ASCII
 NAMED = re.compile(
-    rf"(?:(?<![\w$-])(?P<variable>{NAME})\+?=|(?<!\S)--?(?P<option>(?:\w+-)*{NAME})(?:=|\s+(?!-)))"
+    rf"(?:(?<![\w$-])(?P<variable>{NAME})\+?=|(?<!\S)--?(?P<option>(?:\w+-)*{NAME})(?:=|[ \t]+(?!-)))"
     rf"[\"']?{LITERAL}(?P<value>[^\s\"',;]+|.)",
     FLAGS,
 )
@@ -30,16 +30,21 @@ HEADER = re.compile(
     rf"Authorization\W+(?:Bearer|Basic|Token)\s+{LITERAL}\S|(?:-H|--header)[\s=]*[\"']?[\w-]*{NAME}\s*:\s*{LITERAL}\S",
     FLAGS,
 )
-OF_USER = re.compile(rf"\b(?:curl|wget)\b.*?\s(?:-\w*u|--user|--proxy-user)[\s=]*[\"']?[^\s:\"'$]+:{LITERAL}\S", FLAGS)
+OF_USER = re.compile(
+    rf"\b(?:curl|wget)\b.*?\s(?:-\w*u|--user|--proxy-user)[\s=]*[\"']?(?!\d+:\d+\b)[^\s:\"'$]+:{LITERAL}\S", FLAGS
+)
+"""Not the numbers of a user and a group, as docker has them in a later command of the line."""
 IN_ADDRESS = re.compile(rf"\w://[^/\s:@]*:{LITERAL}[^/\s@]+@|https?://(?![a-z._-]{{1,16}}@){LITERAL}[^/\s:@]+@")
 """A password, or a token in the place of a user's name."""
 KNOWN = re.compile(
-    r"\b(?:hf_\w{20,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|(?<!/)sk-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{8,}|npm_\w{30,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,})"
 )
 LOGIN = re.compile(r"\bwandb\b.*\blogin\b[^;&|]*\b[0-9a-f]{40}\b")
 SWITCHES = ("true", "false", "yes", "no", "none")
 """Values with which a name says only whether there is a secret."""
+OF_TOKENIZER = re.compile(r"(?:\w*[_-])?(?:bos|eos|pad|unk|sep|cls|mask|image|special)[_-]token", FLAGS)
+"""Names of tokens that a tokenizer adds to a text."""
 SHORT = 3
 """A number of so few digits is a count, also behind a name such as --pass."""
 
@@ -61,7 +66,8 @@ def secret_of(text: str) -> Secret | None:
     """The first secret in a text; None: there is none."""
     for found in NAMED.finditer(text):
         name = found["variable"] or found["option"]
-        if _counts(name, found["value"]):
+        is_pass = found["option"] is not None and re.search(r".[_-]pass$", name, FLAGS) is not None  # over the data
+        if not is_pass and _counts(name, found["value"]):
             return Secret(f"the value of {name}", name.upper().replace("-", "_"))
     if HEADER.search(text):
         return Secret("the value of a header")
@@ -76,10 +82,10 @@ def secret_of(text: str) -> Secret | None:
 
 
 def _counts(name: str, value: str) -> bool:
-    """Whether the value of such a name is a secret: not a switch, not a number, not the path of a file or folder."""
-    if value.lower() in SWITCHES:
+    """Whether the value of such a name is a secret: not a switch, a number, a token of a tokenizer, or a path."""
+    if value.lower() in SWITCHES or OF_TOKENIZER.fullmatch(name) or value.startswith(("<", "[")):
         return False
     if value.isdecimal():
         return len(value) > SHORT and re.search(rf"(?:^|-){PASSWORD}", name, FLAGS) is not None
     is_place = re.search(r"(?:PWD|CREDENTIALS?)$", name, FLAGS) is not None
-    return not (is_place and value.startswith(("/", "~", "./", "..")))
+    return not (is_place and (value.startswith(("/", "~", "./", "..")) or value.endswith(".json")))

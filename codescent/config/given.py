@@ -3,6 +3,7 @@ Does not know which keys there are and reads no file (load.py and jobs/site.py d
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import math
 import re
@@ -44,6 +45,8 @@ def value_problem(value: Any, key: Key, reason: object) -> str:
         hint = f"; write {value.lower()}, without quotes or capitals"
     elif isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value):
         hint = "; leave out the quotes"
+    elif isinstance(value, datetime.date | datetime.time):
+        hint = f'; write "{value}"'
     elif isinstance(value, float) and not math.isfinite(value):
         hint = "; must be finite"
     elif isinstance(value, float) and value.is_integer() and key.wanted.startswith("whole"):

@@ -71,8 +71,8 @@ def _has_secret(lines: Sequence[str]) -> bool:
     """Whether a password or a token is in the last line, or in the value that goes on there."""
     begins = [number for number, line in enumerate(lines) if KEY.match(line)]
     statement = lines[begins[-1] if begins else 0 :]
-    key = KEY.match(statement[0])
-    return (key is not None and is_secret_name(key[1])) or any(secret_of(line) for line in statement)
+    words = (word for line in statement for word in re.findall(r"\w[\w-]*", line))
+    return any(map(is_secret_name, words)) or any(map(secret_of, statement))
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:

@@ -19,6 +19,10 @@ SPECIAL = re.compile(r"[\\\"`]|\$(?!\w|\{\w+\})", re.ASCII)
 """What bash would read within double quotes, apart from variables."""
 
 
+CHECK = ("bash", "-O", "extglob", "-n")
+"""Reads a script without running it. Bash reads all of it first: a line that sets extglob would not count yet."""
+
+
 class Raw(str):
     """Text that bash shall expand, such as "$SLURM_JOB_ID": it is not quoted."""
 
@@ -59,7 +63,7 @@ def wrong_bash(lines: Sequence[str]) -> str:
     env = {"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)}
     for text in ("\n".join(lines), "\n".join(["{ :", *lines, "}"])):
         try:
-            done = subprocess.run(["bash", "-n"], input=text.encode(), env=env, check=False, capture_output=True)
+            done = subprocess.run(CHECK, input=text.encode(), env=env, check=False, capture_output=True)
         except OSError:
             return ""
         if said := visible(done.stderr.decode(errors="replace")).splitlines():

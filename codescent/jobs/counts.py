@@ -4,6 +4,7 @@ that name another number of ranks than the script starts. Does not look at the c
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from codescent.base.counted import counted
@@ -11,14 +12,17 @@ from codescent.jobs.findings import Preflight
 from codescent.jobs.site import NONE
 from codescent.jobs.targets import TARGETS
 
-MPI = ("-n", "-np", "--n", "--np", "-c", "-N", "-ppn", "--ppn", "-perhost")
-PALS = ("-n", "-np", "--np", "-ppn", "--ppn")
+HOSTS = (
+    "-H", "-host", "--host", "-hosts", "--hosts", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f",
+)  # fmt: skip
+MPI = ("-n", "-np", "--n", "--np", "-c", "-N", "-ppn", "--ppn", "-perhost", *HOSTS)
+PALS = ("-n", "-np", "--np", "-ppn", "--ppn", "--hosts", "--hostfile")
 SLURM = ("-n", "--ntasks", "-N", "--nodes", "--ntasks-per-node")
 TORCHRUN = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
 COUNTS: Mapping[str, Sequence[str]] = {
     "mpirun": MPI, "pbs": PALS, "slurm": SLURM, "torchrun": TORCHRUN, "torchx": TORCHRUN,
 }  # fmt: skip
-"""Options of site.launcher that name a number of ranks or nodes, by target."""
+"""Options of site.launcher that name hosts, or a number of ranks or nodes, by target."""
 
 
 def problems(asked: Preflight) -> Iterator[str]:
@@ -63,7 +67,7 @@ def _options(asked: Preflight) -> Iterator[str]:
     """Options that say again, or otherwise, how many ranks there are."""
     given = [("site.launcher", asked.site.launcher, COUNTS.get(asked.target, ()))]
     if asked.target == "slurm":
-        given.append(("site.options", asked.site.options, SLURM))
+        given.append(("site.options", [word for line in asked.site.options for word in shlex.split(line)], SLURM))
     for key, words, names in given:
         for at, word in enumerate(words):
             option, value = _split(word, words[at + 1 :])
@@ -83,12 +87,12 @@ def _split(word: str, after: Sequence[str]) -> tuple[str, str]:
 
 def _of_ranks(asked: Preflight) -> Iterator[str]:
     """The words of the command line that set parallel.ranks."""
-    return (word for word in asked.words if word.startswith("parallel.ranks="))
+    return (word for word in asked.words if word.partition("=")[0].strip() == "parallel.ranks")
 
 
 def _ranks(asked: Preflight) -> Iterator[str]:
     for word in _of_ranks(asked):
-        value = word.partition("=")[2]
+        value = word.partition("=")[2].strip()
         if asked.config is not None and asked.config.parallel.ranks not in asked.shape.possible:
             yield f"{word}: {_starts(asked)}; leave it out{_instead(asked, '-np', value)}"
 

@@ -16,8 +16,11 @@ FORMS = {
     "slurm": re.compile(r"-\S.*"), "pbs": re.compile(r"[A-Za-z]\w*=\S*"), "kubernetes": re.compile(r"[\w./-]+: *\{n\}"),
 }  # fmt: skip
 """What site.devices has to look like, by target. torchx reads only that devices are asked for."""
-TWICE = re.compile(r"--gpus|(?:^|\s)-G|--gres[=\s]\S*gpu|--tres-per-\w+[=\s]\S*gpu|\bn?gpus=")
-"""Options that ask for devices."""
+TWICE = re.compile(
+    r"--gpus(?:-per-\w+)?\n.*|-G\n.*|--gres\n(?:.*,)?gpu(?:[:=,].*)?|--tres-per-\w+\n(?:.*,)?(?:gres[/:])?gpu(?:[:=,].*)?"
+    r"|-l\n(?:.*[:,])?n?gpus=.*"
+)
+"""Options that ask for devices, each with a line break before its value."""
 
 NAME, FOLDER = "the name of the run", "the folder in which codescent launch was called"
 LOG, AGAIN = "the log, which --follow reads", "site.requeues"
@@ -38,6 +41,11 @@ SET: Mapping[str, Mapping[str, str]] = {"slurm": SLURM, "pbs": PBS}
 """Options that the script sets, by target: from which key, or from what else."""
 CHAIN: Mapping[str, str] = {"-d": "--times", "--dependency": "--times"}
 """Further ones of SLURM where jobs follow each other."""
+ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "slurm": dict.fromkeys(("-M", "--clusters"), "export SLURM_CLUSTERS instead, which --status reads, too"),
+    "pbs": {"-v": "a job that goes on would not have these variables; export them by site.before instead"},
+}
+"""Options that only the first command would read, by target: what to do instead."""
 
 
 def problems(name: str, loaded: LoadedSite, keys: frozenset[str], *, is_chain: bool) -> Iterator[str]:
@@ -56,15 +64,23 @@ def problems(name: str, loaded: LoadedSite, keys: frozenset[str], *, is_chain: b
         yield f"{_named(loaded, 'memory')}: only SLURM gives all of a node for {ALL}; give a number and a unit"
     if "before" in keys and site.before and (said := wrong_bash(site.before)):
         yield f"{_named(loaded, 'before')}: bash does not take these lines: {said}; together they must be complete"
+    of_devices = dict.fromkeys(_names(str(site.devices)) if name == "slurm" else (), "site.devices")
     for option in site.options if "options" in keys else ():
         given = f"{_named(loaded, 'options')[:-1]}: {option})"
-        if site.devices is not None and TWICE.search(option):
-            yield f"{devices} and {given} both ask for devices; give one of them: site.devices"
-        taken = {**SET[name], **(CHAIN if is_chain else {})}
-        for word in filter(taken.__contains__, _words(option)):
-            source = taken[word]
-            instead = f"give {source} instead" if source in KEYS else "leave it out"
-            yield f"{given}: the script sets {word}, by {source}; {instead}"
+        if any(TWICE.fullmatch(f"{word}\n{value}") for word, value in _options(option)):
+            if site.devices == NONE:
+                yield f"{devices}: ranks compute on CPUs, but {given} asks for devices; give one of them"
+            elif site.devices is not None:
+                yield f"{devices} and {given} both ask for devices; give one of them: site.devices"
+            continue
+        taken = {**of_devices, **SET[name], **(CHAIN if is_chain else {})}
+        for word in _names(option):
+            if word in taken:
+                source = taken[word]
+                instead = f"give {source} instead" if source in KEYS else "leave it out"
+                yield f"{given}: the script sets {word}, by {source}; {instead}"
+            elif word in ELSEWHERE[name]:
+                yield f"{given}: {ELSEWHERE[name][word]}"
 
 
 def _named(loaded: LoadedSite, key: str) -> str:
@@ -72,14 +88,19 @@ def _named(loaded: LoadedSite, key: str) -> str:
     return f"site.{key} ({loaded.origins[f'site.{key}']})"
 
 
-def _words(option: str) -> Iterator[str]:
+def _options(line: str) -> Iterator[tuple[str, str]]:
+    """The options of a line, each with its value: "--gres=gpu:4", "--gres gpu:4", "-G 4" and "-G4"."""
+    words = shlex.split(line)
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        takes = before.startswith("--") and "=" not in before and " " in word  # a value that looks like an option
+        if word.startswith("-") and not takes:
+            name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
+            yield name, value or after
+
+
+def _names(line: str) -> Iterator[str]:
     """The names of the options in a line; of -l of PBS each resource: "-l select", "-l walltime"."""
-    words = shlex.split(option)
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if not word.startswith("-"):
-            continue
-        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+    for name, value in _options(line):
         yield name
         if name == "-l":
-            resources = (word[2:] or after).split(",")
-            yield from (f"-l {one.partition('=')[0]}" for one in resources)
+            yield from (f"-l {one.partition('=')[0]}" for one in value.split(","))

@@ -14,6 +14,8 @@ from codescent.jobs.submitted import SUCCESSORS
 
 START = "CODESCENT_START"
 """Number of the job in a chain of jobs."""
+NUMBER_LINE = r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?"
+"""The number of a job, as schedulers.NUMBER, for grep."""
 
 
 def script(job: Job) -> str:
@@ -92,12 +94,18 @@ def _again(job: Job) -> Iterator[str]:
         return
     yield from comment(f"{LATER}: saved before the time limit. Another job goes on, at most {most} times.")
     yield f"start=${{{START}:-0}}"
+    yield "only=()  # of an array this element alone: the range is given by its begin, a later end and the step"
+    yield 'if [ -n "${PBS_ARRAY_INDEX:-}" ]; then only=(-J "$PBS_ARRAY_INDEX-$((PBS_ARRAY_INDEX + 1)):2"); fi'
     yield f'if [ "$code" -eq {LATER} ] && [ "$start" -lt {most} ]; then'
-    submit = command(["qsub", "-v", Raw(f'"{START}=$((start + 1))"'), str(job.saved_as.absolute())])
-    yield f"    if next=$({submit}); then"
-    yield '        echo "$next goes on"'
+    only, number = Raw('"${only[@]}"'), Raw(f'"{START}=$((start + 1))"')
+    submit = command(["qsub", only, "-v", number, str(job.saved_as.absolute())])
+    yield f"    if said=$({submit}); then"
+    yield '        echo "$said goes on"'
     if job.record is not None:
-        yield f'        echo "$next $(date -u +%FT%T+00:00)" >>{quoted(str(job.record / SUCCESSORS))}  # for --status'
+        yield "        # the number is the last line that is one: a site may say more. For --status"
+        yield f'        next=$({command(["grep", "-xE", NUMBER_LINE])} <<<"$said" | tail -n 1 || true)'
+        known = f'echo "$next $(date -u +%FT%T+00:00)" >>{quoted(str(job.record / SUCCESSORS))}'
+        yield f'        if [ -n "$next" ]; then {known}; fi'
     yield "        exit 0"
     yield "    fi"
     yield "fi"

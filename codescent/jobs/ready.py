@@ -19,12 +19,12 @@ from codescent.data.text import corpora, download
 from codescent.data.text.download import Published
 from codescent.data.tokenizers.wordpiece import KINDS
 from codescent.jobs.schedulers import SCHEDULERS
-from codescent.jobs.submitted import RECORD, jobs_of
+from codescent.jobs.submitted import RECORD, files_of_jobs, jobs_of
 from codescent.plan import Plan
 from codescent.preflight import check_same_files, check_same_trajectory, ended_at, imported, is_begun, run_folder
 from codescent.record import RunFolder
 from codescent.record.beginning import refuse_taken
-from codescent.record.run_folder import JOBS, LOCK
+from codescent.record.run_folder import LOCK
 from codescent.tasks.answers import PUBLISHED, SQUAD
 from codescent.tasks.text import TextTask
 
@@ -141,7 +141,7 @@ def writer(run: Path) -> Iterator[str]:
 
 def jobs(run: Path) -> Iterator[str]:
     """The jobs of the run that wait or run."""
-    if not any((run / JOBS).glob(f"*/{RECORD.format('*')}")):
+    if not files_of_jobs(run, RECORD.format("*")):
         return
     for job in jobs_of(run):
         state = SCHEDULERS[job.target].state(job.job)

@@ -144,7 +144,9 @@ def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
     free = shutil.disk_usage(above).free
     if found.more_bytes <= free:
         return
-    keep = config.checkpoint.keep_last - math.ceil((found.more_bytes - free) / found.one_bytes)
+    others = 1 + config.checkpoint.keep_best * (config.train.eval_every > 0)  # beside those that keep_last counts
+    fitting = found.number - math.ceil((found.more_bytes - free) / found.one_bytes)
+    keep = min(config.checkpoint.keep_last, fitting - others)
     lower = f", or checkpoint.keep_last={keep}" if keep >= 1 else ""
     yield (
         f"{run}: {counted(found.number, 'checkpoint')} of {of_bytes(found.one_bytes)} need "

@@ -21,14 +21,18 @@ OVER = (
 """How SLURM calls the state of a job that has ended, in small letters."""
 NUMBER = re.compile(r"\d{1,18}(?:\[\d*\])?(?:\.[\w.-]+)?", re.ASCII)
 """The number of a job, such as 4711, 4711.server or 4711[].server."""
+UNSURE = re.compile(r"timed out|End of File|Connection reset", re.IGNORECASE)
+"""What a command says whose connection was cut: the scheduler may have done what was asked."""
+KILLED = 128
+"""Above it an exit code is that of a shell whose command a signal has killed."""
 QUEUED_ROW = re.compile(r"([A-Z_]+), .*", re.ASCII)
-ENDED_ROW = re.compile(r"([A-Z_]+[^|]*)\|([^|]*)\|(\d+):\d+", re.ASCII)
+ENDED_ROW = re.compile(r"([A-Z_]+[^|]*)\|([^|]*)\|(\d+):(\d+)", re.ASCII)
 """Lines of squeue and sacct, as they are asked for here."""
 SHOWN_CHARS = 200
 
 
 class Refused(UserError):
-    """A command that says that it failed, or was not started: it has submitted nothing."""
+    """A command that says that it failed, or was not started: it has submitted nothing, and ended nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Scheduler:
 def call(words: Sequence[str], folder: Path | None = None) -> str:
     """What a command prints. Bytes that are not UTF-8 are replaced.
 
-    Raises Refused: it is not there, or says that it failed. Raises UserError: it was killed, or does not answer.
+    Raises Refused: it is not there, or says that it failed. Raises UserError: it was killed, or the scheduler did not
+    answer it: nobody knows whether it has done its work.
     """
     try:
         done = subprocess.run(
@@ -78,7 +83,8 @@ def call(words: Sequence[str], folder: Path | None = None) -> str:
         said = _shown(done.stderr) or _shown(done.stdout) or "it said nothing"
         if done.returncode < 0:
             raise UserError(f"{' '.join(words)}: was killed by {_signal(-done.returncode)}: {said}")
-        raise Refused(f"{' '.join(words)}: exit code {done.returncode}: {said}")
+        is_unsure = done.returncode > KILLED or UNSURE.search(said)
+        raise (UserError if is_unsure else Refused)(f"{' '.join(words)}: exit code {done.returncode}: {said}")
     return done.stdout
 
 
@@ -125,7 +131,13 @@ def _slurm_state(job: str) -> State:
     rows = _rows(ENDED_ROW, found)
     if not rows:
         return queued or State(f"{unknown}: sacct says {_shown(found)[:SHOWN_CHARS]}", True)
-    return State(_listed(f"{row[1].lower()} after {row[2]}, exit code {row[3]}" for row in rows), True)
+    is_over = all(row[1].lower().startswith(OVER) for row in rows)
+    return State(_listed(f"{row[1].lower()} after {row[2]}, {_ended(row)}" for row in rows), is_over)
+
+
+def _ended(row: re.Match[str]) -> str:
+    """How a job of sacct has ended: by a signal, or with an exit code."""
+    return f"{_signal(int(row[4]))}" if int(row[4]) else f"exit code {row[3]}"
 
 
 def _rows(form: re.Pattern[str], said: str) -> list[re.Match[str]]:

@@ -15,9 +15,13 @@ INSTEAD = (
 )
 
 
-def secret_in(value: object) -> str:
-    """A sentence if there is a secret in a value, or in a list of strings; empty: there is none."""
-    found = secret_of(" ".join(map(str, value)) if isinstance(value, list) else str(value))
+def secret_in(value: object, *, are_words: bool = False) -> str:
+    """A sentence if there is a secret in a value, or in a list of strings; empty: there is none.
+
+    `are_words`: the strings are words of one command, not lines.
+    """
+    between = " " if are_words else "\n"
+    found = secret_of(between.join(map(str, value)) if isinstance(value, list) else str(value))
     if found is None:
         return ""
     return f"{found.what} {INSTEAD}" + (f', such as "${found.variable}"' if found.variable else "")
@@ -29,6 +33,6 @@ def secret_in_words(words: Sequence[str]) -> str:
         return ""
     name = found.variable or "TOKEN"
     return (
-        f"-- ...: {found.what} looks like a secret, and the script for the scheduler is read by many: leave it out, "
+        f"{found.what} looks like a secret, and the script for the scheduler is read by many: leave it out, "
         f'export {name}, and let your script read it: os.environ["{name}"]'
     )

@@ -195,7 +195,12 @@ def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
     given = dict(_from_file(name, problems)) if name is not None else {}
     for override in overrides:
         given |= _from_override(override, problems)
-    secrets = {name: said for name, one in given.items() if (said := secret_in(one.value))}
+    are_words = dict.fromkeys(("site.container", "site.launcher"), True)
+    secrets = {
+        name: said
+        for name, one in given.items()
+        if (said := secret_in(one.value, are_words=are_words.get(name, False)))
+    }
     problems += [f"{given[name].origin}: {name}: {said}" for name, said in secrets.items()]
     site = _validate({name: one for name, one in given.items() if name not in secrets}, problems)  # shows values
     if problems:
@@ -213,6 +218,9 @@ def _from_file(site: str, problems: list[str]) -> Iterator[tuple[str, Given]]:
         problems += error.problems
         return
     within = isinstance(table.get(SECTION), dict)
+    if not within and (sections := [f"[{name}]" for name, value in table.items() if isinstance(value, dict)]):
+        problems.append(f"{file}: has {', '.join(sections)}, and no section [{SECTION}]; give the file of a site")
+        return
     for name in [name for name, value in table.items() if within and not isinstance(value, dict)]:
         where = f"{file}:{lines[(name,)]}" if (name,) in lines else str(file)
         problems.append(f"{where}: {name}: stands above all sections, where nothing is read; move it into [{SECTION}]")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def jobs_of(run: Path) -> list[Submitted]:
     """
     found: list[tuple[tuple[int, int], Submitted, Path]] = []
     problems: list[str] = []
-    for path in sorted((run / JOBS).glob(f"*/{RECORD.format('*')}")):
+    for path in files_of_jobs(run, RECORD.format("*")):
         try:
             made = _read(path)
         except (OSError, ValueError, RecursionError) as error:
@@ -119,6 +120,18 @@ def jobs_of(run: Path) -> list[Submitted]:
         raise UserError(f"{run}: no job of this run was submitted by codescent launch --submit")
     found.sort(key=lambda one: one[0])
     return [job for _, made, folder in found for job in (made, *_successors(made, folder))]
+
+
+def files_of_jobs(run: Path, name: str) -> list[Path]:
+    """The files of that name, which may have a star, of all jobs of a run. Raises UserError: they cannot be read."""
+    above = run / JOBS
+    try:
+        folders = [path for path in above.iterdir() if path.is_dir()]
+        return sorted(path for folder in folders for path in folder.iterdir() if fnmatch(path.name, name))
+    except (FileNotFoundError, NotADirectoryError):  # of the run, or of its jobs
+        return []
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}: the records of the run's jobs are there") from error
 
 
 def _read(path: Path) -> Submitted:
@@ -157,7 +170,7 @@ def hosts_of(run: Path) -> list[str]:
 
     Raises UserError: a file is not a list of hosts.
     """
-    hosts = [(host, file) for file in sorted((run / JOBS).glob(f"*/{HOSTS}")) for host in _text(file).split()]
+    hosts = [(host, file) for file in files_of_jobs(run, HOSTS) for host in _text(file).split()]
     if wrong := {file: host for host, file in hosts if HOST.fullmatch(host) is None}:
         raise UserError(
             *(f'{file}: "{host[:SHOWN_CHARS]}" is not the name of a host; name the hosts yourself: --kill --hosts '

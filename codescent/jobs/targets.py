@@ -70,7 +70,7 @@ TARGETS: Mapping[str, Target] = {
 
 WANTED: Mapping[str, str] = {
     "time": "the time limit of the job, such as site.time=04:00:00",
-    "devices": 'how devices are asked for, such as site.devices="{devices}"; site.devices=none: ranks compute on CPUs',
+    "devices": 'a way to ask for devices, such as site.devices="{devices}"; site.devices=none: ranks compute on CPUs',
     "mpi": "which mpirun the hosts have: site.mpi=openmpi, mpich or intelmpi",
     "image": "the container image in which codescent is installed, such as site.image=registry/name:tag",
 }

@@ -18,13 +18,15 @@ from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
-from codescent.base.stopping import EXIT_FILE, SAVING
+from codescent.base.stopping import EXIT_FILE, SAVING, reported
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.group import Group
 from codescent.launch.local import run_ranks
 
 SENT = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
 """What a line of the standard input asks for, with --follow."""
+VERBS = ("train", "doctor")
+"""Words after `codescent` of commands that the agent starts in another way."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -70,6 +72,8 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     asked = parser.parse_args(words)
     if asked.ranks < 1:
         parser.error(f"--ranks {asked.ranks}: give at least 1")
+    if 0 < asked.world < asked.ranks:
+        parser.error(f"--world {asked.world}: is less than --ranks {asked.ranks}")
     if asked.world > asked.ranks and asked.master is None:
         parser.error(
             f"--world {asked.world}: with --ranks {asked.ranks} others are elsewhere: give --master ADDRESS:PORT"
@@ -82,14 +86,15 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _verb(words: Sequence[str]) -> str:
-    """The word after `codescent` in a command; empty: it is another command."""
-    return next((two for one, two in pairwise(words) if Path(one).name == "codescent"), "")
+    """Which of VERBS a command is; empty: another one. A container may be called codescent, too."""
+    return next((two for one, two in pairwise(words) if Path(one).name == "codescent" and two in VERBS), "")
 
 
 def _examine(command: Sequence[str], group: Group, env: dict[str, str]) -> int:
     """Run the ranks of the doctor. What it finds is no failure of a rank: rank 0 writes its exit code to a file."""
     with tempfile.NamedTemporaryFile("r", prefix="codescent-exit-") as file:
-        return run_ranks(command, group, {**env, EXIT_FILE: file.name}) or int(file.read() or 0)
+        code = run_ranks(command, group, {**env, EXIT_FILE: file.name})
+        return code or reported(int(file.read() or 0), env)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from codescent import __version__
@@ -62,7 +63,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
         (arguments.overrides if config in arguments.overrides else rest).remove(config)
     if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
-        hints = [hint for word in rest if (hint := _hint(word, said, arguments, parsers[arguments.verb]))]
+        values = {after for word, after in pairwise(rest) if word.startswith("-") and "=" not in word}
+        unknown = [word for word in rest if word not in values or word.startswith("-")]
+        hints = [hint for word in unknown if (hint := _hint(word, said, arguments, parsers[arguments.verb]))]
         top.error("; ".join([f"unrecognized arguments: {' '.join(rest)}", *dict.fromkeys(hints)]))
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
@@ -75,7 +78,7 @@ def _hint(word: str, said: Sequence[str], arguments: argparse.Namespace, verb: P
         folder = f"--resume={word} names the folder of a run, which is given without a config"
         return f"did you mean {RESUME_AUTO}? {folder}"
     if word.startswith("--resume") and arguments.verb == "launch":
-        return f"did you mean {RESUME_AUTO}? The script has it already: leave it out"
+        return f"leave {word} out: the script has {RESUME_AUTO}"
     if word.startswith("-"):
         near = verb.near(word.partition("=")[0])
         return f"did you mean {near}?" if near else f"the options: codescent {arguments.verb} --help"

@@ -50,7 +50,7 @@ def main(arguments: Namespace) -> int:
     site_words = [word for word in arguments.overrides if word.startswith(SITE)]
     ranks = None if config is None else config.parallel.ranks
     loaded, shape = machines(arguments.to, arguments.site, site_words, _asked(arguments), ranks, problems)
-    problems += _problems(arguments, is_script=is_script)
+    problems += _problems(arguments, words, is_script=is_script)
     job, notes = None, []
     if not problems and loaded is not None and shape is not None:
         notes = list(unread(arguments.to, loaded))
@@ -72,8 +72,8 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def _problems(arguments: Namespace, *, is_script: bool) -> Iterator[str]:
-    """What is wrong with single words of the command line."""
+def _problems(arguments: Namespace, words: Sequence[str], *, is_script: bool) -> Iterator[str]:
+    """What is wrong with single words of the command line. `words`: overrides of the config, or words of the script."""
     if arguments.submit and arguments.to in SCHEDULERS:
         program = SCHEDULERS[arguments.to].submit[0]
         if shutil.which(program) is None:
@@ -85,8 +85,8 @@ def _problems(arguments: Namespace, *, is_script: bool) -> Iterator[str]:
     if arguments.script_words and not is_script:
         given = shlex.join(arguments.script_words)
         yield f"-- {given}: such words are for a script of yours; overrides of {arguments.config} stand before --"
-    elif said := secret_in_words(arguments.script_words):
-        yield said
+    elif is_script and (said := secret_in_words([*words, *arguments.script_words])):
+        yield f"{arguments.config}: {said}"
     yield from not_for_scripts(arguments.said, Path.cwd())
 
 
@@ -110,7 +110,8 @@ def _preflight(
 ) -> Findings:
     """All reasons why the job could not do its work. `job` None: something else is wrong, so there is no script."""
     run, times = _run(arguments.config, config), arguments.times or 1
-    submits = arguments.submit and (config is not None or arguments.config.endswith(".py"))  # else there is no run
+    is_run = config is not None or arguments.config.endswith(".py")
+    submits = arguments.submit and is_run and arguments.to in SCHEDULERS
     asked = Preflight(
         arguments.to, config, shape, site, run, tuple(words), submits, times, submits or arguments.out is not None
     )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,9 +70,8 @@ def _refuse_what_is_no_run(given: str, option: str) -> None:
         what = "is a file, not a run folder" if Path(given).exists() else "there is no such run folder"
         raise UserError(f"{given}: {what}; give the folder that --submit has named, such as runs/NAME")
     what = "a script" if given.endswith(".py") else "a config"
-    has_none = "" if run.is_dir() else ", which is not there: no job of it was submitted from here"
-    raise UserError(f"{given}: is {what}, not a run folder; its run folder is {run}: "
-                    f"{command('launch', run, f'--{option}')}{has_none}")  # fmt: skip
+    instead = command("launch", run, f"--{option}") if run.is_dir() else "it is not there, so no job was submitted here"
+    raise UserError(f"{given}: is {what}, not a run folder; its run folder is {run}: {instead}")
 
 
 def _run_of(given: str) -> Path | None:
@@ -95,15 +95,18 @@ def submit_job(job: Job, target: str) -> int:
         text = TARGETS[target].script(replace(job, saved_as=script, record=folder))
         with user_errors(script):
             script.write_text(text, encoding="utf-8")
-        for _ in range(job.times):
+        for done in range(job.times):
             before, may_exist = may_exist, True
             try:
                 number = submit(SCHEDULERS[target], script, job.folder)
-            except Refused:
+            except Refused as error:
                 may_exist = before
-                raise
+                raise UserError(*error.problems, *_begun(job, done)) from error
             except UserError as error:
-                raise _unknown(error, target, script) from error
+                raise UserError(_unknown(error.problems[0], target, script), *_begun(job, done)) from error
+            except KeyboardInterrupt:
+                warn(_unknown(f"{SCHEDULERS[target].submit[0]}: Ctrl-C came before its answer", target, script))
+                raise
             made = keep(folder, target, number, job.name, script.name, job.folder)
             say([one_line(f"job {number} of {target} is submitted; its log will be {_log(made)}")])
     except BaseException:
@@ -114,13 +117,20 @@ def submit_job(job: Job, target: str) -> int:
     return 0
 
 
-def _unknown(error: UserError, target: str, script: Path) -> UserError:
-    """The error of a submission of which nobody knows whether there is a job."""
+def _unknown(problem: str, target: str, script: Path) -> str:
+    """The problem of a submission of which nobody knows whether there is a job."""
     scheduler = SCHEDULERS[target]
-    return UserError(
-        f"{error.problems[0]}; the job may exist all the same, so its script stays: {script}. Look with "
+    return (
+        f"{problem}; the job may exist all the same, so its script stays: {script}. Look with "
         f"{scheduler.look}, and end it with {scheduler.cancel[0]} NUMBER before you submit again"
     )
+
+
+def _begun(job: Job, done: int) -> Iterator[str]:
+    """A sentence where the first jobs of a chain are submitted, and a later one is not."""
+    if done:
+        shown = command("launch", job.run, "--status")
+        yield f"{done} of {job.times} jobs {'is' if done == 1 else 'are'} submitted all the same: {shown}"
 
 
 def _log(job: Submitted) -> Path:
@@ -144,13 +154,18 @@ def _status(jobs: list[Submitted]) -> int:
 
 
 def _cancel(jobs: list[Submitted]) -> int:
-    """End the jobs that have not ended."""
-    ended = 0
+    """End the jobs that have not ended. Raises UserError: the scheduler refused some; all others are asked to end."""
+    ended, problems = 0, list[str]()
     for job in jobs:
-        if not _state(job).is_over:
-            call([*SCHEDULERS[job.target].cancel, job.job])
-            print(f"{job.target} {job.job}: is asked to end")
-            ended += 1
+        try:
+            if not _state(job).is_over:
+                call([*SCHEDULERS[job.target].cancel, job.job])
+                print(f"{job.target} {job.job}: is asked to end")
+                ended += 1
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
     if not ended:
         print("no job of this run waits or runs")
     return 0
@@ -163,11 +178,13 @@ def _follow(jobs: list[Submitted]) -> int:
     log, at, looks = _log(job), 0, 0
     while True:
         state = _state(job) if looks % ASK_EVERY == 0 else None
+        is_over = state is not None and state.is_over
         text = _from(log, at)
+        text = text if is_over else text[: text.rfind(b"\n") + 1]  # the rest of a line comes later
         at += len(text)
         say([text.decode(errors="replace").rstrip("\n")] if text else [])
         sys.stdout.flush()
-        if state is not None and state.is_over:
+        if state is not None and is_over:
             say([one_line(f"{job.target} {job.job}: {state.text}")])
             return 0
         looks += 1
