@@ -157,7 +157,7 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
     project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
-    words = [*CHAT, "train.num_steps=120", "model.hidden_dim=32", "optimizer.learning_rate=2e-2", "train.eval_every=0"]
+    words = [*CHAT, "train.num_steps=120", "model.hidden_dim=32", "train.eval_every=0"]
     forker.train(project, "learned", 1, *words)
     assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
     told = capsys.readouterr().out
