@@ -19,11 +19,13 @@ from typing import Any
 import conftest
 import pytest
 import torch
+from runs import make_project
 from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.base.token import key_of
+from codescent.launch.allocator import MARKER
 from codescent.train import addresses, interfaces, search, world
 from codescent.train.addresses import addresses_of_first, listening_address
 from codescent.train.compared import Topology, _compared, compare
@@ -311,10 +313,37 @@ print("met", flush=True)
 """
 
 
-def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(ORPHAN)
+RESTARTS = """
+import os, sys, time
+import codescent
+from codescent.verbs.cli import run
+execve = os.execve
+def late(*words):
+    while os.getppid() == int(os.environ["SHELL_PID"]):
+        time.sleep(0.01)
+    print("orphan", flush=True)
+    execve(*words)
+os.execve = late
+words = ["train", "run.toml", "train.allocator=auto", "parallel.meet_s=20"]
+sys.exit(run(words, may_restart=True))
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ORPHAN,
+        pytest.param(RESTARTS, marks=pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no restart")),
+    ],
+    ids=["own loop", "train"],
+)
+def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path, program: str) -> None:
+    make_project(tmp_path)
+    (tmp_path / "rank.py").write_text(program)
     ranked = dict.fromkeys(("RANK", "LOCAL_RANK"), "1") | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
     env = {**os.environ, **ranked, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    for name in ("GLIBC_TUNABLES", MARKER):
+        env.pop(name, None)
     env |= {"TORCHELASTIC_RUN_ID": "none", "PYTHONPATH": str(Path(search.__file__).parents[2])}
     command = f'SHELL_PID=$$ "{sys.executable}" rank.py & sleep 0.5'
     done = subprocess.run(

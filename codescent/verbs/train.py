@@ -20,7 +20,7 @@ from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import new_failures, say, warn
-from codescent.base.parent import end_with_command
+from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported, stop_at
 from codescent.build import saved_plan, task_request
@@ -120,7 +120,8 @@ def _main(arguments: Namespace) -> int:
     if restarts:
         # glibc reads its tunables when a process starts: replace this process once by itself.
         hand_on(SAVING)
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
+        env = tuned_environment(os.environ) | handed_on()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
     if arguments.find_learning_rate:
         return _find_learning_rate(config, rank or Rank())
     if rank is None or not (rank.rank or rank.child):
