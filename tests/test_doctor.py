@@ -28,6 +28,7 @@ from codescent.base.rank import Rank
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
+from codescent.doctor import meeting as meeting_module
 from codescent.doctor.devices import chosen, visible
 from codescent.doctor.examine import _came, _key, examine
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
@@ -45,6 +46,7 @@ from codescent.doctor.wanted import Wanted
 from codescent.jobs import room
 from codescent.plan import Plan
 from codescent.preflight import plan_of, run_folder
+from codescent.train import addresses
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 GPUS = [{"index": str(number), "uuid": f"GPU-{number}a", "name": "A100"} for number in range(4)]
@@ -583,6 +585,21 @@ def test_rank_0_listens_where_the_config_says(listen: str) -> None:
 def test_an_interface_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match='listen = "ib7"'):
         gather(Rank(0, 0, 2, 2, master_addr="127.0.0.1"), Meeting.key, FACTS, 0.1, "ib7")
+
+
+@linux
+def test_rank_0_listens_where_master_addr_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with torchrun's store may listen at another interface: it says so there. Without it, a run refuses."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "d0")
+    monkeypatch.setattr(addresses, "interfaces", lambda: {"d0": "127.0.0.3", "d1": "127.0.0.2"})
+    monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.0.3")
+    monkeypatch.setattr(meeting_module, "resolved", lambda host: ["10.0.0.1"])
+    monkeypatch.setattr(meeting_module, "is_mine", lambda address: True)
+    place = Rank(0, 0, 2, 1, master_addr="10.0.0.1", job="listens")
+    found = gather(dataclasses.replace(place, agent_store=True), Meeting.key, FACTS, 0.1, "d1")
+    assert found.address == "127.0.0.3"
+    with pytest.raises(UserError, match=r'"d1" is 127.0.0.2 here, but MASTER_ADDR=10.0.0.1 leads to 10.0.0.1; set'):
+        gather(place, Meeting.key, FACTS, 0.1, "d1")
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:

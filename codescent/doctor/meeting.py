@@ -16,7 +16,16 @@ from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
-from codescent.train.addresses import EVERY, is_local, listening_address, route_to
+from codescent.train.addresses import (
+    ALL,
+    EVERY,
+    is_local,
+    is_mine,
+    listening_address,
+    refuse_other_interface,
+    resolved,
+    route_to,
+)
 from codescent.train.interfaces import is_loopback
 from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.sockets import has_gone, watch
@@ -95,20 +104,15 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
 
 
 def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
-    """A listening socket, and what MASTER_PORT is taken by. It is where a run listens.
-
-    But where all ranks are on this machine, it is on loopback always: the others do not read the config.
-    """
+    """A listening socket, and what MASTER_PORT is taken by."""
     given = None if place.store_fd is None else socket.socket(fileno=place.store_fd)
     if given is not None and listen is None:
         return given, ""
-    address, taken = listening_address(place, listen), ""
+    address, taken = _address(place, listen), ""
     if given is not None:
         if is_local(place):
             return given, ""
         given.close()
-    if is_local(place):
-        address = LOOPBACK
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports(place):
         try:
@@ -123,6 +127,30 @@ def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
     raise UserError(
         f"rank 0 on {socket.gethostname()}: every port that it tried is taken; set MASTER_PORT to a free one"
     )
+
+
+def _address(place: Rank, listen: str | None) -> str:
+    """The address at which a run listens, with two exceptions: the other ranks do not read the config.
+
+    Where all ranks are on this machine, it is loopback always. With torchrun's store a run says there where it listens.
+    The ranks of the doctor do not read that store: they connect to MASTER_ADDR.
+
+    Raises UserError: as a run.
+    """
+    address = listening_address(place, listen)
+    if is_local(place):
+        return LOOPBACK
+    if listen is None or listen == ALL:
+        return address
+    if place.agent_store:
+        with suppress(UserError):  # MASTER_ADDR means loopback here: nobody knows where it leads elsewhere
+            return listening_address(place)
+        return address
+    with suppress(OSError):
+        found = resolved(place.master_addr)
+        if any(map(is_mine, found)):
+            refuse_other_interface(place, listen, address, found)
+    return address
 
 
 def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, change: threading.Condition) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from codescent.base.errors import UserError
@@ -118,6 +119,24 @@ def refuse_loopback(place: Rank, listen: str | None = None) -> None:
         f"{place.here()}: MASTER_ADDR={place.master_addr} is this machine alone, but only {place.local_world_size} of "
         f"{place.world_size} ranks are on it; {fix(place)}. If all machines are this one, export {GLOO}=lo, for every "
         "rank"
+    )
+
+
+def refuse_other_interface(place: Rank, listen: str | None, address: str, found: Sequence[str]) -> None:
+    """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen.
+
+    Args:
+        place: this process among the ranks.
+        listen: parallel.listen; None: auto.
+        address: at which rank 0 listens.
+        found: to which MASTER_ADDR leads.
+    """
+    reached = [one for one in found if not is_loopback(one)]  # else it is the own name, which others know better
+    if listen is None or not reached or address in reached:
+        return
+    raise UserError(
+        f'{place.here()}: parallel.listen = "{listen}" is {address} here, but MASTER_ADDR={place.master_addr} leads to '
+        f"{' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
     )
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from multiprocessing import AuthenticationError
@@ -30,10 +30,10 @@ from codescent.train.addresses import (
     listening_address,
     means_this_machine,
     outward,
+    refuse_other_interface,
     resolved,
 )
 from codescent.train.agent_store import AgentStore
-from codescent.train.interfaces import is_loopback
 from codescent.train.members import Members, listed
 from codescent.train.store import StoreServer, TokenStore
 
@@ -230,7 +230,7 @@ class Search:
             try:
                 found = resolved(place.master_addr)
                 if any(is_mine(one) for one in found):
-                    return self._refuse_other_interface(address, found)
+                    return refuse_other_interface(place, self._listen, address, found)
                 there = partial(socket.create_connection, (found[0], port), 1.0)
                 TokenStore(there, self.key, _SHORT).close()
                 return  # it is forwarded to this machine
@@ -243,17 +243,6 @@ class Search:
                     f"({why}); {fix(place)}"
                 ) from why
             time.sleep(AGAIN_S)
-
-    def _refuse_other_interface(self, address: str, found: Sequence[str]) -> None:
-        """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen."""
-        reached = [one for one in found if not is_loopback(one)]  # else it is the own name, which others know better
-        if self._listen is None or not reached or address in reached:
-            return
-        self.close()
-        raise UserError(
-            f'{_who(self._place)}: parallel.listen = "{self._listen}" is {address} here, but MASTER_ADDR='
-            f"{self._place.master_addr} leads to {' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
-        )
 
     def _refuse_own_name(self, error: Exception) -> None:
         """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""
