@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from runs import called, environment, make_project
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Rank
+from codescent.base.rank import LOOPBACK, Rank
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
@@ -552,11 +552,53 @@ def test_a_rank_that_comes_twice_is_a_finding_of_its_own(meeting: Meeting) -> No
 def test_a_rank_of_another_run_is_a_finding(meeting: Meeting) -> None:
     meeting.thread.start()
     meeting.connect().close()
-    with pytest.raises(UserError, match="refuses it: the run has 3 ranks"):
+    with pytest.raises(UserError, match="refuses it: rank 7 is none of 3 ranks; start each rank once"):
         meeting.join(7, wait_s=0.1)
     with meeting.join(1), meeting.join(2):
         (finding,) = meeting.findings()
     assert "rank 7, which is none of 3 ranks" in finding.what
+
+
+@linux
+def test_a_rank_of_another_number_of_ranks_is_told_so(meeting: Meeting) -> None:
+    other = dataclasses.replace(meeting.place(1), world_size=5, local_world_size=5)
+    env = {"CODESCENT_TOKEN": "a token"}
+    assert _key(other, env) == _key(meeting.place(1), env)  # otherwise it would be told of another token
+    meeting.thread.start()
+    meeting.connect().close()
+    with pytest.raises(UserError, match="refuses it: rank 1 is one of 5 ranks, but the run has 3 ranks; start"):
+        join(other, Meeting.key, FACTS | {"rank": 1}, 0.1)
+    with meeting.join(1), meeting.join(2):
+        (finding,) = meeting.findings()
+    assert "says that it is rank 1, which is one of 5 ranks, but the run has 3 ranks" in finding.what
+
+
+@linux
+def test_a_rank_that_comes_again_leaves_no_old_connection_and_a_late_one_is_told_to_wait_longer() -> None:
+    found, hello = Gathered(LOOPBACK, 1), {"rank": 1, "world_size": 2}
+    with socket.create_server((LOOPBACK, 0)) as server, ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(2)]
+        mine = [stack.enter_context(server.accept()[0]) for _ in range(2)]
+        assert meeting_module._enter(mine[0], LOOPBACK, hello, 2, found) == ""
+        peers[0].close()
+        assert meeting_module._enter(mine[1], LOOPBACK, hello, 2, found) == ""
+        assert (mine[0].fileno(), found.connections) == (-1, {1: mine[1]})
+        found.is_over = True
+        assert "a longer --wait" in meeting_module._enter(mine[1], LOOPBACK, hello, 2, found)
+
+
+@linux
+def test_a_rank_with_another_token_is_found_beside_one_that_came() -> None:
+    """Both are on the same machine."""
+    every = {rank: facts(rank, "a", address="10.0.0.1") for rank in range(2)}
+    found = Gathered("10.0.0.1", 1, facts=every, rejected=["10.0.0.1"])
+    assert [one.check for one in _came(Rank(world_size=3), found, hosts_of(every))] == ["ranks", "token"]
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 70, "\udcff"])
+def test_what_no_host_can_be_called_is_told(name: str) -> None:
+    with pytest.raises(UserError, match="is no name that a host can have"):
+        join(Rank(1, 0, 2, 1, master_addr=name, master_port=1), Meeting.key, FACTS, 0.1)
 
 
 @linux

@@ -357,6 +357,7 @@ def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path
 def test_what_no_host_can_be_called_is_refused(name: str) -> None:
     problem = said(Rank(0, 0, 2, 1, name, free_port()))
     assert "is no name that a host can have); set MASTER_ADDR" in problem
+    assert "is no name that a host can have); either its agent" in said(Rank(1, 0, 2, 1, name, 1, agent_store=True))
     assert key_of({"CODESCENT_TOKEN": "\udcff"}, "run") != key_of({"CODESCENT_TOKEN": "\udcfe"}, "run")
 
 

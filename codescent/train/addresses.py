@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from codescent.base.errors import UserError
@@ -164,10 +165,23 @@ def resolved(host: str) -> list[str]:
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
+def connected(host: str, port: int, within_s: float) -> socket.socket:
+    """A connection. Raises OSError: there is none; the name is unknown, or none that a host can have."""
+    with _named(host):
+        return socket.create_connection((host, port), timeout=within_s)
+
+
 def _looked_up(host: str, kind: socket.SocketKind) -> list[Any]:
     """What getaddrinfo finds, for any port. Raises OSError: the name is unknown, or none that a host can have."""
-    try:
+    with _named(host):
         return socket.getaddrinfo(host, 9, type=kind)
+
+
+@contextmanager
+def _named(host: str) -> Iterator[None]:
+    """Raise OSError where Python raises UnicodeError: a part of the name is empty, too long, or no text."""
+    try:
+        yield
     except UnicodeError as error:
         raise OSError(f"{host[:SHOWN]!r} is no name that a host can have") from error
 

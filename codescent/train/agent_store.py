@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[a
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train.addresses import fix, is_local, means_this_machine
+from codescent.train.addresses import connected, fix, is_local, means_this_machine
 
 T = TypeVar("T")
 
@@ -81,7 +80,7 @@ class AgentStore:
         while True:
             for name in names:
                 try:
-                    with socket.create_connection((name, place.master_port), timeout=ANSWER_S) as agent:
+                    with connected(name, place.master_port, ANSWER_S) as agent:
                         return str(agent.getpeername()[0])
                 except OSError as error:
                     why = error
