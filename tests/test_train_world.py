@@ -17,10 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import conftest
+import psutil
 import pytest
 import torch
 from runs import make_project
-from torch.distributed import HashStore
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
@@ -28,6 +29,7 @@ from codescent.base.token import key_of
 from codescent.launch.allocator import MARKER
 from codescent.train import addresses, interfaces, search, world
 from codescent.train.addresses import addresses_of_first, listening_address
+from codescent.train.agent_store import AgentStore
 from codescent.train.compared import Topology, _compared, compare
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.facts import facts_of_process
@@ -300,6 +302,41 @@ def test_an_interface_to_listen_on_that_the_address_does_not_lead_to(monkeypatch
     (problem,) = caught.value.problems
     assert 'parallel.listen = "ib0" is 127.0.0.2 here, but MASTER_ADDR=node0 leads to 10.0.0.1; set' in problem
     assert problem.endswith("set MASTER_ADDR=127.0.0.2, for every rank")
+
+
+class SilentAgent:
+    """The store of an agent that ends before rank 0 has written where it listens."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def set(self, *_: object) -> None:
+        raise DistNetworkError("the agent has ended")
+
+    def publish(self, addresses: list[str], port: int) -> None:
+        store = object.__new__(AgentStore)
+        store._place, store._store = Rank(0, 0, 2, 1, "10.0.0.1", 29400), self  # type: ignore[assignment]
+        store.publish(addresses, port)
+
+
+@pytest.mark.parametrize("agent", [True, False])
+@pytest.mark.usefixtures("shared_loopback")
+def test_an_error_of_rank_0_closes_its_port(monkeypatch: pytest.MonkeyPatch, agent: bool) -> None:
+    def unknown(place: Rank) -> str:
+        raise UserError("no interface")
+
+    def listens() -> set[Any]:
+        return {one.laddr for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN}
+
+    before, place = listens(), Rank(0, 0, 2, 1, LOOPBACK, free_port(), agent_store=agent)
+    if agent:
+        monkeypatch.setattr(search, "AgentStore", SilentAgent)
+    else:
+        monkeypatch.setattr(search, "outward", unknown)
+    with pytest.raises(UserError, match="10.0.0.1:29400 did not answer" if agent else "no interface") as caught:
+        meet(place, timedelta(seconds=20), None if agent else "all")
+    assert caught.value.__traceback__ is not None  # which holds the sockets
+    assert listens() == before
 
 
 ORPHAN = """

@@ -53,9 +53,15 @@ class AgentStore:
         self._store = PrefixStore(f"codescent {place.job}", agent)
 
     def publish(self, addresses: list[str], port: int) -> None:
-        """Rank 0: write where it listens. A fresh number makes each start's text another one."""
+        """Rank 0: write where it listens. A fresh number makes each start's text another one.
+
+        Raises UserError: the store is silent.
+        """
         said = json.dumps([addresses, port, secrets.token_hex(8)])
-        _within(lambda: self._store.set(KEY, said))
+        try:
+            _within(lambda: self._store.set(KEY, said))
+        except (DistError, OSError) as error:
+            raise self._silent(ANSWER_S, error) from error
 
     def where(self) -> tuple[list[str], int]:
         """Where rank 0 listens, as it was written last. Raises OSError: it is not there yet, or the store is silent."""

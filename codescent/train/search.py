@@ -79,26 +79,38 @@ class Search:
     def __init__(self, place: Rank, seconds: float, listen: str | None) -> None:
         self._place, self._seconds, self._listen = place, seconds, listen
         self._begin_s = time.monotonic()
-        self._has_said = self._listens_everywhere = False
+        self._has_said = False
+        self._own = ""  # rank 0, if it listens on all interfaces: its address that the others reach
         # The key differs between jobs, so that a rank of another job at the same port is rejected.
         self.key = token.key_of(os.environ, f"{place.job} attempt {place.attempt}")
         self.server: StoreServer | None = None
         self._members: Members | None = None
         self._where: _Where = lambda: (addresses_of_first(place, listen), place.master_port)
         listener = _listening(place, listen) if place.rank == 0 else None
-        agent = AgentStore(place, seconds) if place.agent_store else None
-        if listener is not None:
-            here = listener.getsockname()[:2]
-            self._listens_everywhere = here[0] == EVERY
-            self._members = Members(place.world_size, seconds)
-            self.server = StoreServer(listener, self.key, self._members)
-            self._where = lambda: ([LOOPBACK if here[0] == EVERY else here[0]], here[1])
-            if agent is not None:
-                agent.publish([outward(place) if here[0] == EVERY else here[0]], here[1])
-            else:
-                self._refuse_foreign_address(*here)
-        elif agent is not None:
-            self._where = agent.where
+        try:
+            agent = AgentStore(place, seconds) if place.agent_store else None
+            if listener is not None:
+                self._serve(listener, agent)
+            elif agent is not None:
+                self._where = agent.where
+        except BaseException:
+            self.close()
+            if listener is not None:
+                listener.close()
+            raise
+
+    def _serve(self, listener: socket.socket, agent: AgentStore | None) -> None:
+        """Rank 0: serve the store, and say where, or refuse an address that leads elsewhere."""
+        place, (address, port) = self._place, listener.getsockname()[:2]
+        if address == EVERY:
+            self._own = LOOPBACK if is_local(place) else outward(place)
+        self._members = Members(place.world_size, self._seconds)
+        self.server = StoreServer(listener, self.key, self._members)
+        self._where = lambda: ([LOOPBACK if self._own else address], port)
+        if agent is not None:
+            agent.publish([self._own or address], port)
+        else:
+            self._refuse_foreign_address(address, port)
 
     def close(self) -> None:
         """Rank 0: stop to serve."""
@@ -146,8 +158,7 @@ class Search:
 
     def address(self, store: TokenStore) -> str:
         """The address of this machine that the others reach. Rank 0 reaches itself at loopback if it listens on all."""
-        mine = store.address()
-        return mine if is_local(self._place) or not self._listens_everywhere else outward(self._place)
+        return self._own or store.address()
 
     def _is_member(self, store: TokenStore) -> bool:
         """Ask until all ranks are there. Returns False: others have met at this rank 0, so it is of another start.
@@ -237,7 +248,6 @@ class Search:
             except (OSError, AuthenticationError) as error:
                 why = error
             if self._spent_s() > min(CHECK_S, self._seconds):
-                self.close()
                 raise UserError(
                     f"{_who(place)}: MASTER_ADDR={place.master_addr} does not lead to this machine, where rank 0 is "
                     f"({why}); {fix(place)}"
