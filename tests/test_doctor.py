@@ -269,6 +269,22 @@ def test_packets_of_large_interfaces_are_no_finding(mtu: int) -> None:
 
 
 @linux
+@pytest.mark.parametrize(
+    ("name", "value", "is_there"),
+    [
+        ("GLOO", "eth0", True), ("GLOO", "eth0,lo", True), ("GLOO", "eth0,", True), ("GLOO", "eth", False),
+        ("GLOO", "=eth0", False), ("GLOO", "^lo", False), ("GLOO", "eth0,ib0", False),
+        ("NCCL", "eth", True), ("NCCL", "ib0,eth", True), ("NCCL", "=eth0", True), ("NCCL", "^lo", True),
+        ("NCCL", "=eth", False), ("NCCL", "ib0", False),
+    ],
+)  # fmt: skip
+def test_interfaces_are_named_as_gloo_and_nccl_read_them(name: str, value: str, is_there: bool) -> None:
+    there = [{"name": one, "addresses": ["10.0.0.1"], "mtu": 1500} for one in ("lo", "eth0")]
+    every = {0: facts(0, "a", interfaces=there, named_interfaces={f"{name}_SOCKET_IFNAME": value})}
+    assert [one.check for one in judge_hosts(hosts_of(every), 1)] == ["interfaces"] * (not is_there)
+
+
+@linux
 def test_locked_memory_counts_with_infiniband_only() -> None:
     for there in (False, True):
         every = {0: facts(0, "a", memlock=(65536, 65536), infiniband=there)}

@@ -158,6 +158,20 @@ def test_rank_0_listens_where_the_others_come_and_nowhere_else(monkeypatch: pyte
     assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
 
 
+@pytest.mark.parametrize("value", ["nope", "eth", "eth0,nope", "=eth0"])
+def test_an_interface_for_gloo_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """gloo wants whole names."""
+    has_interfaces(monkeypatch, eth0="10.0.0.1")
+    monkeypatch.setattr(interfaces, "ipv6_addresses", lambda: iter(()))
+    monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": value})
+    said = rf"rank 0: GLOO_SOCKET_IFNAME={value}: no network interface of this machine; it has .*eth0 \(10.0.0.1\)"
+    with pytest.raises(UserError, match=said):
+        name_interface("rank 0", "10.0.0.1", is_local=False)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0,lo"
+    name_interface("rank 0", "10.0.0.1", is_local=False)
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=eth0,lo"
+
+
 @pytest.mark.parametrize("given", ["localhost", "127.0.0.1", "::1", "node0", socket.gethostname()])
 def test_all_names_of_one_machine_are_loopback(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setattr(os, "environ", {})

@@ -11,6 +11,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
 from codescent.doctor.facts import Facts, Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
+from codescent.train.interfaces import GLOO, unknown_to_gloo
 
 FILES, FILES_OF_A_PEER = 128, 4
 """Open files of a rank by itself, and for each other rank: sockets of several groups."""
@@ -141,9 +142,19 @@ def _limits(host: Host, world_size: int) -> Iterator[Finding]:
 def _named_interfaces(host: Host) -> Iterator[Finding]:
     there = [one["name"] for one in host.first["interfaces"] if one["addresses"]]
     for name, value in host.first["named_interfaces"].items():
-        wanted = [part.strip().lstrip("^=") for part in value.split(",")]
-        if value.startswith("^") or any(one.startswith(part) for one in there for part in wanted if part):
+        if _is_there(name, value, there):
             continue
         outside = [one for one in there if one != "lo"]
         mend = f"export {name}={outside[0]}" if outside else f"unset {name}"
         yield Finding(WRONG, "interfaces", (host.name,), f"{name}={value} is no interface here", listed(there), mend)
+
+
+def _is_there(variable: str, value: str, there: Sequence[str]) -> bool:
+    """Whether the variable leaves an interface to use. NCCL takes the beginning of a name, after "=" the whole name,
+    after "^" all others."""
+    if variable == GLOO:
+        return not unknown_to_gloo(value, there)
+    wanted = [part.strip() for part in value.removeprefix("=").split(",") if part.strip()]
+    if value.startswith("="):
+        return any(part in there for part in wanted)
+    return value.startswith("^") or any(one.startswith(part) for one in there for part in wanted)
