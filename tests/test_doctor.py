@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import combinations
@@ -35,6 +35,7 @@ from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
 from codescent.doctor.folders import look
 from codescent.doctor.from_config import of_config
+from codescent.doctor.judge_devices import judge_devices
 from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import Gathered, gather, join, ports
@@ -120,6 +121,13 @@ def test_two_hosts_that_explain_the_same_pairs_are_both_named(pairs: list[judge.
     assert all(f"{first} does not reach {second}" in found[0].what for first, second in pairs)
 
 
+def test_many_hosts_are_judged_at_once() -> None:
+    names = [str(number) for number in range(100)]
+    begin_s = time.process_time()
+    assert len(judge.blamed([(one, other) for one in names for other in names if one != other])) == 99
+    assert time.process_time() - begin_s < 1  # 0.2 seconds; 3 where each pair is looked for in a list
+
+
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_each_pair_is_told_once(pairs: set[judge.Pair]) -> None:
     told = [pair for _, own in judge.blamed(sorted(pairs)) for pair in own]
@@ -156,6 +164,40 @@ def test_clocks_are_those_of_most_hosts(count: int) -> None:
     (finding,) = judge.judge_clocks(ahead)
     assert finding.where == (("0",) if count > 2 else ("0", "1"))
     assert ("the clock of 1 is 5.10 s ahead of that of 0; either may" in finding.what) == (count == 2)
+
+
+def test_of_clocks_that_are_divided_all_are_named() -> None:
+    (finding,) = judge.judge_clocks({"a": (0.0, 0.0), "b": (7.0, 0.01), "c": (0.1, 0.01), "d": (7.1, 0.01)})
+    assert finding.where == HOSTS
+    assert "the clock of d is 7.10 s ahead of that of a; either may be the wrong one" in finding.what
+
+
+@linux
+@pytest.mark.parametrize("hosts", ["ab", "abcd"])
+@pytest.mark.parametrize(
+    ("check", "said", "of"),
+    [
+        ("versions", "torch is {}", lambda value: {"versions": FACTS["versions"] | {"torch": value}}),
+        ("folders", "ranks start in {}", lambda value: {"folder": value}),
+        ("mtu", "the MTU is {}", lambda value: {"mtu": int(value)}),
+        ("devices", "the devices are {}", lambda value: {"device": {"uuid": "u", "index": "0", "name": value}}),
+    ],
+)
+def test_of_hosts_that_are_divided_all_are_named(
+    hosts: str, check: str, said: str, of: Callable[[str], dict[str, Any]]
+) -> None:
+    every = {}
+    for rank, host in enumerate(hosts):
+        changed = of(str(1500 + rank % 2))
+        mtu = changed.pop("mtu", 1500)
+        interface = {"name": "eth0", "mtu": mtu, "addresses": [f"10.0.0.{rank + 1}"]}
+        every[rank] = facts(rank, host, interfaces=[interface], **changed)
+    found = [*judge_hosts(hosts_of(every), 4), *judge.judge_mtu(hosts_of(every), {})]
+    found += judge_devices(hosts_of(every), "", {})
+    (finding,) = [one for one in found if one.check == check]
+    assert finding.where == tuple(hosts)
+    ones, others = ", ".join(hosts[::2]), ", ".join(hosts[1::2])
+    assert finding.what == said.format(f"1500 on {ones}; 1501 on {others}; either may be the wrong one")
 
 
 def test_a_clock_whose_way_is_long_is_not_blamed() -> None:
@@ -425,6 +467,18 @@ def test_a_host_that_has_the_data_is_not_written_to(tmp_path: Path) -> None:
     assert (found["written"], found["free_bytes"], found["error"]) == ("", None, "")
     assert [one.name for one in (tmp_path / "data").iterdir()] == ["corpus-1a"]
     assert look(str(tmp_path / "data"), "file", "text", str(tmp_path / "absent"))["written"]
+
+
+def test_data_that_this_user_may_not_see_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, stat = str(tmp_path / "data" / "corpus-1a"), os.stat
+
+    def refused(path: Any, *words: Any, **named: Any) -> os.stat_result:
+        if str(path) == ready:
+            raise PermissionError(13, "Permission denied")
+        return stat(path, *words, **named)
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert look(str(tmp_path / "data"), "file", "text", ready)["written"]
 
 
 LAUNCHERS = {
