@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import codescent.base.parent  # noqa: F401 - notes the parent of this process, before torch is imported
+import codescent.base.parent  # noqa: F401 - remembers the parent process, before torch is imported
 
 __version__ = "0.1.0"
 

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,18 @@ from hypothesis import strategies as st
 from runs import called, environment, make_project
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Rank
+from codescent.base.rank import LOOPBACK, Rank
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
+from codescent.doctor import meeting as meeting_module
 from codescent.doctor.devices import chosen, visible
 from codescent.doctor.examine import _came, _key, examine
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code
 from codescent.doctor.folders import look
 from codescent.doctor.from_config import of_config
+from codescent.doctor.judge_devices import judge_devices
 from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import Gathered, gather, join, ports
@@ -45,6 +47,7 @@ from codescent.doctor.wanted import Wanted
 from codescent.jobs import room
 from codescent.plan import Plan
 from codescent.preflight import plan_of, run_folder
+from codescent.train import addresses
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 GPUS = [{"index": str(number), "uuid": f"GPU-{number}a", "name": "A100"} for number in range(4)]
@@ -118,6 +121,13 @@ def test_two_hosts_that_explain_the_same_pairs_are_both_named(pairs: list[judge.
     assert all(f"{first} does not reach {second}" in found[0].what for first, second in pairs)
 
 
+def test_many_hosts_are_judged_at_once() -> None:
+    names = [str(number) for number in range(100)]
+    begin_s = time.process_time()
+    assert len(judge.blamed([(one, other) for one in names for other in names if one != other])) == 99
+    assert time.process_time() - begin_s < 1  # 0.2 seconds; 3 where each pair is looked for in a list
+
+
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_each_pair_is_told_once(pairs: set[judge.Pair]) -> None:
     told = [pair for _, own in judge.blamed(sorted(pairs)) for pair in own]
@@ -154,6 +164,40 @@ def test_clocks_are_those_of_most_hosts(count: int) -> None:
     (finding,) = judge.judge_clocks(ahead)
     assert finding.where == (("0",) if count > 2 else ("0", "1"))
     assert ("the clock of 1 is 5.10 s ahead of that of 0; either may" in finding.what) == (count == 2)
+
+
+def test_of_clocks_that_are_divided_all_are_named() -> None:
+    (finding,) = judge.judge_clocks({"a": (0.0, 0.0), "b": (7.0, 0.01), "c": (0.1, 0.01), "d": (7.1, 0.01)})
+    assert finding.where == HOSTS
+    assert "the clock of d is 7.10 s ahead of that of a; either may be the wrong one" in finding.what
+
+
+@linux
+@pytest.mark.parametrize("hosts", ["ab", "abcd"])
+@pytest.mark.parametrize(
+    ("check", "said", "of"),
+    [
+        ("versions", "torch is {}", lambda value: {"versions": FACTS["versions"] | {"torch": value}}),
+        ("folders", "ranks start in {}", lambda value: {"folder": value}),
+        ("mtu", "the MTU is {}", lambda value: {"mtu": int(value)}),
+        ("devices", "the devices are {}", lambda value: {"device": {"uuid": "u", "index": "0", "name": value}}),
+    ],
+)
+def test_of_hosts_that_are_divided_all_are_named(
+    hosts: str, check: str, said: str, of: Callable[[str], dict[str, Any]]
+) -> None:
+    every = {}
+    for rank, host in enumerate(hosts):
+        changed = of(str(1500 + rank % 2))
+        mtu = changed.pop("mtu", 1500)
+        interface = {"name": "eth0", "mtu": mtu, "addresses": [f"10.0.0.{rank + 1}"]}
+        every[rank] = facts(rank, host, interfaces=[interface], **changed)
+    found = [*judge_hosts(hosts_of(every), 4), *judge.judge_mtu(hosts_of(every), {})]
+    found += judge_devices(hosts_of(every), "", {})
+    (finding,) = [one for one in found if one.check == check]
+    assert finding.where == tuple(hosts)
+    ones, others = ", ".join(hosts[::2]), ", ".join(hosts[1::2])
+    assert finding.what == said.format(f"1500 on {ones}; 1501 on {others}; either may be the wrong one")
 
 
 def test_a_clock_whose_way_is_long_is_not_blamed() -> None:
@@ -264,6 +308,22 @@ def test_packets_of_large_interfaces_are_no_finding(mtu: int) -> None:
     found = list(judge.judge_mtu(hosts_of(every), dict.fromkeys(pairs, 1400)))
     assert [finding.severity for finding in found] == [WRONG]
     assert f"packets of {min(mtu, MOST)} bytes" in found[0].what
+
+
+@linux
+@pytest.mark.parametrize(
+    ("name", "value", "is_there"),
+    [
+        ("GLOO", "eth0", True), ("GLOO", "eth0,lo", True), ("GLOO", "eth0,", True), ("GLOO", "eth", False),
+        ("GLOO", "=eth0", False), ("GLOO", "^lo", False), ("GLOO", "eth0,ib0", False),
+        ("NCCL", "eth", True), ("NCCL", "ib0,eth", True), ("NCCL", "=eth0", True), ("NCCL", "^lo", True),
+        ("NCCL", "=eth", False), ("NCCL", "ib0", False),
+    ],
+)  # fmt: skip
+def test_interfaces_are_named_as_gloo_and_nccl_read_them(name: str, value: str, is_there: bool) -> None:
+    there = [{"name": one, "addresses": ["10.0.0.1"], "mtu": 1500} for one in ("lo", "eth0")]
+    every = {0: facts(0, "a", interfaces=there, named_interfaces={f"{name}_SOCKET_IFNAME": value})}
+    assert [one.check for one in judge_hosts(hosts_of(every), 1)] == ["interfaces"] * (not is_there)
 
 
 @linux
@@ -409,6 +469,18 @@ def test_a_host_that_has_the_data_is_not_written_to(tmp_path: Path) -> None:
     assert look(str(tmp_path / "data"), "file", "text", str(tmp_path / "absent"))["written"]
 
 
+def test_data_that_this_user_may_not_see_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, stat = str(tmp_path / "data" / "corpus-1a"), os.stat
+
+    def refused(path: Any, *words: Any, **named: Any) -> os.stat_result:
+        if str(path) == ready:
+            raise PermissionError(13, "Permission denied")
+        return stat(path, *words, **named)
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert look(str(tmp_path / "data"), "file", "text", ready)["written"]
+
+
 LAUNCHERS = {
     "our agent": ("-m", "codescent.launch.agent", "--ranks", "2", "--"),
     "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29477"),
@@ -550,11 +622,53 @@ def test_a_rank_that_comes_twice_is_a_finding_of_its_own(meeting: Meeting) -> No
 def test_a_rank_of_another_run_is_a_finding(meeting: Meeting) -> None:
     meeting.thread.start()
     meeting.connect().close()
-    with pytest.raises(UserError, match="refuses it: the run has 3 ranks"):
+    with pytest.raises(UserError, match="refuses it: rank 7 is none of 3 ranks; start each rank once"):
         meeting.join(7, wait_s=0.1)
     with meeting.join(1), meeting.join(2):
         (finding,) = meeting.findings()
     assert "rank 7, which is none of 3 ranks" in finding.what
+
+
+@linux
+def test_a_rank_of_another_number_of_ranks_is_told_so(meeting: Meeting) -> None:
+    other = dataclasses.replace(meeting.place(1), world_size=5, local_world_size=5)
+    env = {"CODESCENT_TOKEN": "a token"}
+    assert _key(other, env) == _key(meeting.place(1), env)  # otherwise it would be told of another token
+    meeting.thread.start()
+    meeting.connect().close()
+    with pytest.raises(UserError, match="refuses it: rank 1 is one of 5 ranks, but the run has 3 ranks; start"):
+        join(other, Meeting.key, FACTS | {"rank": 1}, 0.1)
+    with meeting.join(1), meeting.join(2):
+        (finding,) = meeting.findings()
+    assert "says that it is rank 1, which is one of 5 ranks, but the run has 3 ranks" in finding.what
+
+
+@linux
+def test_a_rank_that_comes_again_leaves_no_old_connection_and_a_late_one_is_told_to_wait_longer() -> None:
+    found, hello = Gathered(LOOPBACK, 1), {"rank": 1, "world_size": 2}
+    with socket.create_server((LOOPBACK, 0)) as server, ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(2)]
+        mine = [stack.enter_context(server.accept()[0]) for _ in range(2)]
+        assert meeting_module._enter(mine[0], LOOPBACK, hello, 2, found) == ""
+        peers[0].close()
+        assert meeting_module._enter(mine[1], LOOPBACK, hello, 2, found) == ""
+        assert (mine[0].fileno(), found.connections) == (-1, {1: mine[1]})
+        found.is_over = True
+        assert "a longer --wait" in meeting_module._enter(mine[1], LOOPBACK, hello, 2, found)
+
+
+@linux
+def test_a_rank_with_another_token_is_found_beside_one_that_came() -> None:
+    """Both are on the same machine."""
+    every = {rank: facts(rank, "a", address="10.0.0.1") for rank in range(2)}
+    found = Gathered("10.0.0.1", 1, facts=every, rejected=["10.0.0.1"])
+    assert [one.check for one in _came(Rank(world_size=3), found, hosts_of(every))] == ["ranks", "token"]
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 70, "\udcff"])
+def test_what_no_host_can_be_called_is_told(name: str) -> None:
+    with pytest.raises(UserError, match="is no name that a host can have"):
+        join(Rank(1, 0, 2, 1, master_addr=name, master_port=1), Meeting.key, FACTS, 0.1)
 
 
 @linux
@@ -583,6 +697,21 @@ def test_rank_0_listens_where_the_config_says(listen: str) -> None:
 def test_an_interface_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match='listen = "ib7"'):
         gather(Rank(0, 0, 2, 2, master_addr="127.0.0.1"), Meeting.key, FACTS, 0.1, "ib7")
+
+
+@linux
+def test_rank_0_listens_where_master_addr_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with torchrun's store may listen at another interface: it says so there. Without it, a run refuses."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "d0")
+    monkeypatch.setattr(addresses, "interfaces", lambda: {"d0": "127.0.0.3", "d1": "127.0.0.2"})
+    monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.0.3")
+    monkeypatch.setattr(meeting_module, "resolved", lambda host: ["10.0.0.1"])
+    monkeypatch.setattr(meeting_module, "is_mine", lambda address: True)
+    place = Rank(0, 0, 2, 1, master_addr="10.0.0.1", job="listens")
+    found = gather(dataclasses.replace(place, agent_store=True), Meeting.key, FACTS, 0.1, "d1")
+    assert found.address == "127.0.0.3"
+    with pytest.raises(UserError, match=r'"d1" is 127.0.0.2 here, but MASTER_ADDR=10.0.0.1 leads to 10.0.0.1; set'):
+        gather(place, Meeting.key, FACTS, 0.1, "d1")
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:

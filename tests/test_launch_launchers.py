@@ -254,7 +254,7 @@ def test_the_shell_of_a_job_is_no_rank(env: dict[str, str]) -> None:
     assert read(env | ADDRESS) is None
 
 
-@pytest.mark.parametrize("step", ["4294967291", "4294967290", "4294967292", "-5", "-6", "batch", " ", ""])
+@pytest.mark.parametrize("step", ["4294967291", "4294967290", "4294967292", "-5", "-6", "batch", " ", "", "9" * 5000])
 def test_a_step_of_slurms_own_is_no_srun(step: str) -> None:
     assert read(BATCH | {"SLURM_STEP_ID": step, "SLURM_STEPID": step}) is None
 

@@ -60,6 +60,23 @@ def test_ranks_meet_when_all_are_there_and_have_agreed(members: Members) -> None
     assert (first.ask(), other.ask()) == ({"met": True}, {"met": True})
 
 
+def test_an_answer_after_the_limit_is_early_enough_where_it_is_the_last_one(members: Members, clock: Clock) -> None:
+    first, other = Process(members, 0), Process(members, 1)
+    clock.now_s = LIMIT_S - LOOK_S
+    for one in (first, other, first, first):
+        assert "problems" not in one.ask()
+    clock.now_s = LIMIT_S + LOOK_S
+    assert other.ask() == {"met": True}
+
+
+def test_the_last_answer_does_not_take_one_that_stands_still(members: Members, clock: Clock) -> None:
+    first, other = Process(members, 0), Process(members, 1)
+    for one in (first, other, first, first):
+        one.ask()
+    clock.now_s = SILENT_S + LOOK_S  # `first` has agreed, and asks no more
+    assert "met" not in other.ask()
+
+
 def test_who_has_ended_is_not_waited_for_and_its_successor_is_taken(members: Members) -> None:
     first, old = Process(members, 0), Process(members, 1, pid=7)
     first.ask()

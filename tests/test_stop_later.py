@@ -86,10 +86,20 @@ def test_a_signal_to_one_rank_stops_all(project: Path, runs: list[Run]) -> None:
 
 
 def test_a_signal_ends_the_wait_for_ranks_that_do_not_come(project: Path) -> None:
-    """Nothing has begun, so the job may simply come again."""
+    """Nothing has begun, so the job may simply come again. But it does not come for ever."""
+    code, err = waited_in_vain(project, SLURM_JOB_ID="7")
+    assert code == LATER, err
+    assert "SIGUSR1: stopped before the run began" in err
+    code, err = waited_in_vain(project, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
+    assert code == 1, err
+    assert "the last 2 starts of this job ended before the run began" in err
+
+
+def waited_in_vain(project: Path, **env: str) -> tuple[int, str]:
+    """Rank 0 of two is asked to stop while it waits. Returns exit code and standard error."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         at = probe.getsockname()
-    env = environment(**dict(zip(TORCHRUN_SET, map(str, (0, 0, 2, 2, *at)), strict=True)))
+    env = environment(**env, **dict(zip(TORCHRUN_SET, map(str, (0, 0, 2, 2, *at)), strict=True)))
     words = [sys.executable, "-m", "codescent", "train", "run.toml"]
     process = subprocess.Popen(words, cwd=project, env=env, stdout=-1, stderr=-1, text=True)
     while True:
@@ -99,8 +109,7 @@ def test_a_signal_ends_the_wait_for_ranks_that_do_not_come(project: Path) -> Non
         time.sleep(0.1)
     process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == LATER, err
-    assert "SIGUSR1: stopped before the run began" in err
+    return process.returncode, err
 
 
 def prepare(project: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from runs import codescent, environment, losses, make_project, train
 from test_running import ENDLESS, Run
 
 from codescent.base.stopping import LATER
+from codescent.own import stopping
 from codescent.record import RunFolder
 
 TIMEOUT_S = 300
@@ -316,6 +318,44 @@ print("well")
     done = run_script(tmp_path, BEGIN + program)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
     assert done.stderr.count("most recent call first") == 2
+
+
+NATIVE = """
+#include <signal.h>
+#include <unistd.h>
+static void said(int number) { write(1, "native\\n", 7); }
+__attribute__((constructor)) static void before_python(void) { signal(SIGUSR2, said); signal(SIGTERM, said); }
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs LD_PRELOAD, and cc")
+def test_a_handler_from_before_python_stays(tmp_path: Path) -> None:
+    """Python cannot put it back: codescent replaces it only where a run must listen, and then leaves its own there."""
+    program = """
+from codescent.results.start import stopped_by_signals
+from codescent.train.stop import StopRequest
+assert signal.getsignal(signal.SIGUSR2) is None
+assert not ranks.stopping()
+me(signal.SIGUSR2)
+assert not ranks.stopping()
+ranks.close()
+with stopped_by_signals():
+    pass
+with StopRequest(alone=True):
+    pass
+print("well")
+"""
+    (tmp_path / "native.c").write_text(NATIVE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "native.so", "native.c"], cwd=tmp_path, check=True)
+    done = run_script(tmp_path, BEGIN + program, LD_PRELOAD=str(tmp_path / "native.so"))
+    assert (done.returncode, done.stdout) == (0, "native\nwell\n"), done.stderr
+
+
+def test_where_the_kernel_does_not_say_who_handles_signals_python_alone_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "Name: python\nThreads: 1\n")
+    assert not stopping._is_handled(signal.SIGUSR1)
 
 
 def test_forked_workers_end_by_the_signals_that_ask_the_script_to_stop(tmp_path: Path) -> None:

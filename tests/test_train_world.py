@@ -17,15 +17,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import conftest
+import psutil
 import pytest
 import torch
-from torch.distributed import HashStore
+from runs import make_project
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.base.token import key_of
+from codescent.launch.allocator import MARKER
 from codescent.train import addresses, interfaces, search, world
 from codescent.train.addresses import addresses_of_first, listening_address
+from codescent.train.agent_store import AgentStore
 from codescent.train.compared import Topology, _compared, compare
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.facts import facts_of_process
@@ -152,6 +156,20 @@ def test_rank_0_listens_where_the_others_come_and_nowhere_else(monkeypatch: pyte
     assert listening_address(Rank(0, 0, 4, 2, "node0", 1), "all") == "0.0.0.0"
     name_interface("rank 0", "10.0.0.1", is_local=False)
     assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
+
+
+@pytest.mark.parametrize("value", ["nope", "eth", "eth0,nope", "=eth0"])
+def test_an_interface_for_gloo_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """gloo wants whole names."""
+    has_interfaces(monkeypatch, eth0="10.0.0.1")
+    monkeypatch.setattr(interfaces, "ipv6_addresses", lambda: iter(()))
+    monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": value})
+    said = rf"rank 0: GLOO_SOCKET_IFNAME={value}: no network interface of this machine; it has .*eth0 \(10.0.0.1\)"
+    with pytest.raises(UserError, match=said):
+        name_interface("rank 0", "10.0.0.1", is_local=False)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0,lo"
+    name_interface("rank 0", "10.0.0.1", is_local=False)
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=eth0,lo"
 
 
 @pytest.mark.parametrize("given", ["localhost", "127.0.0.1", "::1", "node0", socket.gethostname()])
@@ -300,6 +318,41 @@ def test_an_interface_to_listen_on_that_the_address_does_not_lead_to(monkeypatch
     assert problem.endswith("set MASTER_ADDR=127.0.0.2, for every rank")
 
 
+class SilentAgent:
+    """The store of an agent that ends before rank 0 has written where it listens."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def set(self, *_: object) -> None:
+        raise DistNetworkError("the agent has ended")
+
+    def publish(self, addresses: list[str], port: int) -> None:
+        store = object.__new__(AgentStore)
+        store._place, store._store = Rank(0, 0, 2, 1, "10.0.0.1", 29400), self  # type: ignore[assignment]
+        store.publish(addresses, port)
+
+
+@pytest.mark.parametrize("agent", [True, False])
+@pytest.mark.usefixtures("shared_loopback")
+def test_an_error_of_rank_0_closes_its_port(monkeypatch: pytest.MonkeyPatch, agent: bool) -> None:
+    def unknown(place: Rank) -> str:
+        raise UserError("no interface")
+
+    def listens() -> set[Any]:
+        return {one.laddr for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN}
+
+    before, place = listens(), Rank(0, 0, 2, 1, LOOPBACK, free_port(), agent_store=agent)
+    if agent:
+        monkeypatch.setattr(search, "AgentStore", SilentAgent)
+    else:
+        monkeypatch.setattr(search, "outward", unknown)
+    with pytest.raises(UserError, match="10.0.0.1:29400 did not answer" if agent else "no interface") as caught:
+        meet(place, timedelta(seconds=20), None if agent else "all")
+    assert caught.value.__traceback__ is not None  # which holds the sockets
+    assert listens() == before
+
+
 ORPHAN = """
 import os, time
 import codescent
@@ -311,10 +364,37 @@ print("met", flush=True)
 """
 
 
-def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(ORPHAN)
+RESTARTS = """
+import os, sys, time
+import codescent
+from codescent.verbs.cli import run
+execve = os.execve
+def late(*words):
+    while os.getppid() == int(os.environ["SHELL_PID"]):
+        time.sleep(0.01)
+    print("orphan", flush=True)
+    execve(*words)
+os.execve = late
+words = ["train", "run.toml", "train.allocator=auto", "parallel.meet_s=20"]
+sys.exit(run(words, may_restart=True))
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ORPHAN,
+        pytest.param(RESTARTS, marks=pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no restart")),
+    ],
+    ids=["own loop", "train"],
+)
+def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path, program: str) -> None:
+    make_project(tmp_path)
+    (tmp_path / "rank.py").write_text(program)
     ranked = dict.fromkeys(("RANK", "LOCAL_RANK"), "1") | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
     env = {**os.environ, **ranked, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    for name in ("GLIBC_TUNABLES", MARKER):
+        env.pop(name, None)
     env |= {"TORCHELASTIC_RUN_ID": "none", "PYTHONPATH": str(Path(search.__file__).parents[2])}
     command = f'SHELL_PID=$$ "{sys.executable}" rank.py & sleep 0.5'
     done = subprocess.run(
@@ -328,6 +408,7 @@ def test_a_rank_whose_launcher_ended_while_it_began_does_not_meet(tmp_path: Path
 def test_what_no_host_can_be_called_is_refused(name: str) -> None:
     problem = said(Rank(0, 0, 2, 1, name, free_port()))
     assert "is no name that a host can have); set MASTER_ADDR" in problem
+    assert "is no name that a host can have); either its agent" in said(Rank(1, 0, 2, 1, name, 1, agent_store=True))
     assert key_of({"CODESCENT_TOKEN": "\udcff"}, "run") != key_of({"CODESCENT_TOKEN": "\udcfe"}, "run")
 
 

@@ -13,7 +13,11 @@ PARENT = "CODESCENT_PARENT"
 LOOK_EVERY_S = 0.5
 EXIT_CODE = 1
 
-_parent = os.getppid()  # codescent imports this file first: the parent may end while torch is imported
+_HANDED_ON = "CODESCENT_NOTED_PARENT"
+
+# codescent imports this file first: the parent may end while torch is imported, or before exec replaces the program
+_pid, _, _noted = os.environ.pop(_HANDED_ON, "").partition(" ")
+_parent = int(_noted) if _pid == str(os.getpid()) else os.getppid()
 
 
 def _note() -> None:
@@ -24,14 +28,19 @@ def _note() -> None:
 os.register_at_fork(after_in_child=_note)
 
 
-def has_parent() -> bool:
+def handed_on() -> dict[str, str]:
+    """A variable for exec: the next program of this process knows the parent of this one, which may end meanwhile."""
+    return {_HANDED_ON: f"{os.getpid()} {_parent}"}
+
+
+def _has_parent() -> bool:
     """Whether the parent lives that this process had when codescent was imported."""
     return os.getppid() == _parent
 
 
 def end_with_command() -> None:
     """`end_with_parent`, if this process is a run that such a command has started. Its own ranks end with it."""
-    if os.environ.get(PARENT) == str(os.getppid()):
+    if os.environ.get(PARENT) == str(_parent):
         end_with_parent("this run")
 
 
@@ -46,7 +55,7 @@ def end_with_parent(who: str) -> None:
     """
 
     def watch() -> None:
-        while has_parent():
+        while _has_parent():
             time.sleep(LOOK_EVERY_S)
         words = f"codescent: {who} ends, because its parent process {_parent} has ended\n"
         try:

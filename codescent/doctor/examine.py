@@ -67,7 +67,7 @@ def dismiss(place: Rank, env: Mapping[str, str], wait_s: float) -> None:
 
 
 def _key(place: Rank, env: Mapping[str, str]) -> bytes:
-    return key_of(env, f"doctor {place.job} of {place.world_size}")
+    return key_of(env, f"doctor {place.job}")
 
 
 def _own_address(facts: Mapping[str, Any]) -> str:
@@ -117,13 +117,11 @@ def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
         mend = f"look at their own messages; they must reach {found.address}, port {found.port}"
         what = f"{of_ranks(missing)} did not come: {came}"
         yield Finding(WRONG, "ranks", first, what, "all ranks", mend, tuple(missing))
-    for rank, address in sorted(found.surplus):
-        what = f"a process at {address} says that it is rank {rank}, which "
-        what += "is there already" if rank in found.facts else f"is none of {place.world_size} ranks"
-        mend = "start each rank once, with one launcher; set RANK and WORLD_SIZE by hand nowhere"
+    for rank, address, why in sorted(found.surplus):
+        what = f"a process at {address} says that it is rank {rank}, which {why}"
+        mend = "start each rank once, with one launcher; do not set RANK and WORLD_SIZE by hand"
         yield Finding(WRONG, "ranks", (address,), what, "each rank once", mend, (rank,))
-    came_from = {facts["address"] for rank, facts in found.facts.items() if rank}
-    addresses = [one for one in dict.fromkeys(found.rejected) if one not in came_from]
+    addresses = [*dict.fromkeys(found.rejected)]
     if missing and addresses:  # where all ranks came, a stranger knocked: the run does not need its token
         what = f"a process at {listed(addresses)} did not know the token of this run"
         mend = "export CODESCENT_TOKEN, the same text on every host, or copy ~/.codescent/token to all of them"

@@ -30,6 +30,9 @@ CPUSET, CPUSET_1 = "cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"
 GIVEN_CORES = ("SLURM_CPUS_ON_NODE", "NCPUS")
 """Variables of SLURM and PBS: the cores of the job on this host."""
 
+ABSENT = "not installed"
+"""The version of a package that is not there."""
+
 Facts = Mapping[str, Any]
 
 
@@ -95,7 +98,7 @@ def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return ABSENT
 
 
 def _threads(env: Mapping[str, str]) -> int | None:

@@ -33,7 +33,7 @@ def look(path: str, name: str, text: str, ready: str = "") -> dict[str, Any]:
     exists = next(one for one in above if _is_folder(one))
     found: dict[str, Any] = {"path": str(wanted), "exists": str(exists), "written": "", "error": ""}
     found |= {"free_bytes": None, "all_bytes": None}
-    if ready and Path(ready).exists():
+    if ready and _is_folder(Path(ready)):
         return found
     if exists != wanted and os.path.lexists(wrong := above[above.index(exists) - 1]):
         found["error"] = f"{wrong} is no folder"

@@ -9,7 +9,7 @@ from typing import Any
 from codescent.base.counted import counted
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
-from codescent.doctor.judge_host import common
+from codescent.doctor.judge_host import common, divided
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -89,7 +89,10 @@ def _different(hosts: Sequence[Host], field: str, what: str) -> Iterator[Finding
     of_host = {host: value for host, value in of_host.items() if value}
     if len(set(of_host.values())) > 1:
         wanted = common(of_host)
+        mend = "take hosts with the same devices and driver, or expect the speed of the slowest"
+        if wanted is None:
+            yield Finding(WARNING, "devices", (*of_host,), f"{what} {divided(of_host)}", "the same everywhere", mend)
+            return
         for host, value in of_host.items():
             if value != wanted:
-                mend = "take hosts with the same devices and driver, or expect the speed of the slowest"
                 yield Finding(WARNING, "devices", (host,), f"{what} {value}", wanted, mend)

@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
-from codescent.doctor.facts import Facts, Host
+from codescent.doctor.facts import ABSENT, Facts, Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
+from codescent.train.interfaces import GLOO, unknown_to_gloo
 
 FILES, FILES_OF_A_PEER = 128, 4
 """Open files of a rank by itself, and for each other rank: sockets of several groups."""
+SHOWN = 4
+"""Most values of hosts in a sentence."""
 SHM_BYTES, SHM_BYTES_OF_A_DEVICE = 4 << 20, 64 << 20
 """Shared memory that each rank of a host may need; with a CUDA device NCCL sends through it."""
 MEND_VERSIONS: Mapping[str, str] = {
@@ -35,9 +38,20 @@ def judge_hosts(hosts: Sequence[Host], world_size: int) -> Iterator[Finding]:
         yield from _named_interfaces(host)
 
 
-def common(values: Mapping[str, str]) -> str:
-    """The value that most hosts have; of as many, that of the first host."""
-    return Counter(values.values()).most_common(1)[0][0]
+def common(values: Mapping[str, str]) -> str | None:
+    """The value that most hosts have; None: as many hosts have another one, so nobody can say which one is wrong."""
+    (value, count), *others = Counter(values.values()).most_common(2)
+    return None if others and others[0][1] == count else value
+
+
+def divided(values: Mapping[str, str]) -> str:
+    """Which hosts have which value, where none is that of most hosts."""
+    hosts: dict[str, list[str]] = {}
+    for host, value in values.items():
+        hosts.setdefault(value, []).append(host)
+    parts = [f"{value} on {listed(its)}" for value, its in hosts.items()]
+    more = f"; {len(parts) - SHOWN} other values" if len(parts) > SHOWN else ""
+    return f"{'; '.join(parts[:SHOWN])}{more}; either may be the wrong one"
 
 
 def _versions(hosts: Sequence[Host]) -> Iterator[Finding]:
@@ -48,13 +62,17 @@ def _versions(hosts: Sequence[Host]) -> Iterator[Finding]:
     for name in differing:
         of_host = {host.name: "; ".join(dict.fromkeys(one["versions"][name] for one in host.facts)) for host in hosts}
         wanted = common(of_host)
+        if wanted is None:
+            mend = MEND_VERSIONS[name].format(wanted=next(one for one in of_host.values() if one != ABSENT))
+            yield Finding(WRONG, "versions", (*of_host,), f"{name} is {divided(of_host)}", "the same everywhere", mend)
+            continue
         others = [host for host, value in of_host.items() if value == wanted]
         for value in dict.fromkeys(value for value in of_host.values() if value != wanted):
             where = tuple(host for host, its in of_host.items() if its == value)
             mend = MEND_VERSIONS[name].format(wanted=wanted)
             yield Finding(WRONG, "versions", where, f"{name} is {value}", f"{wanted}, as on {listed(others)}", mend)
     for host in hosts:
-        if host.first["versions"]["torch"] == "not installed":
+        if host.first["versions"]["torch"] == ABSENT:
             yield Finding(WRONG, "versions", (host.name,), "torch is not installed", "torch", "pip install torch")
 
 
@@ -70,9 +88,13 @@ def _same_names(hosts: Sequence[Host]) -> Iterator[Finding]:
 def _start_folders(hosts: Sequence[Host]) -> Iterator[Finding]:
     of_host = {host.name: host.first["folder"] for host in hosts}
     wanted = common(of_host)
+    mend = f"cd {wanted or hosts[0].first['folder']} before the command, on every host"
+    if wanted is None:
+        what = f"ranks start in {divided(of_host)}"
+        yield Finding(WARNING, "folders", (*of_host,), what, "the same folder everywhere", mend)
+        return
     for host, folder in of_host.items():
         if folder != wanted:
-            mend = f"cd {wanted} before the command, on every host"
             yield Finding(WARNING, "folders", (host,), f"ranks start in {folder}", wanted, mend)
 
 
@@ -141,9 +163,19 @@ def _limits(host: Host, world_size: int) -> Iterator[Finding]:
 def _named_interfaces(host: Host) -> Iterator[Finding]:
     there = [one["name"] for one in host.first["interfaces"] if one["addresses"]]
     for name, value in host.first["named_interfaces"].items():
-        wanted = [part.strip().lstrip("^=") for part in value.split(",")]
-        if value.startswith("^") or any(one.startswith(part) for one in there for part in wanted if part):
+        if _is_there(name, value, there):
             continue
         outside = [one for one in there if one != "lo"]
         mend = f"export {name}={outside[0]}" if outside else f"unset {name}"
         yield Finding(WRONG, "interfaces", (host.name,), f"{name}={value} is no interface here", listed(there), mend)
+
+
+def _is_there(variable: str, value: str, there: Sequence[str]) -> bool:
+    """Whether the variable leaves an interface to use. NCCL takes the beginning of a name, after "=" the whole name,
+    after "^" all others."""
+    if variable == GLOO:
+        return not unknown_to_gloo(value, there)
+    wanted = [part.strip() for part in value.removeprefix("=").split(",") if part.strip()]
+    if value.startswith("="):
+        return any(part in there for part in wanted)
+    return value.startswith("^") or any(one.startswith(part) for one in there for part in wanted)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from codescent.base.amounts import of_rate, of_seconds, of_share
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed
-from codescent.doctor.judge_host import common
+from codescent.doctor.judge_host import common, divided
 from codescent.doctor.mtu import MOST
 
 Pair = tuple[str, str]
@@ -43,7 +43,7 @@ def blamed(pairs: Collection[Pair]) -> list[tuple[Hosts, list[Pair]]]:
         own = [pair for pair in left if host in pair]
         where = tuple(dict.fromkeys(other for pair in own for other in pair))
         found.append((where if len(where) == 2 and counts[where[0]] == counts[where[1]] else (host,), own))
-        left = [pair for pair in left if pair not in own]
+        left = [pair for pair in left if host not in pair]
     return found
 
 
@@ -72,15 +72,7 @@ def _reach(where: Hosts, pairs: Sequence[Pair]) -> str:
 
 def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Finding]:
     """Interfaces that differ, and packets of the own size that do not arrive."""
-    of_host = {host.name: str(host.mtu) for host in hosts if host.mtu is not None}
-    wanted = common(of_host) if of_host else ""
-    for host, mtu in of_host.items():
-        if mtu != wanted:
-            name = next(one.first for one in hosts if one.name == host)
-            device = next(one["name"] for one in name["interfaces"] if name["address"] in one["addresses"])
-            what = f"the MTU of {device} is {mtu}"
-            mend = f"ip link set dev {device} mtu {wanted}"
-            yield Finding(WARNING, "mtu", (host,), what, f"{wanted}, as on the other hosts", mend)
+    yield from _interfaces(hosts, {host.name: str(host.mtu) for host in hosts if host.mtu is not None})
     own = {host.name: host.mtu for host in hosts}
     short = {pair: mtu for pair, mtu in paths.items() if mtu < min(own[pair[0]] or 0, own[pair[1]] or 0, MOST)}
     for where, pairs in blamed(short):
@@ -89,6 +81,23 @@ def judge_mtu(hosts: Sequence[Host], paths: Mapping[Pair, int]) -> Iterator[Find
         what = f"packets of {size} bytes from {source} do not reach {target}; {least} bytes do{either(where)}"
         mend = f"the same MTU on hosts and switches; until then ip link set dev INTERFACE mtu {least} on every host"
         yield Finding(WRONG, "mtu", where, what, "packets as large as the MTU of the interface", mend)
+
+
+def _interfaces(hosts: Sequence[Host], of_host: Mapping[str, str]) -> Iterator[Finding]:
+    """Those whose MTU is not that of most hosts. `of_host`: the MTU by host."""
+    wanted = common(of_host) if of_host else ""
+    if wanted is None:
+        least = min(map(int, of_host.values()))
+        mend = f"the same MTU on all hosts, such as the least: ip link set dev INTERFACE mtu {least}"
+        yield Finding(WARNING, "mtu", (*of_host,), f"the MTU is {divided(of_host)}", "the same everywhere", mend)
+        return
+    for host, mtu in of_host.items():
+        if mtu != wanted:
+            name = next(one.first for one in hosts if one.name == host)
+            device = next(one["name"] for one in name["interfaces"] if name["address"] in one["addresses"])
+            what = f"the MTU of {device} is {mtu}"
+            mend = f"ip link set dev {device} mtu {wanted}"
+            yield Finding(WARNING, "mtu", (host,), what, f"{wanted}, as on the other hosts", mend)
 
 
 def judge_clocks(ahead: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
@@ -106,11 +115,11 @@ def judge_clocks(ahead: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
         for host, (seconds, uncertain_s) in ahead.items()
         if abs(seconds - usual) - uncertain_s > CLOCK_S
     }
-    if wrong and len(ahead) == 2:  # none of them is that of most hosts
-        first, second = sorted(ahead, key=lambda host: ahead[host][0])
+    if 2 * len(wrong) >= len(ahead):  # the others are not most hosts
+        first, *_, second = sorted(ahead, key=lambda host: ahead[host][0])
         differs = ahead[second][0] - ahead[first][0]
         what = f"the clock of {second} is {of_seconds(differs)} ahead of that of {first}; either may be the wrong one"
-        yield Finding(WARNING, "clocks", tuple(ahead), what, expected, f"{mend}, on both")
+        yield Finding(WARNING, "clocks", tuple(ahead), what, expected, f"{mend}, on all")
         return
     for host, differs in wrong.items():
         what = f"its clock is {of_seconds(abs(differs))} {'ahead' if differs > 0 else 'behind'}"

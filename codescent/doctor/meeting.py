@@ -4,6 +4,7 @@ others a connection to rank 0. Does not ask anything (hub.py does) and needs no 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
@@ -16,7 +17,17 @@ from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
-from codescent.train.addresses import EVERY, is_local, listening_address, route_to
+from codescent.train.addresses import (
+    ALL,
+    EVERY,
+    connected,
+    is_local,
+    is_mine,
+    listening_address,
+    refuse_other_interface,
+    resolved,
+    route_to,
+)
 from codescent.train.interfaces import is_loopback
 from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.sockets import has_gone, watch
@@ -26,6 +37,10 @@ OTHER_PORTS = 4
 """Ports that are tried where MASTER_PORT is taken, or is that of torchrun's store."""
 CONNECT_S, AGAIN_S, HELLO_S = 2.0, 0.1, 10.0
 WELCOME = "welcome"
+TOO_LATE = "it came too late; give rank 0 a longer --wait"
+ONCE = (
+    "start each rank once, all of them with the same number of ranks (RANK and WORLD_SIZE, as the launcher sets them)"
+)
 
 
 class Refused(ConnectionError):
@@ -41,7 +56,7 @@ class Gathered:
         facts: of each rank, with that of rank 0.
         rejected: addresses of processes that did not know the token. Who only connects (a probe of ports), or is cut
             off, is none of them.
-        surplus: numbers and addresses of processes that know the token, but whose rank was there, or is none.
+        surplus: numbers and addresses of processes that know the token and are no ranks of this run, and why not.
         taken: what the port of the run is taken by, in words; "": it is free, or torchrun's.
         address: at which rank 0 listens.
         port: at which it listens.
@@ -53,14 +68,14 @@ class Gathered:
     connections: dict[int, socket.socket] = field(default_factory=dict)
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
-    surplus: set[tuple[int, str]] = field(default_factory=set)
+    surplus: set[tuple[int, str, str]] = field(default_factory=set)
     is_over: bool = False  # nobody is waited for any more
 
 
 def ports(place: Rank) -> list[int]:
     """The ports at which rank 0 may be, the same on every rank. With torchrun's store MASTER_PORT is the agent's."""
     name = f"doctor {place.job} {place.master_addr}:{place.master_port}"
-    others = [PORTS[zlib.crc32(f"{name} {number}".encode()) % len(PORTS)] for number in range(OTHER_PORTS)]
+    others = [PORTS[zlib.crc32(os.fsencode(f"{name} {number}")) % len(PORTS)] for number in range(OTHER_PORTS)]
     return others if place.agent_store else [place.master_port, *others]
 
 
@@ -95,20 +110,15 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
 
 
 def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
-    """A listening socket, and what MASTER_PORT is taken by. It is where a run listens.
-
-    But where all ranks are on this machine, it is on loopback always: the others do not read the config.
-    """
+    """A listening socket, and what MASTER_PORT is taken by."""
     given = None if place.store_fd is None else socket.socket(fileno=place.store_fd)
     if given is not None and listen is None:
         return given, ""
-    address, taken = listening_address(place, listen), ""
+    address, taken = _address(place, listen), ""
     if given is not None:
         if is_local(place):
             return given, ""
         given.close()
-    if is_local(place):
-        address = LOOPBACK
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports(place):
         try:
@@ -123,6 +133,30 @@ def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
     raise UserError(
         f"rank 0 on {socket.gethostname()}: every port that it tried is taken; set MASTER_PORT to a free one"
     )
+
+
+def _address(place: Rank, listen: str | None) -> str:
+    """The address at which a run listens, with two exceptions: the other ranks do not read the config.
+
+    Where all ranks are on this machine, it is loopback always. With torchrun's store a run says there where it listens.
+    The ranks of the doctor do not read that store: they connect to MASTER_ADDR.
+
+    Raises UserError: as a run.
+    """
+    address = listening_address(place, listen)
+    if is_local(place):
+        return LOOPBACK
+    if listen is None or listen == ALL:
+        return address
+    if place.agent_store:
+        with suppress(UserError):  # MASTER_ADDR means loopback here: nobody knows where it leads elsewhere
+            return listening_address(place)
+        return address
+    with suppress(OSError):
+        found = resolved(place.master_addr)
+        if any(map(is_mine, found)):
+            refuse_other_interface(place, listen, address, found)
+    return address
 
 
 def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, change: threading.Condition) -> None:
@@ -156,14 +190,21 @@ def _enter(peer: socket.socket, address: str, hello: dict[str, Any], world_size:
 
     A rank whose first connection has gone, because this machine was too busy to answer, may come again.
     """
-    rank, is_there = int(hello["rank"]), False
-    if rank in found.connections:
-        is_there = not has_gone(found.connections[rank])
+    rank, ranks, before = int(hello["rank"]), int(hello["world_size"]), found.connections.get(int(hello["rank"]))
     if found.is_over:
-        return "it came too late"
-    if is_there or not 0 < rank < world_size:
-        found.surplus.add((rank, address))
-        return f"rank {rank} is there already" if is_there else f"the run has {world_size} ranks"
+        return TOO_LATE
+    why = ""
+    if ranks != world_size:
+        why = f"is one of {ranks} ranks, but the run has {world_size} ranks"
+    elif not 0 < rank < world_size:
+        why = f"is none of {world_size} ranks"
+    elif before is not None and not has_gone(before):
+        why = "is there already"
+    if why:
+        found.surplus.add((rank, address, why))
+        return f"rank {rank} {why}; {ONCE}"
+    if before is not None:
+        before.close()
     watch(peer)
     send(peer, WELCOME)
     found.connections[rank], found.facts[rank] = peer, hello
@@ -180,7 +221,7 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
     while True:
         for port in ports(place):
             try:
-                peer = socket.create_connection((host, port), timeout=CONNECT_S)
+                peer = connected(host, port, CONNECT_S)
             except OSError as error:
                 if not isinstance(
                     problems.get(port), NotProved | Refused
@@ -189,7 +230,7 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
                 continue
             try:
                 prove(peer, key, serves=False, purpose=PURPOSE)
-                send(peer, {**mine, "address": peer.getsockname()[0]})
+                send(peer, {**mine, "address": peer.getsockname()[0], "world_size": place.world_size})
                 if (answer := receive(peer, HELLO_S)) != WELCOME:
                     raise Refused(str(answer))
             except OSError as error:
@@ -215,10 +256,7 @@ def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserErro
         )
     refused = next((one for one, error in problems.items() if isinstance(error, Refused)), None)
     if refused is not None:
-        return UserError(
-            f"{who}: rank 0 at {host}:{refused} refuses it: {problems[refused]}; start each rank once, all of them "
-            "with the same number of ranks (RANK and WORLD_SIZE, as the launcher sets them)"
-        )
+        return UserError(f"{who}: rank 0 at {host}:{refused} refuses it: {problems[refused]}")
     shown = f"{host}, which is {_resolved(host)} here" if _resolved(host) != host else host
     return UserError(
         f"{who}: cannot reach rank 0 at {shown}, port {port} ({problems[port].strerror or problems[port]}); let TCP "
@@ -228,6 +266,6 @@ def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserErro
 
 def _resolved(host: str) -> str:
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        return resolved(host)[0]
     except OSError as error:
-        return f"unknown ({error.strerror})"
+        return f"unknown ({error.strerror or error})"

@@ -21,7 +21,8 @@ def in_srun_step(env: Mapping[str, str]) -> bool:
     and both set SLURM_NTASKS of the whole job. Its step has no id, or an id of SLURM (4294967290; newer versions: -6).
     """
     text = next((env[name].strip() for name in ("SLURM_STEP_ID", "SLURM_STEPID") if is_set(env, name)), "")
-    return text.isascii() and text.isdigit() and int(text) <= MAX_NORMAL_STEP_ID
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NORMAL_STEP_ID))
+    return is_number and int(text) <= MAX_NORMAL_STEP_ID
 
 
 @dataclass(frozen=True)

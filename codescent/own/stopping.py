@@ -105,8 +105,10 @@ class Stopping:
 
 def _is_handled(number: int) -> bool:
     """Whether the script, or a library, has a handler for this signal. Python does not know those of native code, such
-    as faulthandler's; Linux does."""
+    as faulthandler's; Linux does. None: it was there before Python, which could not put it back."""
     handler = signal.getsignal(number)
+    if handler is None:
+        return True
     if callable(handler):
         return handler is not signal.default_int_handler
     return handler == signal.SIG_DFL and bool(_caught() >> (number - 1) & 1)
@@ -118,4 +120,5 @@ def _caught() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    return int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+    mask = status.partition("SigCgt:")[2].split(maxsplit=1)
+    return int(mask[0], 16) if mask else 0

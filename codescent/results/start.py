@@ -74,7 +74,8 @@ def stopped_by_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # that of native code from before Python, which cannot put it back
+                signal.signal(number, handler)
 
 
 def _cause(code: int, stderr: str) -> str:

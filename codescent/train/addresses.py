@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from codescent.base.errors import UserError
@@ -121,6 +123,24 @@ def refuse_loopback(place: Rank, listen: str | None = None) -> None:
     )
 
 
+def refuse_other_interface(place: Rank, listen: str | None, address: str, found: Sequence[str]) -> None:
+    """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen.
+
+    Args:
+        place: this process among the ranks.
+        listen: parallel.listen; None: auto.
+        address: at which rank 0 listens.
+        found: to which MASTER_ADDR leads.
+    """
+    reached = [one for one in found if not is_loopback(one)]  # else it is the own name, which others know better
+    if listen is None or not reached or address in reached:
+        return
+    raise UserError(
+        f'{place.here()}: parallel.listen = "{listen}" is {address} here, but MASTER_ADDR={place.master_addr} leads to '
+        f"{' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
+    )
+
+
 def fix(place: Rank) -> str:
     """Which address would do, in words."""
     found = outside()
@@ -145,10 +165,23 @@ def resolved(host: str) -> list[str]:
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
+def connected(host: str, port: int, within_s: float) -> socket.socket:
+    """A connection. Raises OSError: there is none; the name is unknown, or none that a host can have."""
+    with _named(host):
+        return socket.create_connection((host, port), timeout=within_s)
+
+
 def _looked_up(host: str, kind: socket.SocketKind) -> list[Any]:
     """What getaddrinfo finds, for any port. Raises OSError: the name is unknown, or none that a host can have."""
-    try:
+    with _named(host):
         return socket.getaddrinfo(host, 9, type=kind)
+
+
+@contextmanager
+def _named(host: str) -> Iterator[None]:
+    """Raise OSError where Python raises UnicodeError: a part of the name is empty, too long, or no text."""
+    try:
+        yield
     except UnicodeError as error:
         raise OSError(f"{host[:SHOWN]!r} is no name that a host can have") from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[a
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train.addresses import fix, is_local, means_this_machine
+from codescent.train.addresses import connected, fix, is_local, means_this_machine
 
 T = TypeVar("T")
 
@@ -54,9 +53,15 @@ class AgentStore:
         self._store = PrefixStore(f"codescent {place.job}", agent)
 
     def publish(self, addresses: list[str], port: int) -> None:
-        """Rank 0: write where it listens. A fresh number makes each start's text another one."""
+        """Rank 0: write where it listens. A fresh number makes each start's text another one.
+
+        Raises UserError: the store is silent.
+        """
         said = json.dumps([addresses, port, secrets.token_hex(8)])
-        _within(lambda: self._store.set(KEY, said))
+        try:
+            _within(lambda: self._store.set(KEY, said))
+        except (DistError, OSError) as error:
+            raise self._silent(ANSWER_S, error) from error
 
     def where(self) -> tuple[list[str], int]:
         """Where rank 0 listens, as it was written last. Raises OSError: it is not there yet, or the store is silent."""
@@ -81,7 +86,7 @@ class AgentStore:
         while True:
             for name in names:
                 try:
-                    with socket.create_connection((name, place.master_port), timeout=ANSWER_S) as agent:
+                    with connected(name, place.master_port, ANSWER_S) as agent:
                         return str(agent.getpeername()[0])
                 except OSError as error:
                     why = error

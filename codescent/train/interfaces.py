@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
@@ -85,8 +85,10 @@ def name_interface(who: str, address: str, *, is_local: bool) -> list[str]:
     Returns the variables that it has set. They name an interface of this run, so the end of the run removes them.
 
     Raises:
-        UserError: ranks are on several machines, `address` has no interface, and the host's name means loopback.
+        UserError: the user has named an interface that is not there; or ranks are on several machines, `address` has
+            no interface, and the host's name means loopback.
     """
+    _refuse_unknown(who, os.environ.get(GLOO, ""))
     name = os.environ.get(GLOO) or interface_of(address)
     if name is None and is_local:
         name = "lo0" if sys.platform == "darwin" else "lo"
@@ -102,6 +104,22 @@ def name_interface(who: str, address: str, *, is_local: bool) -> list[str]:
             "that connects the machines, such as eth0, for every rank"
         )
     return []
+
+
+def unknown_to_gloo(value: str, names: Collection[str]) -> list[str]:
+    """The parts of GLOO_SOCKET_IFNAME that are none of these interfaces. gloo wants whole names; NCCL does not."""
+    return [part for part in value.rstrip(",").split(",") if part not in names]
+
+
+def _refuse_unknown(who: str, value: str) -> None:
+    """Raise UserError if GLOO_SOCKET_IFNAME names an interface that is not there: gloo's own error does not say so."""
+    found = interfaces()
+    names = {*found, *(name for name, _ in ipv6_addresses())}
+    if value and names and unknown_to_gloo(value, names):  # other systems than Linux do not say which ones are there
+        raise UserError(
+            f"{who}: {GLOO}={value}: no network interface of this machine; it has {shown(found)}; give whole names, or "
+            "unset it"
+        )
 
 
 def _own_name_is_loopback() -> bool:

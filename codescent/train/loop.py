@@ -37,7 +37,7 @@ from codescent.train.ranks import RankTimes
 from codescent.train.regroup import regroup, report_changes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
-from codescent.train.starts import before_it_begins, refuse_idle
+from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle
 from codescent.train.stop import StopRequest
 from codescent.train.threads import Watch
 from codescent.train.validate import validation_loss
@@ -82,7 +82,9 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
             differ; that step is not saved. Or a job is started in vain.
         StopAsked: on every rank: one was asked to stop before the run began.
     """
-    with connect(config, place) as world, with_past(world.past):
+    with counted_if_stopped(None if resume or place.rank else run_folder(config)):
+        connected = connect(config, place)
+    with connected as world, with_past(world.past):
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []

@@ -79,7 +79,7 @@ class Members:
         if self._problems:
             self._told.add(number)
             return {"problems": self._problems}
-        if self._list and all(one.agrees == self._list for one in self._asking.values()):
+        if self._all_agree():
             self._met = frozenset(self._asking)
             return {"met": True}
         return {"list": self._list, "missing": self._absent[:SHOWN], "came": len(self._asking)}
@@ -99,6 +99,9 @@ class Members:
         if number in self._met or late:
             return {"met": True}
         return {"refused": "the ranks of this start have met without it"}
+
+    def _all_agree(self) -> bool:
+        return self._list > 0 and all(one.agrees == self._list for one in self._asking.values())
 
     def _note(self, peer: object, number: str, head: Mapping[str, Any]) -> None:
         now_s = self._clock()
@@ -120,7 +123,7 @@ class Members:
             self._forget(number)
         if self._disputes and now_s - self._disputed_s > DISPUTE_S:
             self._problems = self._problems or self._disputes
-        elif now_s > self._end_s:
+        elif now_s > self._end_s and not self._all_agree():
             self._problems = self._problems or self._disputes or [self._missing()]
         for rank, (who, since_s) in self._failed.items():
             if rank in self._absent and now_s - since_s > SILENT_S:

@@ -57,11 +57,11 @@ def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
     search = Search(place, timeout.total_seconds(), listen)
     try:
         store = search.join()
+        store.set_timeout(timeout)
+        return Meeting(store, search.server, search.address(store), search.key)
     except BaseException:
         search.close()
         raise
-    store.set_timeout(timeout)
-    return Meeting(store, search.server, search.address(store), search.key)
 
 
 def reach(place: Rank, timeout: timedelta) -> Meeting:

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from multiprocessing import AuthenticationError
@@ -30,10 +30,10 @@ from codescent.train.addresses import (
     listening_address,
     means_this_machine,
     outward,
+    refuse_other_interface,
     resolved,
 )
 from codescent.train.agent_store import AgentStore
-from codescent.train.interfaces import is_loopback
 from codescent.train.members import Members, listed
 from codescent.train.store import StoreServer, TokenStore
 
@@ -79,26 +79,38 @@ class Search:
     def __init__(self, place: Rank, seconds: float, listen: str | None) -> None:
         self._place, self._seconds, self._listen = place, seconds, listen
         self._begin_s = time.monotonic()
-        self._has_said = self._listens_everywhere = False
+        self._has_said = False
+        self._own = ""  # rank 0, if it listens on all interfaces: its address that the others reach
         # The key differs between jobs, so that a rank of another job at the same port is rejected.
         self.key = token.key_of(os.environ, f"{place.job} attempt {place.attempt}")
         self.server: StoreServer | None = None
         self._members: Members | None = None
         self._where: _Where = lambda: (addresses_of_first(place, listen), place.master_port)
         listener = _listening(place, listen) if place.rank == 0 else None
-        agent = AgentStore(place, seconds) if place.agent_store else None
-        if listener is not None:
-            here = listener.getsockname()[:2]
-            self._listens_everywhere = here[0] == EVERY
-            self._members = Members(place.world_size, seconds)
-            self.server = StoreServer(listener, self.key, self._members)
-            self._where = lambda: ([LOOPBACK if here[0] == EVERY else here[0]], here[1])
-            if agent is not None:
-                agent.publish([outward(place) if here[0] == EVERY else here[0]], here[1])
-            else:
-                self._refuse_foreign_address(*here)
-        elif agent is not None:
-            self._where = agent.where
+        try:
+            agent = AgentStore(place, seconds) if place.agent_store else None
+            if listener is not None:
+                self._serve(listener, agent)
+            elif agent is not None:
+                self._where = agent.where
+        except BaseException:
+            self.close()
+            if listener is not None:
+                listener.close()
+            raise
+
+    def _serve(self, listener: socket.socket, agent: AgentStore | None) -> None:
+        """Rank 0: serve the store, and say where, or refuse an address that leads elsewhere."""
+        place, (address, port) = self._place, listener.getsockname()[:2]
+        if address == EVERY:
+            self._own = LOOPBACK if is_local(place) else outward(place)
+        self._members = Members(place.world_size, self._seconds)
+        self.server = StoreServer(listener, self.key, self._members)
+        self._where = lambda: ([LOOPBACK if self._own else address], port)
+        if agent is not None:
+            agent.publish([self._own or address], port)
+        else:
+            self._refuse_foreign_address(address, port)
 
     def close(self) -> None:
         """Rank 0: stop to serve."""
@@ -146,8 +158,7 @@ class Search:
 
     def address(self, store: TokenStore) -> str:
         """The address of this machine that the others reach. Rank 0 reaches itself at loopback if it listens on all."""
-        mine = store.address()
-        return mine if is_local(self._place) or not self._listens_everywhere else outward(self._place)
+        return self._own or store.address()
 
     def _is_member(self, store: TokenStore) -> bool:
         """Ask until all ranks are there. Returns False: others have met at this rank 0, so it is of another start.
@@ -230,30 +241,18 @@ class Search:
             try:
                 found = resolved(place.master_addr)
                 if any(is_mine(one) for one in found):
-                    return self._refuse_other_interface(address, found)
+                    return refuse_other_interface(place, self._listen, address, found)
                 there = partial(socket.create_connection, (found[0], port), 1.0)
                 TokenStore(there, self.key, _SHORT).close()
                 return  # it is forwarded to this machine
             except (OSError, AuthenticationError) as error:
                 why = error
             if self._spent_s() > min(CHECK_S, self._seconds):
-                self.close()
                 raise UserError(
                     f"{_who(place)}: MASTER_ADDR={place.master_addr} does not lead to this machine, where rank 0 is "
                     f"({why}); {fix(place)}"
                 ) from why
             time.sleep(AGAIN_S)
-
-    def _refuse_other_interface(self, address: str, found: Sequence[str]) -> None:
-        """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen."""
-        reached = [one for one in found if not is_loopback(one)]  # else it is the own name, which others know better
-        if self._listen is None or not reached or address in reached:
-            return
-        self.close()
-        raise UserError(
-            f'{_who(self._place)}: parallel.listen = "{self._listen}" is {address} here, but MASTER_ADDR='
-            f"{self._place.master_addr} leads to {' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
-        )
 
     def _refuse_own_name(self, error: Exception) -> None:
         """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""

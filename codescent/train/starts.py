@@ -68,12 +68,28 @@ def before_it_begins(path: Path | None, world: World) -> Iterator[None]:
         if asked := [number for number in together(UserError, first_signal) if number is not None]:
             raise StopAsked(signal.Signals(asked[0]).name)
     except StopAsked:
-        if problem := world.from_first(lambda: "" if path is None else unbegun(path, os.environ)):
+        if problem := world.from_first(lambda: "" if path is None else _unbegun(path, os.environ)):
             raise RunFailed(problem) from None
         raise
 
 
-def unbegun(path: Path, env: Mapping[str, str]) -> str:
+@contextmanager
+def counted_if_stopped(path: Path | None) -> Iterator[None]:
+    """A block that one rank does before the ranks have met. If it is asked to stop there, the start is counted.
+
+    `path`: of the folder of a new run; None: the run has begun in an earlier command, or another rank counts.
+
+    Raises RunFailed instead of StopAsked: the start before was counted, too.
+    """
+    try:
+        yield
+    except StopAsked:
+        if path is not None and (problem := _unbegun(path, os.environ)):
+            raise RunFailed(problem) from None
+        raise
+
+
+def _unbegun(path: Path, env: Mapping[str, str]) -> str:
     """A new run was asked to stop before it began. Why it is not started again, if the start before has ended so, too;
     otherwise "". Only a job writes that down.
 

@@ -58,7 +58,8 @@ class StopRequest:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             if not self.is_obeyed:
-                signal.signal(number, handler)
+                if handler is not None:  # that of native code from before Python, which cannot put it back
+                    signal.signal(number, handler)
             elif number != signal.SIGINT:  # a repeated signal changes nothing, also while the interpreter ends
                 signal.signal(number, signal.SIG_IGN)
 

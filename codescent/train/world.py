@@ -101,6 +101,7 @@ class World:
         self.store = self.meeting.store
         try:
             topology = compare(self.store, place, device, name_of(self.device), {**own, **facts})
+            self.named = name_interface(place.here(), self.meeting.address, is_local=is_local(place))
         except BaseException:
             self.meeting.close()
             raise
@@ -113,7 +114,6 @@ class World:
         self.tries_threads = given is None
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
-        self.named = name_interface(place.here(), self.meeting.address, is_local=is_local(place))
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (place.rank,) if place.late else tuple(range(place.world_size))

@@ -18,9 +18,9 @@ from codescent.base import cause
 from codescent.base.command import command, resume_command
 from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
-from codescent.base.errors import RunFailed, UserError
+from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
-from codescent.base.parent import end_with_command
+from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported, stop_at
 from codescent.build import saved_plan, task_request
@@ -37,7 +37,7 @@ from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
-from codescent.train.starts import unbegun
+from codescent.train.starts import counted_if_stopped
 from codescent.verbs.resume import config_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
@@ -120,7 +120,8 @@ def _main(arguments: Namespace) -> int:
     if restarts:
         # glibc reads its tunables when a process starts: replace this process once by itself.
         hand_on(SAVING)
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
+        env = tuned_environment(os.environ) | handed_on()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
     if arguments.find_learning_rate:
         return _find_learning_rate(config, rank or Rank())
     if rank is None or not (rank.rank or rank.child):
@@ -171,14 +172,10 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     if not finds:
         introduce(config, resume=resume)
     stop_at(os.environ)  # refuses what is no time, before the ranks do
-    try:
+    with counted_if_stopped(None if finds or resume else run_folder(config)):
         with may_end():
             plan = check(config, ranks, resume=resume, creates_folder=not finds)
         raise_if_signalled()
-    except StopAsked:
-        if not (finds or resume) and (problem := unbegun(run_folder(config), os.environ)):
-            raise RunFailed(problem) from None
-        raise
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
     start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env, blocked=SAVING, reports=True)
