@@ -167,12 +167,12 @@ def test_what_fails_on_one_rank_alone_spoils_no_other_call(capfd: pytest.Capture
 
 
 def test_a_group_that_cannot_be_made_says_why_for_every_call() -> None:
-    """gloo's group of ranks whose interface does not exist."""
+    """gloo's group by a transport that does not exist."""
     column = Column("gloo", "cpu")
-    command = ("env", "GLOO_SOCKET_IFNAME=nowhere0", sys.executable, "-m", "codescent.collectives")
+    command = ("env", "GLOO_DEVICE_TRANSPORT=nowhere0", sys.executable, "-m", "codescent.collectives")
     Survey(2, 20.0, command).probe(column, ["send", "all_reduce"])
     assert states(column) == {"send fp32": NO, "all_reduce fp32": NO}
-    assert "nowhere0" in column.outcomes["send fp32"].why
+    assert column.outcomes["send fp32"].why == "makeDeviceForInterface(): unsupported gloo device"
 
 
 def test_the_table_names_what_is_missing_and_why() -> None:

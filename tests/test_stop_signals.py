@@ -354,6 +354,7 @@ print("well")
 def test_where_the_kernel_does_not_say_who_handles_signals_python_alone_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # whatever ran before in this process
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "Name: python\nThreads: 1\n")
     assert not stopping._is_handled(signal.SIGUSR1)
 
