@@ -64,7 +64,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: hosts.Hosts) 
 
 
 def started(text: str, folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    (folder / "script").write_text(text)
+    script = folder / "script"
+    if not script.exists() or script.read_text() != text:  # bash reads it as it goes: another host runs it already
+        script.write_text(text)
     return subprocess.Popen(
         [*before, "bash", "script", *words], cwd=folder, env=environment(), text=True, stdout=-1, stderr=-1
     )
