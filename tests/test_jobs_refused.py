@@ -287,6 +287,7 @@ def test_secrets_have_no_place_in_a_site(word: str, shown: str, capsys: pytest.C
         (["--pad-token", "<pad>", "--eos_token=</s>", "--mask-token", "[MASK]", "--special_token=x"], ""),
         (["--first_pass=train", "--num-pass", "two", "--token", "<none>"], ""),
         (["--pass=geheim"], "the value of pass looks like a secret"),
+        (["--db-pass", "geheim"], "the value of db-pass looks like a secret"),
     ],
 )
 def test_secrets_in_words_of_an_own_script(words: list[str], said: str) -> None:

@@ -43,8 +43,12 @@ KNOWN = re.compile(
 LOGIN = re.compile(r"\bwandb\b.*\blogin\b[^;&|]*\b[0-9a-f]{40}\b")
 SWITCHES = ("true", "false", "yes", "no", "none")
 """Values with which a name says only whether there is a secret."""
-OF_TOKENIZER = re.compile(r"(?:\w*[_-])?(?:bos|eos|pad|unk|sep|cls|mask|image|special)[_-]token", FLAGS)
-"""Names of tokens that a tokenizer adds to a text."""
+OF_DATA = re.compile(
+    r"(?:[\w-]*[_-])?(?:(?:bos|eos|pad|unk|sep|cls|mask|image|special)[_-]token"
+    r"|(?:first|second|last|num|n|multi|single|train|eval|forward|backward)[_-]pass)",
+    FLAGS,
+)
+"""Names of tokens that a tokenizer adds to a text, and of passes over data."""
 SHORT = 3
 """A number of so few digits is a count, also behind a name such as --pass."""
 
@@ -66,8 +70,7 @@ def secret_of(text: str) -> Secret | None:
     """The first secret in a text; None: there is none."""
     for found in NAMED.finditer(text):
         name = found["variable"] or found["option"]
-        is_pass = found["option"] is not None and re.search(r".[_-]pass$", name, FLAGS) is not None  # over the data
-        if not is_pass and _counts(name, found["value"]):
+        if _counts(name, found["value"]):
             return Secret(f"the value of {name}", name.upper().replace("-", "_"))
     if HEADER.search(text):
         return Secret("the value of a header")
@@ -82,8 +85,8 @@ def secret_of(text: str) -> Secret | None:
 
 
 def _counts(name: str, value: str) -> bool:
-    """Whether the value of such a name is a secret: not a switch, a number, a token of a tokenizer, or a path."""
-    if value.lower() in SWITCHES or OF_TOKENIZER.fullmatch(name) or value.startswith(("<", "[")):
+    """Whether the value of such a name is a secret: not a switch, a number, a thing of the data, or a path."""
+    if value.lower() in SWITCHES or OF_DATA.fullmatch(name) or value.startswith(("<", "[")):
         return False
     if value.isdecimal():
         return len(value) > SHORT and re.search(rf"(?:^|-){PASSWORD}", name, FLAGS) is not None

@@ -51,7 +51,8 @@ def divided(values: Mapping[str, str]) -> str:
         hosts.setdefault(value, []).append(host)
     parts = [f"{value} on {listed(its)}" for value, its in hosts.items()]
     more = f"; {len(parts) - SHOWN} other values" if len(parts) > SHOWN else ""
-    return f"{'; '.join(parts[:SHOWN])}{more}; either may be the wrong one"
+    which = "either" if len(parts) == 2 else "any of them"
+    return f"{'; '.join(parts[:SHOWN])}{more}; {which} may be the wrong one"
 
 
 def _versions(hosts: Sequence[Host]) -> Iterator[Finding]:

@@ -64,7 +64,7 @@ def _too_many(asked: Preflight) -> Iterator[str]:
 
 
 def _options(asked: Preflight) -> Iterator[str]:
-    """Options that say again, or otherwise, how many ranks there are."""
+    """Options that say again, or otherwise, how many ranks there are, or on which hosts."""
     given = [("site.launcher", asked.site.launcher, COUNTS.get(asked.target, ()))]
     if asked.target == "slurm":
         given.append(("site.options", [word for line in asked.site.options for word in shlex.split(line)], SLURM))

@@ -16,11 +16,12 @@ FORMS = {
     "slurm": re.compile(r"-\S.*"), "pbs": re.compile(r"[A-Za-z]\w*=\S*"), "kubernetes": re.compile(r"[\w./-]+: *\{n\}"),
 }  # fmt: skip
 """What site.devices has to look like, by target. torchx reads only that devices are asked for."""
-TWICE = re.compile(
-    r"--gpus(?:-per-\w+)?\n.*|-G\n.*|--gres\n(?:.*,)?gpu(?:[:=,].*)?|--tres-per-\w+\n(?:.*,)?(?:gres[/:])?gpu(?:[:=,].*)?"
-    r"|-l\n(?:.*[:,])?n?gpus=.*"
+ASKING = (
+    (r"--gpus(?:-per-\w+)?|-G", r".*"),
+    (r"--gres|--tres-per-\w+", r"(?:.*,)?(?:gres[/:])?gpu(?:[:=,].*)?"),
+    (r"-l", r"(?:.*[:,])?n?gpus=.*"),
 )
-"""Options that ask for devices, each with a line break before its value."""
+"""Options that ask for devices: their names, and their values."""
 
 NAME, FOLDER = "the name of the run", "the folder in which codescent launch was called"
 LOG, AGAIN = "the log, which --follow reads", "site.requeues"
@@ -67,7 +68,7 @@ def problems(name: str, loaded: LoadedSite, keys: frozenset[str], *, is_chain: b
     of_devices = dict.fromkeys(_names(str(site.devices)) if name == "slurm" else (), "site.devices")
     for option in site.options if "options" in keys else ():
         given = f"{_named(loaded, 'options')[:-1]}: {option})"
-        if any(TWICE.fullmatch(f"{word}\n{value}") for word, value in _options(option)):
+        if any(map(_asks_for_devices, _options(option))):
             if site.devices == NONE:
                 yield f"{devices}: ranks compute on CPUs, but {given} asks for devices; give one of them"
             elif site.devices is not None:
@@ -81,6 +82,12 @@ def problems(name: str, loaded: LoadedSite, keys: frozenset[str], *, is_chain: b
                 yield f"{given}: the script sets {word}, by {source}; {instead}"
             elif word in ELSEWHERE[name]:
                 yield f"{given}: {ELSEWHERE[name][word]}"
+
+
+def _asks_for_devices(option: tuple[str, str]) -> bool:
+    """Whether an option, a name with its value, asks for devices."""
+    name, value = option
+    return any(re.fullmatch(names, name) and re.fullmatch(values, value) for names, values in ASKING)
 
 
 def _named(loaded: LoadedSite, key: str) -> str:

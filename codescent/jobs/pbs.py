@@ -9,13 +9,12 @@ from codescent.base.stopping import LATER
 from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
 from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, in_batch, record, setting, variables
+from codescent.jobs.schedulers import NUMBER
 from codescent.jobs.site import asked_devices
 from codescent.jobs.submitted import SUCCESSORS
 
 START = "CODESCENT_START"
 """Number of the job in a chain of jobs."""
-NUMBER_LINE = r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?"
-"""The number of a job, as schedulers.NUMBER, for grep."""
 
 
 def script(job: Job) -> str:
@@ -103,7 +102,7 @@ def _again(job: Job) -> Iterator[str]:
     yield '        echo "$said goes on"'
     if job.record is not None:
         yield "        # the number is the last line that is one: a site may say more. For --status"
-        yield f'        next=$({command(["grep", "-xE", NUMBER_LINE])} <<<"$said" | tail -n 1 || true)'
+        yield f'        next=$({command(["grep", "-xE", NUMBER.pattern])} <<<"$said" | tail -n 1 || true)'
         known = f'echo "$next $(date -u +%FT%T+00:00)" >>{quoted(str(job.record / SUCCESSORS))}'
         yield f'        if [ -n "$next" ]; then {known}; fi'
     yield "        exit 0"

@@ -144,7 +144,7 @@ def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
     free = shutil.disk_usage(above).free
     if found.more_bytes <= free:
         return
-    others = 1 + config.checkpoint.keep_best * (config.train.eval_every > 0)  # beside those that keep_last counts
+    others = 1 + _keeps_best(config)  # beside those that keep_last counts
     fitting = found.number - math.ceil((found.more_bytes - free) / found.one_bytes)
     keep = min(config.checkpoint.keep_last, fitting - others)
     lower = f", or checkpoint.keep_last={keep}" if keep >= 1 else ""
@@ -163,10 +163,14 @@ def _bytes_in(folder: Path) -> int:
         return 0
 
 
+def _keeps_best(config: Config) -> bool:
+    return config.checkpoint.keep_best and config.train.eval_every > 0
+
+
 def most_checkpoints(config: Config) -> int:
     """How many checkpoints the run has at once: the newest, the best, and one that is being saved."""
     checkpoint, train = config.checkpoint, config.train
-    best = checkpoint.keep_best and train.eval_every > 0
+    best = _keeps_best(config)
     most = checkpoint.keep_last + best + 1
     if train.num_epochs is not None:  # the steps are not known
         return most

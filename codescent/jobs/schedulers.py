@@ -19,8 +19,8 @@ OVER = (
     "revoked", "launch_failed",
 )  # fmt: skip
 """How SLURM calls the state of a job that has ended, in small letters."""
-NUMBER = re.compile(r"\d{1,18}(?:\[\d*\])?(?:\.[\w.-]+)?", re.ASCII)
-"""The number of a job, such as 4711, 4711.server or 4711[].server."""
+NUMBER = re.compile(r"[0-9]{1,18}(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?")
+"""The number of a job, such as 4711, 4711.server or 4711[].server. Scripts give the same form to grep -E."""
 UNSURE = re.compile(r"timed out|End of File|Connection reset", re.IGNORECASE)
 """What a command says whose connection was cut: the scheduler may have done what was asked."""
 KILLED = 128
