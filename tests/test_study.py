@@ -86,6 +86,8 @@ def test_points_are_run_in_rounds_and_evaluated(project: Path, started: list[str
     write(project)
     done = called(project, "study", "study.toml")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("config  run.toml\n") == 1, "the config that is measured"
+    assert "config: run.toml\n" in done.stdout
     assert started == ["ranks-1/1", "ranks-2/1", "ranks-2/2", "ranks-1/2"], "each round in the opposite order"
     assert max(map(len, done.stdout.partition("* ranks=")[0].splitlines())) <= 80
 
@@ -168,6 +170,7 @@ def test_an_interrupted_study_goes_on_and_takes_the_last_run_again(
     stopped = called(project, "study", "study.toml")
     assert stopped.returncode == 130
     assert "goes on" in stopped.stderr
+    assert [row["state"] for row in rows(project)] == ["to do", "to do"], "the table is there after Ctrl-C, too"
     assert {point.state for point in study_of(project).groups[0].points} == {PointState.TO_DO}
     monkeypatch.setattr(runner, "train_run", real)
     assert called(project, "study", "study.toml").returncode == 0

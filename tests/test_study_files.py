@@ -65,7 +65,15 @@ WRONG = {
         HEAD + f"[axes]\nranks = [1]\nrun.seed = {list(range(10_001))}\n",
         "ranks 1 x run.seed 10001 = 10,001 points; at most 10,000",
     ),
-    "no config": (HEAD.replace("run.toml", "none.toml") + RANKS, "none.toml: no such file"),
+    "no config": (
+        HEAD.replace("run.toml", "none.toml") + RANKS,
+        "s.toml:3: [study] config: none.toml does not exist, and no shipped config has the name 'none.toml'; shipped",
+    ),
+    "the name of a shipped config in a folder that is not there": (
+        HEAD.replace("run.toml", "nowhere/default.toml") + RANKS,
+        "config: nowhere/default.toml does not exist, and no shipped config has the name 'nowhere/default.toml'; did "
+        "you mean default?",
+    ),
     "no point can exist": (HEAD.replace("= 1", "= 3") + "[axes]\nranks = [3]\n", "no point can exist"),
     "no TOML": ("[study", "not TOML"),
 }
@@ -182,6 +190,22 @@ def test_a_table_with_parts_that_are_all_zero_has_no_computation(project: Path) 
     done = called(project, "study", "s.toml", "--table", "t.csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert "computation  " not in done.stdout
+
+
+def test_rates_of_an_even_number_of_repeats_agree_with_the_speed_up(project: Path) -> None:
+    """0.2 and 0.4 s for 1,000 tokens, as 0.05 and 0.55 s: both have a median of 0.3 s, so 3,333 tokens/s."""
+    (project / "s.toml").write_text(HEAD + RANKS)
+    lines = "1,0.2,1000,0.3\n1,0.4,1000,0.15\n2,0.05,1000,0.6\n2,0.55,1000,0.05454545\n"
+    (project / "t.csv").write_text(f"ranks,step_s,tokens,mfu\n{lines}")
+    study = evaluated("s", Kind.STRONG, {"ranks": 1}, read_table(project / "t.csv", Kind.STRONG, ["ranks"]))
+    one, two = study.groups[0].points
+    for point, mfu in ((one, 0.06 / 0.3), (two, 0.03 / 0.3)):
+        assert point.tokens_per_s is not None
+        assert point.mfu is not None
+        assert point.tokens_per_s.value == pytest.approx(1000 / 0.3)
+        assert point.mfu.value == pytest.approx(mfu, rel=1e-6)
+    assert two.speed_up.total is not None
+    assert two.speed_up.total.value == pytest.approx(1)
 
 
 def test_the_table_of_a_study_is_a_table(project: Path) -> None:
@@ -308,7 +332,9 @@ def test_the_shipped_studies_have_the_points_of_the_founding_documents(
     assert all(any(reason in why for reason in reasons) for why in found.values())
     listed = called(tmp_path, "study", name, "--list")
     assert listed.returncode == 0, listed.stderr
-    assert sum(line.startswith("#") for line in listed.stdout.splitlines()) == points
+    head, *listing = listed.stdout.splitlines()
+    assert head == f"# config: {study.study.config} (shipped)"
+    assert sum(line.startswith("#") for line in listing) == points
     torchrun = "for repeat in 1 2 3 4 5; do torchrun --nnodes"
     assert listed.stdout.count(torchrun) == sum(spec.nodes > 1 for spec in specs)
 

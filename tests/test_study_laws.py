@@ -60,6 +60,20 @@ def test_the_interval_contains_the_law_behind_noisy_repeats() -> None:
     assert found == fitted(AMDAHL, WORKERS, speeds).parameters["serial share"], "the same numbers, the same interval"
 
 
+def test_the_maximum_of_the_universal_law_counts_the_contention() -> None:
+    """Gunther 2007, equation 4.33: sqrt((1 - 0.5) / 0.005) = 10 workers, and not sqrt(1 / 0.005) = 14."""
+    speeds = [[p / (1 + 0.5 * (p - 1) + 0.005 * p * (p - 1))] for p in WORKERS]
+    assert "fastest with 10;" in fitted(UNIVERSAL, WORKERS, speeds).said
+
+
+def test_the_repeats_of_each_point_are_drawn_by_themselves() -> None:
+    """The same disturbances at every point cancel in the share only if all points are drawn alike."""
+    disturbed = [0.8, 0.9, 1.0, 1.1, 1.2]
+    speeds = [[factor / (0.1 + 0.9 / p) for factor in disturbed] for p in WORKERS]
+    found = fitted(AMDAHL, WORKERS, speeds).parameters["serial share"]
+    assert found.high - found.low > 0.01
+
+
 def test_no_coefficient_is_negative() -> None:
     """Faster than ideal: the nearest law has no serial share and no contention."""
     superlinear = [[p**1.2] for p in WORKERS]

@@ -122,12 +122,12 @@ def _listed(names: Sequence[str]) -> str:
 def fast(summaries: Sequence[Summary]) -> Iterator[Said]:
     """How fast the runs are, the fastest first."""
     known = [one for one in summaries if one.step_s is not None]
-    for one in sorted(known, key=lambda one: -_number(one.median("tokens_per_s"))):
+    for one in sorted(known, key=lambda one: -_number(one.rate("tokens_per_s"))):
         assert one.step_s is not None
-        speed = f"{of_number(one.median('tokens_per_s'))} tokens/s"
+        speed = f"{of_number(one.rate('tokens_per_s'))} tokens/s"
         low, high = of_seconds(one.step_s.low), of_seconds(one.step_s.high)
         interval = "" if math.isnan(one.step_s.low) else f" (95 %: {low} to {high})"
-        use = f", {of_share(one.median('mfu'))} of the measured peak" if math.isfinite(one.median("mfu")) else ""
+        use = f", {of_share(one.rate('mfu'))} of the measured peak" if math.isfinite(one.rate("mfu")) else ""
         step = f"a step takes {of_seconds(one.step_s.value)}{interval}"
         yield one.name, f"{speed} on {counted(one.run.num_ranks, 'rank')}; {step}{use}."
     if lost := [one.name for one in summaries if one.step_s is None]:
@@ -216,7 +216,7 @@ def _events(one: Summary) -> Iterator[Said]:
     if "slow_steps" in kinds:
         said = next(event for event in reversed(one.run.events) if event.get("kind") == "slow_steps")
         yield one.name, f"{said.get('advice', 'steps have become slow')}"
-    if one.median("mfu") > 1:
+    if one.rate("mfu") > 1:
         yield one.name, "it is faster than the peak that was measured: other programs ran during that measurement."
 
 

@@ -71,7 +71,7 @@ def overview(known: Sequence[Summary]) -> Table:
     shares = {
         name: explained
         for name, explained in MORE_SHARES.items()
-        if any(one.median(name) > 0 and one.median(name) != one.median("mfu") for one in known)
+        if any(one.rate(name) > 0 and one.rate(name) != one.rate("mfu") for one in known)
     }
     columns = [
         NAME,
@@ -80,8 +80,8 @@ def overview(known: Sequence[Summary]) -> Table:
         Column("ranks"),
         Column("steps", "steps done"),
         Column("step", "median time of a step, and half of its 95 % interval"),
-        Column("tokens/s", "median, all ranks"),
-        Column("FLOP/s", "model FLOPs per second, median, all ranks"),
+        Column("tokens/s", "tokens of a step / its median time, all ranks"),
+        Column("FLOP/s", "model FLOPs of a step / its median time, all ranks"),
         Column("mfu", "share of the measured peak"),
         *(Column(name, explained) for name, explained in shares.items()),
         Column("computing", "share of forward and backward passes in a step"),
@@ -96,10 +96,10 @@ def overview(known: Sequence[Summary]) -> Table:
             number(one.run.num_ranks, f"{one.run.num_ranks:,}"),
             number(one.steps, f"{one.steps:,}"),
             interval(one.step_s),
-            number(one.median("tokens_per_s"), of_number(one.median("tokens_per_s"))),
-            rate(one.median("flops_per_s"), ""),
-            share(one.median("mfu"), odd=one.median("mfu") > 1),
-            *(share(one.median(name)) for name in shares),
+            number(one.rate("tokens_per_s"), of_number(one.rate("tokens_per_s"))),
+            rate(one.rate("flops_per_s"), ""),
+            share(one.rate("mfu"), odd=one.rate("mfu") > 1),
+            *(share(one.rate(name)) for name in shares),
             share(one.compute_share),
             number(one.train_loss, f"{one.train_loss:.4f}"),
             number(one.val_loss, f"{one.val_loss:.4f}"),

@@ -21,7 +21,8 @@ from codescent.study.words import KIND_WORDS, states_said
 def about(study: Study) -> str:
     """What was studied, in a sentence."""
     number = sum(len(group.points) for group in study.groups)
-    return f"A study of {KIND_WORDS[study.kind]}. {counted(number, 'point')}: {states_said(study)}."
+    config = f" Base config: {study.config}." if study.config else ""
+    return f"A study of {KIND_WORDS[study.kind]}. {counted(number, 'point')}: {states_said(study)}.{config}"
 
 
 def points(study: Study) -> Table:

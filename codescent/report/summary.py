@@ -59,10 +59,11 @@ class Summary:
         times = self._known("step_s")
         return float(np.quantile(times, 0.9) / np.median(times) - 1) if len(times) >= 10 else math.nan
 
-    def median(self, column: str) -> float:
-        """The median of a column of the metrics; NaN: no value."""
-        values = self._known(column)
-        return float(np.median(values)) if len(values) else math.nan
+    def rate(self, column: str) -> float:
+        """A rate of the metrics, such as tokens_per_s or mfu: median work over median time of a step; NaN: no value."""
+        values, times = (self.run.after(self.warmup, name) for name in (column, "step_s"))
+        known = np.isfinite(values * times)
+        return float(np.median((values * times)[known]) / np.median(times[known])) if known.any() else math.nan
 
     @cached_property
     def ranks(self) -> Sequence[Parts]:

@@ -17,4 +17,5 @@ from codescent.results.start import train_run as train_run
 from codescent.results.statistics import Interval as Interval
 from codescent.results.statistics import bootstrap as bootstrap
 from codescent.results.statistics import median_of_many as median_of_many
+from codescent.results.statistics import rate as rate
 from codescent.results.statistics import spread as spread

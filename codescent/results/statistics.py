@@ -62,6 +62,21 @@ def bootstrap(*samples: Sequence[float] | Values, statistic: Statistic = medians
     return Interval(value, float(low), float(high))
 
 
+def rate(work: Sequence[float] | Values, seconds: Sequence[float] | Values) -> Interval:
+    """Work per second: the median of the work over the median of the seconds, so that rates and times agree.
+
+    A median of quotients is another number when the repeats are even in number. Work and seconds of one repeat are
+    resampled together. Raises ValueError: no value.
+    """
+    amounts, times = (np.asarray(values, dtype=np.float64) for values in (work, seconds))
+
+    def quotient(chosen: Values) -> Values:
+        index = chosen.astype(int)
+        return medians(amounts[index]) / medians(times[index])
+
+    return bootstrap(np.arange(len(times), dtype=np.float64), statistic=quotient)
+
+
 def median_of_many(values: Sequence[float] | Values) -> Interval:
     """The median of values, and its interval; of at least MANY values by order statistics, which is as good and fast.
 

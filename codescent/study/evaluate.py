@@ -13,7 +13,7 @@ import numpy as np
 
 from codescent.base.amounts import of_share
 from codescent.base.errors import UserError
-from codescent.results import PARTS, Interval, bootstrap, spread
+from codescent.results import PARTS, Interval, bootstrap, rate, spread
 from codescent.results.statistics import Values, medians
 from codescent.study.file import NODES, WORKERS
 from codescent.study.folder import Definition
@@ -151,7 +151,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         efficiency=efficiency,
         flops_per_s=Measured(_rate(repeats, "flops", "step_s"), _rate(repeats, "flops", "compute_s")),
         tokens_per_s=_rate(repeats, "tokens", "step_s"),
-        mfu=_over(repeats, "mfu"),
+        mfu=_rate(repeats, "peak_s", "step_s"),
         parts_s=_parts(repeats, step_s.total),
         memory_bytes=max((repeat.memory_bytes for repeat in repeats if repeat.memory_bytes), default=None),
         serial_share=None if is_base else _serial_share(kind, speed_up.total, grown),
@@ -177,10 +177,10 @@ def _over(repeats: Sequence[Repeat], name: str) -> Interval | None:
 
 
 def _rate(repeats: Sequence[Repeat], work: str, seconds: str) -> Interval | None:
-    """Work per second."""
+    """Work per second; None: no repeat knows both."""
     found = [(getattr(repeat, work), getattr(repeat, seconds)) for repeat in repeats]
-    values = [amount / spent for amount, spent in found if amount is not None and spent]
-    return bootstrap(values) if values else None
+    known = [(amount, spent) for amount, spent in found if amount is not None and spent]
+    return rate(*zip(*known)) if known else None
 
 
 def _works(kind: Kind, taken: Sequence[Taken]) -> list[float]:

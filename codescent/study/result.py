@@ -144,6 +144,7 @@ class Study:
         folder: where its run folders are; None: a table that others measured.
         unit: of `workers`: "ranks" or "threads".
         warmup: steps that each run leaves out; None: a table that others measured.
+        config: base config of its runs, in words; "": a table that others measured.
     """
 
     name: str
@@ -154,3 +155,4 @@ class Study:
     folder: str | None = None
     unit: str = "ranks"
     warmup: int | None = None
+    config: str = ""

@@ -21,11 +21,11 @@ from codescent.base.visible import visible
 from codescent.results import Ended, stopped_by_signals
 from codescent.study.accept import prepare, refusals
 from codescent.study.collect import collect
-from codescent.study.evaluate import check_baseline, evaluated
-from codescent.study.file import StudyFile, read_study
-from codescent.study.folder import DEFINITION, Definition, StudyFolder
+from codescent.study.evaluate import Taken, check_baseline, evaluated
+from codescent.study.file import StudyFile, config_named, read_study
+from codescent.study.folder import DEFINITION, Attempt, Definition, StudyFolder
 from codescent.study.listing import commands
-from codescent.study.opened import evaluate_folder
+from codescent.study.opened import StudyRuns, evaluate_folder
 from codescent.study.points import specs_of
 from codescent.study.repeat import repeat_of
 from codescent.study.result import PointState
@@ -83,9 +83,10 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
     console = Console(highlight=False)
-    total, done = len(progress.turns), 0
+    total, done, runs = len(progress.turns), 0, StudyRuns(folder)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
-    say([f"study   {definition.name}: {to_do}", f"folder  {folder.path}"])
+    config = config_named(definition.config)
+    say([f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"])
     try:
         with stopped_by_signals(), console.status("") if console.is_terminal else nullcontext() as status:
             for index, turn, ended in run_turns(folder, progress):
@@ -93,9 +94,12 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
                     status.update(escape(f"{index + 1} of {total}: {turn.spec.name}, repeat {turn.number}"))
                 elif ended is not None:
                     done += 1
+                    runs.again(turn.spec)
+                    _write(folder, runs.points())  # after each run: an interrupted study has a table, too
                     console.print(visible(_line(folder, progress, index, turn, ended)), markup=False, soft_wrap=True)
                     console.file.flush()
     except (KeyboardInterrupt, SystemExit):
+        _write(folder, runs.points())
         warn(f"stopped after {done} of {counted(total, 'run')}; the same command goes on, and repeats the last run")
         raise
     return folder
@@ -121,6 +125,7 @@ def _about(progress: Progress, done: int) -> str:
 
 def _list(folder: StudyFolder) -> None:
     """Print the command of every repeat that is to do."""
+    say([f"# config: {config_named(folder.definition.config)}"])
     nodes = False
     for spec, line, why in commands(folder):
         say([f"# {spec.name}{f': {why}' if why else ''}", *([line] if line else [])])
@@ -141,15 +146,20 @@ def _shown(arguments: Namespace, folder: StudyFolder, baseline: Mapping[str, Any
 def _finish(folder: StudyFolder, baseline: Mapping[str, Any]) -> int:
     """Write study.csv and print what the study says."""
     study, points = evaluate_folder(folder, baseline or None)
-    rows = []
-    for taken, attempts in points:
-        others = [(one.number, one.state, one.why) for one in attempts if one.state is not PointState.DONE]
-        rows += list(rows_of(taken, others))
-    file = folder.path / STUDY_CSV
-    write_table(file, folder.definition.axes, rows)
-    show(study, str(file))
+    show(study, str(_write(folder, points)))
     failed = (PointState.FAILED, PointState.OUT_OF_MEMORY)
     return int(any(attempt.state in failed for _, attempts in points for attempt in attempts))
+
+
+def _write(folder: StudyFolder, points: Sequence[tuple[Taken, Sequence[Attempt]]]) -> Path:
+    """Write study.csv: a row for each repeat."""
+    rows: list[dict[str, Any]] = []
+    for taken, attempts in points:
+        others = [(one.number, one.state, one.why) for one in attempts if one.state is not PointState.DONE]
+        rows += rows_of(taken, others)
+    file = folder.path / STUDY_CSV
+    write_table(file, folder.definition.axes, rows)
+    return file
 
 
 def _baseline(words: Sequence[str]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ def show(study: Study, source: str) -> None:
     """Print what a study says. `source`: the file with all its numbers."""
     console = Console(highlight=False)
     _line(console, f"{study.name}: {KIND_WORDS[study.kind]}; {states_said(study)}")
+    if study.config:
+        _line(console, f"config: {study.config}")
     if study.machine:
         _line(console, f"on {_machine(study)}")
     repeats = sorted({point.repeats for point in _points(study) if point.repeats})
