@@ -146,6 +146,17 @@ def test_a_rank_that_others_wait_for_is_named(tmp_path: Path, words: tuple[str, 
     ]
 
 
+def test_a_server_counts_as_a_rank_and_has_a_row(tmp_path: Path) -> None:
+    make_run(tmp_path / "served", 3, "parallel.servers=1", "train.global_batch_size=8")
+    run = open_run(tmp_path / "served")
+    assert (run.num_ranks, run.num_workers, len(run.hosts), len(run.peak_memory_bytes)) == (3, 2, 3, 3)
+    assert [parts.rank for parts in parts_of_ranks(run)] == [0, 1], "means are over the ranks that compute"
+    text = markdown(report([run]))
+    assert "on 3 ranks" in text
+    assert "dp\\_replicate 2, 1 server" in text
+    assert "served, rank 2: server" in text
+
+
 def test_a_slow_stage_is_compared_by_the_work_that_the_plan_gives_it(tmp_path: Path) -> None:
     """More work is not slow."""
     words = ("parallel.pp=4",)

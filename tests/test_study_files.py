@@ -229,7 +229,8 @@ def test_the_table_of_a_study_is_a_table(project: Path) -> None:
     assert "exposed communication 27 %" in said, "2 x 0.2 s of 2 x 0.75 s"
     assert "grew from 0 % to 27 %: the ranks wait for each other" in said
     # The median step, 1.1 s, has 0.99 s of passes: (0.8 x 2 x 0.3 - 0.11) / ((0.99 - 0.8 x 2 x 0.45) / 64) = 88 tokens.
-    assert "80 % at 2 ranks would need about 88 tokens a step instead of 64" in said
+    # Steps of 1.0 and 1.2 s allow 64 to 135 of them: one digit counts.
+    assert "80 % at 2 ranks would need about 90 tokens a step instead of 64" in said
     done = called(project, "study", "s.toml", "--table", "t.csv")
     assert done.returncode == 0
     assert max(map(len, done.stdout.split("Amdahl")[0].splitlines())) <= 80
@@ -265,7 +266,8 @@ def test_the_work_of_a_weak_table_without_tokens_grows_with_the_ranks(project: P
     third = four.points[-1]
     assert third.speed_up.total is not None
     assert third.speed_up.total.value == pytest.approx(2.5)
-    assert third.serial_share == pytest.approx(0.25)
+    assert third.serial_share is not None
+    assert third.serial_share.value == pytest.approx(0.25)
     (gustafson,) = [fit for fit in four.fits if fit.law == "Gustafson"]
     assert gustafson.curve[3] == pytest.approx(2.5, rel=0.03)
     one = evaluated(

@@ -16,7 +16,7 @@ from codescent.report import findings
 from codescent.report.content import NO_CELL, Cell, Column, Table, Words
 from codescent.report.style import MEMORY, PARTS
 from codescent.report.summary import Summary
-from codescent.results import Interval, State, differing
+from codescent.results import Interval, Parts, State, differing
 from codescent.study.result import Study
 
 NAME = Column("run")
@@ -138,7 +138,7 @@ def parts(known: Sequence[Summary]) -> Iterator[Table | Words]:
     """The share of each part in the step of each run."""
     measured = [one for one in known if one.shares]
     if measured:
-        columns = [NAME, Column("step", "mean over ranks"), *(Column(name) for name, _ in PARTS.values())]
+        columns = [NAME, Column("step", "mean over ranks that compute"), *(Column(name) for name, _ in PARTS.values())]
         rows = [
             [
                 Cell(one.name),
@@ -147,9 +147,19 @@ def parts(known: Sequence[Summary]) -> Iterator[Table | Words]:
             ]
             for one in measured
         ]
-        yield Table(columns, rows, "Shares of a step, means over all ranks.")
+        rows += [
+            [Cell(f"{one.name}, rank {server.rank}: server"), seconds(server.step_s), *_shares_of(server)]
+            for one in measured
+            for server in one.servers
+        ]
+        yield Table(columns, rows, "Shares of a step, means over all ranks that compute.")
     if without := [one.name for one in known if not one.shares]:
         yield Words([f"Without ranks.csv, so that parts of the step are unknown: {', '.join(without)}."])
+
+
+def _shares_of(parts: Parts) -> list[Cell]:
+    """The share of each part in the step of one rank."""
+    return [share(getattr(parts, name) / parts.step_s if parts.step_s else None) for name in PARTS]
 
 
 def stragglers(known: Sequence[Summary]) -> Table | None:
@@ -204,7 +214,7 @@ def prediction(known: Sequence[Summary]) -> Iterator[Table]:
 def _predicted(one: Summary, plan: Plan) -> list[Cell]:
     flops = plan.flops().total_flops
     peak = one.run.environment.get("peak_flops_per_s")
-    at_peak = flops / (peak * one.run.num_ranks) if isinstance(peak, int | float) and peak > 0 else None
+    at_peak = flops / (peak * one.run.num_workers) if isinstance(peak, int | float) and peak > 0 else None
     waits = [rank.communication_s for rank in one.ranks]
     return [
         Cell(one.name),

@@ -12,10 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
+from codescent.base.counted import counted
 from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
 from codescent.record.memory import MemoryRow
 from codescent.report.metrics import Curves, of_run
-from codescent.results import PARTS, Interval, Parts, Run, default_warmup, median_of_many, parts_of_ranks
+from codescent.results import (
+    PARTS,
+    Interval,
+    Parts,
+    Run,
+    default_warmup,
+    median_of_many,
+    parts_of_ranks,
+    parts_of_servers,
+)
 from codescent.results.statistics import Values
 
 FEW = 5
@@ -71,6 +81,11 @@ class Summary:
         return parts_of_ranks(self.run, self.warmup) or parts_of_ranks(self.run)
 
     @cached_property
+    def servers(self) -> Sequence[Parts]:
+        """The parts of a step on each rank that is a parameter server and nothing else."""
+        return parts_of_servers(self.run, self.warmup) or parts_of_servers(self.run)
+
+    @cached_property
     def shares(self) -> Mapping[str, float]:
         """The share of each part in the time of all ranks; empty: unknown."""
         whole = sum(parts.step_s for parts in self.ranks)
@@ -114,14 +129,16 @@ class Summary:
 
     @property
     def layout(self) -> str:
-        """The axes with several ranks, such as "pp 2 x dp_replicate 2"; "1 rank"."""
+        """The axes with several ranks, such as "pp 2 x dp_replicate 2"; "1 rank". Then its servers."""
         if self.run.plan is None:
             return f"{self.run.num_ranks} ranks"
         mesh = self.run.plan.mesh
         axes = [f"{axis} {degree}" for axis in vars(mesh) if (degree := mesh.degree(axis)) > 1]
         zero = f", ZeRO {self.run.plan.layout.zero_stage}" if mesh.dp_shard > 1 else ""
         pipeline = f", {self.run.plan.layout.schedule}" if mesh.pp > 1 else ""
-        return (" x ".join(axes) or "1 rank") + zero + pipeline
+        servers = self.run.num_ranks - self.run.num_workers
+        behind = f", {counted(servers, 'server')}" if servers else ""
+        return (" x ".join(axes) or "1 rank") + zero + pipeline + behind
 
     @cached_property
     def state_bytes(self) -> StateBytes | None:

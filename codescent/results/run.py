@@ -137,8 +137,13 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks with which the run began, or was continued last."""
-        return self.plan.mesh.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
+        """Number of ranks with which the run began, or was continued last; parameter servers count."""
+        return self.plan.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
+
+    @property
+    def num_workers(self) -> int:
+        """Number of ranks that compute: those of the mesh. Parameter servers are the ranks after them."""
+        return self.plan.mesh.world_size if self.plan is not None else self.num_ranks
 
     @property
     def steps(self) -> int:

@@ -30,6 +30,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def half(self) -> float:
+        """Half its width; NaN without an interval."""
+        return (self.high - self.low) / 2
+
     def contains(self, value: float) -> bool:
         """Whether a value lies in the interval; without an interval it does."""
         return not (value < self.low or value > self.high)

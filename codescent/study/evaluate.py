@@ -21,7 +21,7 @@ from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.points import growing, is_of, name_of
 from codescent.study.repeat import OVERSUBSCRIBED, Repeat
 from codescent.study.result import Fit, Group, Kind, Measured, Point, PointState, Study
-from codescent.study.words import BUSY, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
+from codescent.study.words import BUSY, OTHERS, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
 
 
 @dataclass(frozen=True)
@@ -228,13 +228,18 @@ def _parts(repeats: Sequence[Repeat], step_s: Interval | None) -> dict[str, floa
     return {name: step_s.value * float(np.mean([of[name] / whole for of, whole in known])) for name in PARTS}
 
 
-def _serial_share(kind: Kind, speed_up: Interval | None, grown: float | None) -> float | None:
-    """The serial share that Amdahl's law gives a speed-up (Karp & Flatt 1990); for Kind.WEAK Gustafson's law."""
+def _serial_share(kind: Kind, speed_up: Interval | None, grown: float | None) -> Interval | None:
+    """The serial share that Amdahl's law gives a speed-up (Karp & Flatt 1990); for Kind.WEAK Gustafson's law.
+
+    It falls while the speed-up grows: the ends of its interval are those of the speed-up, in the other order.
+    """
     if speed_up is None or grown is None or grown <= 1:
         return None
-    if kind is Kind.WEAK:
-        return (grown - speed_up.value) / (grown - 1)
-    return (1 / speed_up.value - 1 / grown) / (1 - 1 / grown)
+
+    def share(gain: float) -> float:
+        return (grown - gain) / (grown - 1) if kind is Kind.WEAK else (1 / gain - 1 / grown) / (1 - 1 / grown)
+
+    return Interval(share(speed_up.value), share(speed_up.high), share(speed_up.low))
 
 
 def _marks(one: Taken) -> list[str]:
@@ -244,10 +249,10 @@ def _marks(one: Taken) -> list[str]:
     if (wide := spread(seconds)) > SPREAD:
         marks.append(f"{SPREADS} {of_share(wide)}")
     if (busy := max(_values(repeats, "others"), default=0.0)) > BUSY:
-        marks.append(f"other programs used up to {of_share(busy)} of the cores")
+        marks.append(f"{OTHERS} {of_share(busy)} of the cores")
     marks += [f"a repeat failed: {why}" for why in dict.fromkeys(one.failed)]
     if len(repeats) < one.wanted:
-        marks.append(f"{len(repeats)} of {one.wanted} repeats")
+        marks.append(f"repeats: {len(repeats)} of {one.wanted}")
     return marks
 
 

@@ -82,7 +82,7 @@ class Point:
     mfu: Interval | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: int | None = None
-    serial_share: float | None = None
+    serial_share: Interval | None = None
     load: float | None = None
     marks: Sequence[str] = ()
     runs: Sequence[str] = ()
