@@ -68,6 +68,11 @@ def warn(*lines: str) -> None:
     sys.stderr.flush()
 
 
+def new_line() -> str:
+    """What a message begins with that comes at any time: a terminal has a bar or ^C in its last line."""
+    return "\n" if os.isatty(2) else ""
+
+
 def copy_to(path: Path) -> None:
     """From now on append to a file, too, what this process prints, and what it has printed already.
 

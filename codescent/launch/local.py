@@ -20,7 +20,7 @@ from pathlib import Path
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
-from codescent.base.output import warn
+from codescent.base.output import new_line, warn
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
 from codescent.launch.environment import LATE, STORE_FD
@@ -252,7 +252,8 @@ class _Ranks:
             if self._stop_signal is None:  # forward once, although a scheduler may send SIGTERM twice
                 self._stop_signal = number
                 more = "; Ctrl-C once more kills them" if number == signal.SIGINT else ""
-                _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to {self._does}{more}")
+                name = signal.Signals(number).name
+                _say(f"{new_line()}codescent: {name}: waiting for the ranks to {self._does}{more}")
                 self._send(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
                 self._send(signal.SIGCONT)  # all ranks stop together, so wake a suspended rank
                 self._answer_s = now_s + ANSWER_S

@@ -345,6 +345,7 @@ class Report:
         """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise."""
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
+        self.display.last()
         optimizer, rates = self.run.config.optimizer, ["learning_rate"]
         if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
             rates.append("muon_learning_rate")
@@ -388,6 +389,7 @@ class Report:
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"
         if rank is not None and not all(received):
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
+        self.display.last()
         self.display.say(
             f"stopped at step {step} by {by}; saved in {self.run.checkpoints.folder}; {how_to_continue(self.run)}"
         )
@@ -401,6 +403,7 @@ class Report:
         if step < self.run.config.train.num_steps:
             count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
             self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
+            self.display.last()
             self.display.say(ended_early(self.run, step, validations))
         if self.late_portions:
             what = "round" if self.run.plan.layout.average_every else "push"

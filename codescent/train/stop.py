@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from codescent.base.early import first_signal
+from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
 
 SAVES, STOPS = "saves and stops after this step", "stops after this step"
@@ -75,9 +76,9 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def _say(self, why: str) -> None:
-        """Print what comes, with os.write: `print` is not reentrant."""
+        """Print what comes, with os.write: `print` is not reentrant. On a terminal a bar or ^C may be in the line."""
         with suppress(OSError):
-            os.write(2, f"codescent: {why}: {self.does}\n".encode())
+            os.write(2, f"{new_line()}codescent: {why}: {self.does}\n".encode())
 
     def is_requested(self) -> bool:
         """Whether this rank has received a signal to stop, or the time of its job is nearly over."""
