@@ -13,8 +13,9 @@ from questions import files, vocabulary
 from runs import called, make_project
 
 from codescent.build import build
+from codescent.config import effects
 from codescent.config.effects import ONLY
-from codescent.config.load import load, shipped
+from codescent.config.load import load, shipped, to_toml
 from codescent.config.words import KEYS
 from codescent.data.text.prepare import prepare
 from codescent.preflight import without_effect
@@ -110,6 +111,17 @@ def test_a_key_without_effect_is_named(config: Path, word: str, useless: str, us
 ROUNDS = ("parallel.average_every=5", "parallel.synchronous_steps=20")
 WIRE = ("parallel.wire=int4", "parallel.wire_from=20")
 SPEEDS = ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.local_steps=by_speed")
+
+
+def test_a_config_that_codescent_writes_has_no_key_without_effect(tmp_path: Path) -> None:
+    loaded = load("default", ["log.sample_tokens=0"])
+    useless = {key for key, _ in effects.without_effect(loaded.config)}
+    assert useless == {"log.sample_prompt", "log.sample_temperature"}
+    (tmp_path / "config.toml").write_text(to_toml(effects.effective(loaded.config)))
+    written = load(tmp_path / "config.toml", [])
+    assert without_effect(written) == []
+    changed = {key for key in KEYS if effects.value_of(written.config, key) != effects.value_of(loaded.config, key)}
+    assert changed == useless, "nothing else is lost"
 
 
 @pytest.mark.parametrize(

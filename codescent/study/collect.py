@@ -12,6 +12,7 @@ from typing import Any
 from codescent.base.errors import UserError
 from codescent.base.published import published
 from codescent.config import decided
+from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.results import Run, State, open_runs
 from codescent.study.accept import config_of, plan_for
@@ -82,7 +83,7 @@ def _keys_of(study: StudyFile, spec: Spec) -> Mapping[str, Any]:
     config = config_of(study, spec)
     if config.train.global_batch_tokens is not None:
         config = decided.without_tokens(decided.with_samples(config, plan_for(config, spec.ranks).work.positions(-1)))
-    sections = tomllib.loads(to_toml(config))
+    sections = tomllib.loads(to_toml(effective(config)))
     return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 

@@ -20,6 +20,7 @@ from codescent.base.rank import Rank
 from codescent.build import Began, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
 from codescent.config.decided import with_device
+from codescent.config.effects import effective
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
@@ -222,7 +223,7 @@ def open_run(
     opened: list[RunFolder] = []
 
     def open_folder_() -> list[Any]:
-        held = folder or RunFolder.create(path, to_toml(config), plan.to_json())
+        held = folder or RunFolder.create(path, to_toml(effective(config)), plan.to_json())
         changes = {} if folder is None else _changes(config, plan, dataset, folder)
         held.hold()
         opened.append(held)

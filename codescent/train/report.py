@@ -16,6 +16,7 @@ from codescent.base.agreement import together
 from codescent.base.command import resume_command
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
+from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
@@ -167,7 +168,7 @@ class Report:
         if run.folder is not None:
             removed += map(str, run.checkpoints.delete_after(step))
             run.folder.rewind(step)
-            run.folder.write_config(to_toml(run.config), run.plan.to_json())
+            run.folder.write_config(to_toml(effective(run.config)), run.plan.to_json())
         self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
         where = f"{run.saved.path} at step {step}" if run.saved is not None else "step 0: there is no good checkpoint"
         self.display.say(f"resumed from {where}")

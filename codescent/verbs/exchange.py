@@ -26,6 +26,7 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import build, task_request
 from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
+from codescent.config.effects import effective
 from codescent.config.load import DEFAULT, LoadedConfig, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
@@ -220,7 +221,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         for one in parameters
     }
     with published(run, numel * DTYPE_BYTES[dtype]) as hidden:
-        created = RunFolder.create(hidden, to_toml(config), plan)
+        created = RunFolder.create(hidden, to_toml(effective(config)), plan)
         created.write_task_files(task_files)
         state = {"step": 0, "tokens": 0, "imported": source}
         Checkpoints(hidden / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
