@@ -734,6 +734,8 @@ def test_with_torchruns_store_the_port_is_another_one() -> None:
         (["site.time=00:10:00"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
         (["--to", "slurm", "--nodes", "2", "--devices", "4"], "--to slurm needs the time limit"),
         (["--to", "ssh"], "--to ssh needs the names of the machines"),
+        (["--hosts", "a:1", "--out", "x.sh"], "--out: is for the script of --to"),
+        (["--to", "local", "--nodes", "1", "--devices", "1", "--out", "no/x.sh"], "there is no folder"),
         (["--json", "no/such/file"], "there is no folder"),
         (["--json", "run.toml"], "--json run.toml: it exists, and is no report of this command"),
         (["--json", "."], "it exists, and is no report of this command"),

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -320,6 +321,35 @@ def test_runs_of_other_machines_are_collected(project: Path, forker: Forker) -> 
     forker.run(project, 2, [*words, "train.global_batch_size=8", "run.folder=study-runs/tiny/ranks-2_batch-8/1"])
     states = {point.name: point.state for group in study_of(project).groups for point in group.points}
     assert states["ranks=2 batch=8"] is PointState.DONE, "a listed command leaves its run where the study looks"
+
+
+def test_scripts_of_a_study_are_written_all_or_none(project: Path) -> None:
+    write(project, "ranks = [1, 2]\nbatch = [4, 8]")
+    wrong = called(project, "study", "study.toml", "--list", "--to", "slurm")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("4 points: --to slurm needs the time limit") == 1, "what all points lack is said once"
+    assert not list(project.glob("study-runs/tiny/scripts/*"))
+    assert "add --list" in called(project, "study", "study.toml", "--to", "slurm").stderr
+    assert "add --to TARGET" in called(project, "study", "study.toml", "--list", "--site", "x").stderr
+    (project / "sites").mkdir()
+    (project / "sites" / "lab.toml").write_text('[site]\ntime = "01:00:00"\ndevices = "none"\n')
+    done = called(project, "study", "study.toml", "--list", "--to", "slurm", "--site", "lab")
+    assert done.returncode == 0, done.stderr
+    files = [project / line for line in done.stdout.splitlines()]
+    assert len(files) == 4 * 2 == len(set(files)), "one for each repeat of each point"
+    last = files[-1].read_text()
+    assert "#SBATCH --ntasks-per-node=2\n" in last
+    assert "run.folder=study-runs/tiny/ranks-2_batch-8/2" in last
+    assert "train.global_batch_size=8" in last
+
+
+@pytest.mark.slow
+def test_a_script_of_a_study_leaves_its_run_where_the_study_looks(project: Path) -> None:
+    write(project, "ranks = [2]", repeats=1, baseline="ranks = 2")
+    (file,) = called(project, "study", "study.toml", "--list", "--to", "local").stdout.splitlines()
+    done = subprocess.run(["bash", file], cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert study_of(project).groups[0].points[0].state is PointState.DONE
 
 
 def test_other_values_and_other_models_are_refused(project: Path, started: list[str]) -> None:

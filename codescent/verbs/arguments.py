@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     arguments, rest = top.parse_known_args(words)
     if local_rank:
         arguments.local_rank = int(local_rank[1])
-    if arguments.verb in ("launch", "doctor"):  # they write scripts, which name the command
+    if arguments.verb in ("launch", "doctor", "study"):  # they write scripts, which name the command
         arguments.said, arguments.script_words = said, script_words
     if config := _config_after_overrides(arguments, rest):
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
@@ -196,6 +196,7 @@ def _doctor(verb: argparse.ArgumentParser) -> None:
     add("--nodes", type=nodes, metavar="N", help="machines of the script")
     add("--devices", type=positive, metavar="N", help="ranks of each machine of the script")
     add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+    add("--out", type=path, metavar="FILE", help="file for the script of --to (default: print it)")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:
@@ -311,6 +312,9 @@ def _study(verb: argparse.ArgumentParser) -> None:
     what.add_argument("--table", type=path, metavar="FILE.csv", help="evaluate a table that others measured")
     retry_help = "also run points again that have failed or had too little memory"
     what.add_argument("--retry", choices=("failed",), help=retry_help)
+    add = verb.add_argument_group("with --list: a script for each run instead").add_argument
+    add("--to", type=text, metavar="TARGET", help=f"who starts the ranks: {TARGETS_HELP}")
+    add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
 
 
 def _export(verb: argparse.ArgumentParser) -> None:

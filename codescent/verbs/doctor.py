@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from codescent.cost.network import HostLinks
 
 STANDARD_OUTPUT = "-"
-ELSEWHERE = ("hosts", "to", "nodes", "devices", "site")
+ELSEWHERE = ("hosts", "to", "nodes", "devices", "site", "out")
 """Options for other machines."""
 
 

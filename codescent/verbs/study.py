@@ -32,6 +32,7 @@ from codescent.study.result import PointState
 from codescent.study.runner import Progress, Turn, run_turns, turns_of
 from codescent.study.shipped import find
 from codescent.study.table import STUDY_CSV, read_table, rows_of, write_table
+from codescent.verbs.study_scripts import write_scripts
 from codescent.verbs.study_tables import show
 
 FOLDER = "study-runs"
@@ -44,6 +45,10 @@ MANY = 100
 def main(arguments: Namespace) -> int:
     """Run a study, or do with it what one option says. Returns 1 if a point has failed, else 0."""
     baseline = _baseline(arguments.baseline)
+    if not arguments.list and (only := [name for name in ("to", "site") if getattr(arguments, name) is not None]):
+        raise UserError(f"--{only[0]}: is for scripts; add --list")
+    if arguments.site is not None and arguments.to is None:
+        raise UserError("--site: is for scripts; add --to TARGET")
     if (arguments.file / DEFINITION).is_file():
         return _shown(arguments, StudyFolder.open(arguments.file), baseline)
     file = find(arguments.file)
@@ -62,7 +67,10 @@ def main(arguments: Namespace) -> int:
         check_baseline(replace(definition, baseline=given))
     folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
     if arguments.list:
-        _list(folder)
+        if arguments.to is None:
+            _list(folder)
+        else:
+            write_scripts(arguments, folder)
         return 0
     with folder.hold():
         if arguments.collect:
