@@ -267,7 +267,7 @@ def _period(links: Links, coding: Coding, apart: Apart) -> str:
             least = least_period(plan, *given, coding=coding, of_period=of_period)
     except UserError as error:
         return f"another {key} is refused here: {error.problems[0]}"
-    share = f"{of_share(KEEP)} of a replica's own speed"
+    share = f"{of_share(KEEP)} of the speed without a network"
     if least is None:
         return f"no {key} up to {MOST_PERIOD:,} keeps {share}"
     wire = f' with wire = "{layout.wire}"' if layout.wire != "none" else ""
