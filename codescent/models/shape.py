@@ -213,11 +213,11 @@ def linear(
         yield Parameter(f"{name}.bias", (outputs,), bias_role, **where)
 
 
-def norm(name: str, width: int, bias: bool, depth: int) -> Iterator[Parameter]:
+def norm(name: str, width: int, bias: bool, depth: int, stream: int | None = None) -> Iterator[Parameter]:
     """The parameters of a norm. Initially its weight is 1 and its bias is 0."""
-    yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,))
+    yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,), stream=stream)
     if bias:
-        yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,))
+        yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,), stream=stream)
 
 
 def attention(
