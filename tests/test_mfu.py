@@ -106,7 +106,7 @@ def test_full_recompute_adds_the_forward_pass_of_the_blocks(kind: str) -> None:
 
 
 def test_the_head_of_a_bert_counts_at_the_positions_that_it_reads() -> None:
-    """Counted by hand: 19 of 128 positions have a loss; dense layer, norm, matrix and bias of the head read no other."""
+    """Counted by hand: 19 of 128 positions have a loss. Nothing of the head reads the others."""
     length, masked, norm = 128, 19, 2 * D
     words = {"num_layers": 3, "num_heads": H, "hidden_dim": D, "ffn_dim": F, "seq_len": length}
     found = build(

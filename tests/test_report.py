@@ -194,6 +194,51 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
     assert any(line.startswith("other: should have the losses of nan") for line in odd)
 
 
+def test_a_run_that_computes_much_slower_on_the_same_processor_is_named(tmp_path: Path) -> None:
+    """Runs of one model are compared by core; runs on another processor are not."""
+    others = {"peak_others": {"cores": 64, "used": 60.25, "wanted": 1}}
+    slow = {"peaks": {"flops_per_s": 1e9, "mfu": 0.01}}
+    make_run(tmp_path / "fast", peaks={"flops_per_s": 13e9, "mfu": 0.013}, environment={"peak_others": {"x": 1}})
+    make_run(tmp_path / "more", 2, peaks={"flops_per_s": 25e9})
+    make_run(tmp_path / "slow", **slow, environment={"peak_flops_per_s": 1e11, **others})
+    make_run(tmp_path / "elsewhere", **slow, environment={"processor": "another"})
+    make_run(tmp_path / "as slow", **slow)
+    answers = said(tmp_path, "fast", "more", "slow", "elsewhere", "as slow")
+    assert [line for line in answers["What is odd?"] if "slower" in line] == [
+        "slow: computes 13 times slower than fast, the same model on the same processor: 1.00 GFLOP/s a core, not "
+        "13.0 GFLOP/s. Why: products of matrices were 10.0 times slower when it began, while other programs used "
+        "60.2 of 64 cores.",
+        "as slow: computes 13 times slower than fast, the same model on the same processor: 1.00 GFLOP/s a core, not "
+        "13.0 GFLOP/s. Other programs may have used the cores.",
+    ]
+    (line,) = [line for line in answers["How fast is it?"] if line.startswith("slow:")]
+    assert line.endswith("of the measured peak (other programs used 60.2 of 64 cores then).")
+
+
+def test_one_process_does_not_communicate(tmp_path: Path) -> None:
+    """Older versions counted as waiting what one rank does to complete its gradients."""
+    make_run(tmp_path / "one", slower={0: 0.5})
+    (one,) = summaries([open_run(tmp_path / "one")])
+    assert one.shares["communication_s"] == 0
+    assert one.shares["other_s"] > 0.2
+    assert sum(one.shares.values()) == pytest.approx(1)
+    lines = [line for line in markdown(report([one.run])).splitlines() if line.startswith("|")]
+    for column in ("communication", "bubble", "sent", "bubble, measured"):
+        titles, cells = next(
+            (lines[number].split("|"), lines[number + 2].split("|"))
+            for number, line in enumerate(lines)
+            if f"| {column} |" in line
+        )
+        assert cells[titles.index(f" {column} ")].strip() == "–", column
+
+
+def test_what_runs_do_beside_their_steps_is_said(tmp_path: Path) -> None:
+    events = [("beside", {"seconds": {"validation": 2.0, "save": 0.5}}), ("beside", {"seconds": {"validation": 1.0}})]
+    make_run(tmp_path / "run", 2, events=(*events, ("beside", {"seconds": "damaged"}), ("end", {})))
+    text = markdown(report([open_run(tmp_path / "run")]))
+    assert "run: 3.50 s beside its steps: validation 3.00 s, save 500 ms." in " ".join(text.split())
+
+
 def test_one_plan_and_one_config_are_called_the_same(tmp_path: Path) -> None:
     make_run(tmp_path / "a" / "run")
     make_run(tmp_path / "b" / "run")

@@ -443,7 +443,9 @@ def test_neighbours_that_come_in_turn_are_walked_once_round() -> None:
     assert one.step_s == pytest.approx(two.step_s, rel=0.02)
 
 
-@pytest.mark.parametrize(("seconds", "wanted"), [((1.0, 3.0), 1.5), ((2.0, 2.0), 2.0), ((1.0, 0.0), 2.0), ((0.0,), 0.0)])
+@pytest.mark.parametrize(
+    ("seconds", "wanted"), [((1.0, 3.0), 1.5), ((2.0, 2.0), 2.0), ((1.0, 0.0), 2.0), ((0.0,), 0.0)]
+)
 def test_speeds_of_ranks_add_up_and_not_their_seconds(seconds: tuple[float, ...], wanted: float) -> None:
     assert mean_step_s([RankTimes(step_s, step_s, 0.0, 0.0) for step_s in seconds]) == pytest.approx(wanted)
 

@@ -12,11 +12,11 @@ from codescent.base.errors import UserError
 from codescent.results import PARTS
 from codescent.study import Kind, PointState, Study
 from codescent.study.accept import refusals
-from codescent.study.evaluate import evaluated
+from codescent.study.evaluate import Taken, evaluated
 from codescent.study.file import read_study
 from codescent.study.points import specs_of
 from codescent.study.shipped import find, shipped_studies
-from codescent.study.table import read_table
+from codescent.study.table import lacking, read_table
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "studies" / "bert_squad_published.csv"
 
@@ -234,6 +234,22 @@ def test_the_table_of_a_study_is_a_table(project: Path) -> None:
     done = called(project, "study", "s.toml", "--table", "t.csv")
     assert done.returncode == 0
     assert max(map(len, done.stdout.split("Amdahl")[0].splitlines())) <= 80
+
+
+def test_points_that_a_table_lacks_are_said(project: Path) -> None:
+    """1 and 1.0 are one value; a point that has failed is there."""
+    axes = '[axes]\nranks = [1, 2]\n"optimizer.learning_rate" = [1, 0.5]\n'
+    (project / "s.toml").write_text(HEAD + axes)
+    rows = ["1,1.0,2,", "1,0.50,2,", "2,1.0,,failed"]
+    (project / "t.csv").write_text("ranks,optimizer.learning_rate,step_s,state\n" + "\n".join(rows) + "\n")
+    done = called(project, "study", "s.toml", "--table", "t.csv")
+    assert done.returncode == 0, done.stderr
+    assert "t.csv lacks 1 of 4 points of the study: ranks=2 learning_rate=0.5." in " ".join(done.stdout.split())
+    (said,) = lacking([{"a": number} for number in range(9)], [], Path("t.csv"))
+    assert said == "t.csv lacks 9 of 9 points of the study: a=0, a=1, a=2, a=3, a=4 and 4 more."
+    there = [Taken({"a": "True", "b": 4.0}, None, PointState.FAILED)]
+    assert lacking([{"a": True, "b": 4}], there, Path("t.csv")) == []
+    assert lacking([{"a": 1, "b": 4}], there, Path("t.csv")) != []
 
 
 def test_what_never_keeps_the_efficiency_is_said(project: Path) -> None:

@@ -31,6 +31,10 @@ MORE_SHARES = {
 """Columns of the metrics that a table shows beside mfu, if they say something else."""
 
 
+BETWEEN_RANKS = ("communication_s", "bubble_s")
+"""Parts of a step that one rank does not have."""
+
+
 def number(value: float | None, text: str, *, odd: bool = False) -> Cell:
     """A cell that is sorted by its number."""
     return NO_CELL if value is None or not math.isfinite(value) else Cell(text, float(value), odd)
@@ -143,7 +147,10 @@ def parts(known: Sequence[Summary]) -> Iterator[Table | Words]:
             [
                 Cell(one.name),
                 seconds(sum(rank.step_s for rank in one.ranks) / len(one.ranks)),
-                *(share(one.shares[name]) for name in PARTS),
+                *(
+                    NO_CELL if one.run.num_ranks == 1 and name in BETWEEN_RANKS else share(one.shares[name])
+                    for name in PARTS
+                ),
             ]
             for one in measured
         ]
@@ -153,6 +160,8 @@ def parts(known: Sequence[Summary]) -> Iterator[Table | Words]:
             for server in one.servers
         ]
         yield Table(columns, rows, "Shares of a step, means over all ranks that compute.")
+    if said := [_beside_said(one) for one in known if one.beside]:
+        yield Words(said[:MOST_RUNS_ACROSS], listed=True)
     if without := [one.name for one in known if not one.shares]:
         yield Words([f"Without ranks.csv, so that parts of the step are unknown: {', '.join(without)}."])
 
@@ -160,6 +169,12 @@ def parts(known: Sequence[Summary]) -> Iterator[Table | Words]:
 def _shares_of(parts: Parts) -> list[Cell]:
     """The share of each part in the step of one rank."""
     return [share(getattr(parts, name) / parts.step_s if parts.step_s else None) for name in PARTS]
+
+
+def _beside_said(one: Summary) -> str:
+    """What a run has done beside its steps: it is in no step, and in no speed."""
+    each = ", ".join(f"{what} {of_seconds(spent)}" for what, spent in one.beside.items())
+    return f"{one.name}: {of_seconds(sum(one.beside.values()))} beside its steps: {each}."
 
 
 def stragglers(known: Sequence[Summary]) -> Table | None:
@@ -215,15 +230,16 @@ def _predicted(one: Summary, plan: Plan) -> list[Cell]:
     flops = plan.flops().total_flops
     peak = one.run.environment.get("peak_flops_per_s")
     at_peak = flops / (peak * one.run.num_workers) if isinstance(peak, int | float) and peak > 0 else None
-    waits = [rank.communication_s for rank in one.ranks]
+    several = one.run.num_ranks > 1
+    waits = [rank.communication_s for rank in one.ranks if several]
     return [
         Cell(one.name),
         rate(flops, ""),
         seconds(at_peak),
         seconds(None if one.step_s is None else one.step_s.value),
-        share(planned_bubble(plan) if plan.mesh.pp > 1 else 0.0),
-        share(one.shares.get("bubble_s")),
-        size(one.wire_bytes),
+        share(planned_bubble(plan) if plan.mesh.pp > 1 else 0.0 if several else None),
+        share(one.shares.get("bubble_s") if several else None),
+        size(one.wire_bytes if several else None),
         seconds(sum(waits) / len(waits) if waits else None),
         size(one.state_bytes.total_bytes if one.state_bytes else None),
         size(max(one.memory_bytes, default=None)),

@@ -98,6 +98,17 @@ class Summary:
         """The share of forward and backward passes; NaN: unknown."""
         return self.shares["forward_s"] + self.shares["backward_s"] if self.shares else math.nan
 
+    @cached_property
+    def beside(self) -> Mapping[str, float]:
+        """Seconds that the run has spent beside its steps, by what it did, the longest first."""
+        found: Counter[str] = Counter()
+        for event in self.run.events:
+            seconds = event.get("seconds")
+            if event.get("kind") == "beside" and isinstance(seconds, Mapping):
+                known = {str(what): value for what, value in seconds.items() if isinstance(value, int | float)}
+                found.update({what: value for what, value in known.items() if math.isfinite(value)})
+        return dict(found.most_common())
+
     @property
     def memory_bytes(self) -> Sequence[float]:
         """Peak memory of each rank; of rank 0 alone if there is no ranks.csv; empty: unknown."""

@@ -87,7 +87,10 @@ def _means(run: Run, ranks: range, warmup: int) -> list[dict[str, float]]:
             whole.append(of_step)
         else:
             whole.clear()
-    return [_mean([of_step[place] for of_step in whole]) for place in range(len(ranks))] if whole else []
+    means = [_mean([of_step[place] for of_step in whole]) for place in range(len(ranks))] if whole else []
+    if run.num_ranks == 1:  # older versions counted there what a rank without others does in `reduce`
+        means = [{**one, "other_s": one["other_s"] + one["exposed_comm_s"], "exposed_comm_s": 0.0} for one in means]
+    return means
 
 
 def _mean(rows: Sequence[RankRow]) -> dict[str, float]:

@@ -174,6 +174,15 @@ class Run:
         wanted = max(map(hosts.count, hosts)) * threads
         return (wanted, cores) if wanted > cores else None
 
+    @property
+    def busy_at_peak(self) -> tuple[float, int] | None:
+        """Cores that other programs used while the peak of products was measured, and cores; None: unknown."""
+        found = self.environment.get("peak_others")
+        used, cores = (found.get(name) for name in ("used", "cores")) if isinstance(found, Mapping) else (None, None)
+        if not isinstance(used, int | float) or not isinstance(cores, int):
+            return None
+        return (max(0.0, float(used)), cores) if math.isfinite(used) else None
+
     @cached_property
     def peak_memory_bytes(self) -> list[float]:
         """The largest memory use of each rank; of rank 0 alone without rows of ranks.csv; empty: unknown."""

@@ -121,7 +121,10 @@ def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
 
 def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
     """The rows of metrics.csv, which are of rank 0. Older versions did not measure the two passes apart."""
-    found = run.columns
+    found = dict(run.columns)
+    if run.num_ranks == 1:  # it waits for nobody; older versions counted there what it does in `reduce`
+        waited = np.nan_to_num(found[WAITING], nan=0.0)
+        found |= {WAITING: np.zeros_like(waited), "other_s": found["other_s"] + waited}
     names: tuple[str, ...] = COLUMNS
     if np.isnan(found["forward_s"]).any():
         names = tuple(name for name in (*COLUMNS[:1], "compute_s", *COLUMNS[1:]) if name not in PASSES)

@@ -21,7 +21,7 @@ from codescent.train.chunk import Chunk, InFlight
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import message_shape
 from codescent.train.optimize import Optimizer
-from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
+from codescent.train.result import ALONE, COLUMN, WAIT_COLUMN, Pending, StepResult
 from codescent.train.serve import Serving
 from codescent.train.world import World
 
@@ -72,6 +72,7 @@ class Executor:
         self.pipelined = plan.mesh.pp > 1
         self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device, WAIT_COLUMN)
+        self.columns = COLUMN if plan.world_size > 1 else ALONE
         self.arms: dict[Verb, Callable[[Instruction], None]] = {verb: getattr(self, f"_{verb}") for verb in Verb}
         self.number = 0
         self.rate = 0.0
@@ -120,7 +121,7 @@ class Executor:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         for done, instruction in enumerate(self.program, start=1):
             self.world.at(number + done / (len(self.program) + 1))
-            self.watch.part = column = COLUMN[instruction.verb]
+            self.watch.part = column = self.columns[instruction.verb]
             with named(instruction):
                 if Recording.on:
                     self.watch.lap(PROFILER)

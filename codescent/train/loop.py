@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from codescent.preflight import run_folder
 from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
+from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, THREADS, VALIDATION, Beside
 from codescent.train.continuing import nothing_to_do, write_new_places
 from codescent.train.late import join, refuse_restarts
 from codescent.train.loggers import Logger, load
@@ -154,7 +155,7 @@ class _Steps:
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
-        self.times = RankTimes()
+        self.times, self.beside = RankTimes(), Beside(run.world)
         self.skipped = 0  # consecutive skipped steps, up to the current step
         self.good = run.first_step  # the last step that all ranks know, and none has skipped
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
@@ -174,12 +175,13 @@ class _Steps:
             before = launched
             if stops or launched.pending.result is not None:
                 stops, before = self._finish(launched, newest=True), None
-            self.profiler.stepped(step)
+            self._profiled(step)
             if stops and step < self.last:
                 self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
         self._rotate()
+        self.report.beside(step, self.beside.take())
         self.report.ended(step, self.validations)
         has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
         return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
@@ -201,6 +203,14 @@ class _Steps:
         if self.validations.exhausted:  # by the last step of an earlier command
             self.last = run.first_step
         return run.first_step
+
+    def _profiled(self, step: int) -> None:
+        """Tell the profiler that a step is done. At the end of a window it writes files, on all ranks."""
+        begin = time.perf_counter()
+        if self.profiler.stepped(step):
+            self.beside.add(PROFILE, time.perf_counter() - begin)
+            if step < self.last:
+                self.beside.meet()
 
     def _launch(self, step: int) -> _Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
@@ -254,6 +264,7 @@ class _Steps:
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         if not stops and step < self.last:  # else the ranks meet until they end
+            self.beside.meet()
             self.run.world.meets(0)
         return stops
 
@@ -293,7 +304,10 @@ class _Steps:
         if not (
             result.stop or self.plan.layout.apart or self.plan.layout.served
         ):  # threads are compared by steps that all ranks take together
-            self.report.slow(step, self.threads.look(seconds))
+            begin, advice = time.perf_counter(), self.threads.look(seconds)
+            if self.threads.has_tried:
+                self.beside.add(THREADS, time.perf_counter() - begin)
+            self.report.slow(step, advice)
         self._count(step, result)
         self.report.late(step, result.late)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
@@ -302,9 +316,11 @@ class _Steps:
         if self.validations.exhausted and not (self.skipped or result.stop):  # after a skipped step: the next good one
             self.last = step
         parts = result.parts(seconds)
-        self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
+        with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
+            self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
         self.times.add(seconds, parts)
         if result.stop or self._is_due(step, self.config.log.every, self.last):
+            self.report.beside(step, self.beside.take())
             memory = self.trainer.executor.memory.numbers()
             self.report.ranks(
                 *self.times.gather(step, peak_memory_bytes(self.run.world.device), memory, self.run.world.living)
@@ -315,7 +331,8 @@ class _Steps:
         if not result.stop:
             saved = self._save_if_due(step, val_loss)
             if not saved and self._is_due(step, self.config.train.check_every, self.last):
-                self._compare(step)
+                with self.beside.doing(COMPARISON):
+                    self._compare(step)
         elif self._is_best(val_loss):  # replace the checkpoint that has no validation loss
             self._save(step, val_loss)
 
@@ -373,7 +390,7 @@ class _Steps:
 
     def _validate(self, step: int) -> float:
         source = self.run.source("validation")
-        with self.trainer.with_means():
+        with self.beside.doing(VALIDATION), self.trainer.with_means():
             loss = 0.0
             if not self.plan.only_serves(self.run.world.place.rank):
                 loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
@@ -391,6 +408,10 @@ class _Steps:
             raise
 
     def _save(self, step: int, val_loss: float | None) -> None:
+        with self.beside.doing(SAVE):
+            self._save_now(step, val_loss)
+
+    def _save_now(self, step: int, val_loss: float | None) -> None:
         self._compare(step)
         begin = time.perf_counter()
         if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
@@ -402,8 +423,10 @@ class _Steps:
             self.validations.saved = min(self.validations.saved, val_loss)
 
     def _rotate(self) -> None:
-        if self.unproven and self.run.world.is_first:
-            self.run.checkpoints.rotate()
+        if self.unproven:
+            with self.beside.doing(REMOVAL):
+                if self.run.world.is_first:
+                    self.run.checkpoints.rotate()
         self.unproven = False
 
 

@@ -95,16 +95,17 @@ class Profiler:
         """Whether a window has not ended yet."""
         return self.torch is not None
 
-    def stepped(self, number: int) -> None:
-        """A step is done. Collective at the end of a window: its files are written."""
+    def stepped(self, number: int) -> bool:
+        """A step is done. Collective at the end of a window: its files are written. Returns whether one has ended."""
         if self.torch is None:
-            return
-        self.done = number
+            return False
+        self.done, recorded = number, self.first
         self.torch.step()
         if number >= self.cycle * self.keys.repeat:
             self._stop()
         else:
             self._look()
+        return bool(recorded) and self.first != recorded
 
     def _look(self) -> None:
         """Record the next step, if it is one of a window."""

@@ -23,7 +23,7 @@ from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_te
 from codescent.models.lora.declare import is_adapter
 from codescent.record.ranks import RankRow
 from codescent.record.rows import strict
-from codescent.train import machine
+from codescent.train import machine, threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import ended_early, how_to_continue, length_of, schedule_is_over
@@ -33,7 +33,7 @@ from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import row
 from codescent.train.open import OpenRun
 from codescent.train.recorded_error import record
-from codescent.train.result import StepResult
+from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.validations import Validations
 
 ROWS = 100_000
@@ -61,11 +61,10 @@ class Report:
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
-        self.above = 0  # steps that were faster
         self.late_portions = 0
         peak = self.peak * run.plan.devices
-        threads, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
-        self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, threads, log.expected_minutes)
+        number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
+        self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
         if run.folder is not None:
@@ -153,7 +152,7 @@ class Report:
             (
                 "device",
                 f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
-                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s",
+                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s{_busy(found)}",
             ),
         ):
             self.display.say(f"{label:<8}{text}")
@@ -235,9 +234,10 @@ class Report:
             "tokens": step * tokens,
             "tokens_per_s": tokens / seconds,
             "flops_per_s": self.flops / seconds,
-            "mfu": self._mfu(step, self.flops / seconds),
+            "mfu": self._mfu(self.flops / seconds),
             "step_s": seconds,
             **parts,
+            **({} if run.world.place.world_size > 1 else {WAIT_COLUMN: None}),
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.place.world_size > 1 else None,
             "consensus": result.consensus,
@@ -274,23 +274,13 @@ class Report:
         spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
         return {"mfu_spec": spec, "hfu": mfu * (self.hardware_flops / self.flops)}
 
-    def _mfu(self, step: int, flops_per_s: float) -> float:
-        """FLOP/s of a step, relative to the products of all devices.
+    def _mfu(self, flops_per_s: float) -> float:
+        """FLOP/s of a step, relative to the products of all devices as they were measured before the first step.
 
-        On a CPU, a step that is faster than they means that other programs slowed them when they were measured. So they
-        are measured again, after 1, 2, 4, 8 ... such steps, and the fastest count. A step above them still counts as it
-        is. On CUDA a run has its device for itself, and its memory may be full.
+        Above 1 where other programs slowed the products then. Nothing is measured again beside the steps: that would
+        take time of its own, on a machine that is as busy.
         """
-        run = self.run
-        devices = run.world.place.world_size * run.plan.devices
-        if flops_per_s > self.peak * devices and run.world.device.type == "cpu":
-            self.above += 1
-            if self.above & (self.above - 1) == 0:  # a power of two
-                measured = machine.peak_flops_per_s(run.world.device, run.machine["peak_precision"])
-                if measured > self.peak:
-                    self.peak = measured
-                    self._event("peak", step=step, peak_flops_per_s=measured)
-        return flops_per_s / (self.peak * devices)
+        return flops_per_s / (self.peak * self.run.world.place.world_size * self.run.plan.devices)
 
     def _check_outputs(self) -> None:
         """Report if the run folder was renamed, or if this process could not write its standard output or error."""
@@ -331,6 +321,11 @@ class Report:
         if advice is not None:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}; to continue: {resume_command(self.run.path)}")
+
+    def beside(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Record what the run has done beside its steps since the last call, in seconds. Nothing: no event."""
+        if seconds:
+            self._event("beside", step=step, seconds=dict(seconds))
 
     def profiled(self, sentence: str, **fields: Any) -> None:
         """Report that a window of the profile has ended, and what is written."""
@@ -414,6 +409,14 @@ class Report:
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:
             self.run.folder.event(kind, **fields)
+
+
+def _busy(found: Mapping[str, Any]) -> str:
+    """What other programs used while products were measured; "": hardly anything, or unknown."""
+    others = found.get("peak_others")
+    if not others or others["used"] < threads.BUSY:
+        return ""
+    return f" while other programs used {others['used']:.1f} of {counted(int(others['cores']), 'core')}"
 
 
 def steps_between_rows(num_steps: int) -> int:

@@ -24,6 +24,11 @@ COLUMN: dict[Verb, str] = {
     Verb.STEP: "optimizer_s",
 }
 """Metrics column charged with the time of each verb, without waiting."""
+ALONE: dict[Verb, str] = {
+    verb: column if column != WAIT_COLUMN else "backward_s" if verb is Verb.REDUCE else "optimizer_s"
+    for verb, column in COLUMN.items()
+}
+"""The same of a rank that has no others: it waits for nobody. REDUCE completes gradients, the rest changes weights."""
 
 
 @dataclass(frozen=True)

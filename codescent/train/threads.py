@@ -247,11 +247,14 @@ class Watch:
         self.watches = not world.all_agree(not self.tries)
         self.times = StepTimes(restricted=self.tries and self.now < self.most)
         self.found: tuple[int, bool] | None = None  # by the last look: the best number, whether steps were slow
+        self.has_tried = False  # whether the last call of `look` has tried the threads, on all ranks alike
 
     def look(self, step_s: float) -> str | None:
         """Count a step of `step_s` seconds. Returns what to say; None: nothing new. Collective after every window."""
+        self.has_tried = False
         if not (self.watches and self.times.add(step_s)) or self.world.all_agree(not self.times.is_due):
             return None
+        self.has_tried = True
         self.times.looked()
         mine = try_threads(self.plan, self.most) if self.tries else {}
         trial = of_slowest_rank(mine)

@@ -26,12 +26,12 @@ from codescent.study.file import StudyFile, config_named, read_study
 from codescent.study.folder import DEFINITION, Attempt, Definition, StudyFolder
 from codescent.study.listing import commands
 from codescent.study.opened import StudyRuns, evaluate_folder
-from codescent.study.points import specs_of
+from codescent.study.points import axes_of, specs_of
 from codescent.study.repeat import repeat_of
 from codescent.study.result import PointState
 from codescent.study.runner import Progress, Turn, run_turns, turns_of
 from codescent.study.shipped import find
-from codescent.study.table import STUDY_CSV, read_table, rows_of, write_table
+from codescent.study.table import STUDY_CSV, lacking, read_table, rows_of, write_table
 from codescent.verbs.study_scripts import write_scripts
 from codescent.verbs.study_tables import show
 
@@ -57,6 +57,7 @@ def main(arguments: Namespace) -> int:
         keys = study.study
         taken = read_table(arguments.table, keys.kind, study.axis_names)
         found = evaluated(keys.name, keys.kind, baseline or keys.baseline, taken)
+        found = replace(found, paragraphs=[*found.paragraphs, *lacking(axes_of(study), taken, arguments.table)])
         show(found, arguments.table.name)
         return 0
     specs = specs_of(study)
