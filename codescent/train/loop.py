@@ -33,6 +33,7 @@ from codescent.train.open import OpenRun, connect, open_data, open_resumed, open
 from codescent.train.optimize import learning_rate
 from codescent.train.orders import append_order, rewind_order
 from codescent.train.out_of_memory import Explained
+from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.regroup import regroup, report_changes
@@ -46,25 +47,6 @@ from codescent.train.validations import Validations
 
 SKIPS_ALLOWED = 10
 """The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        folder: of the run.
-        step: the number of steps done.
-        exit_code: 0; of a stop on request: 75 (to be started again), or 128 + the signal.
-        suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
-        has_trained: False: the run had no step left to do.
-    """
-
-    folder: Path
-    step: int
-    exit_code: int
-    suggests_best: bool = False
-    has_trained: bool = True
 
 
 def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:

@@ -152,7 +152,8 @@ class Report:
             (
                 "device",
                 f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
-                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s{_busy(found)}",
+                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s"
+                f"{threads.busy_said(found)}",
             ),
         ):
             self.display.say(f"{label:<8}{text}")
@@ -409,14 +410,6 @@ class Report:
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:
             self.run.folder.event(kind, **fields)
-
-
-def _busy(found: Mapping[str, Any]) -> str:
-    """What other programs used while products were measured; "": hardly anything, or unknown."""
-    others = found.get("peak_others")
-    if not others or others["used"] < threads.BUSY:
-        return ""
-    return f" while other programs used {others['used']:.1f} of {counted(int(others['cores']), 'core')}"
 
 
 def steps_between_rows(num_steps: int) -> int:

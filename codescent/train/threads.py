@@ -155,6 +155,17 @@ def used_by_others(ranks: Sequence[tuple[int, Sequence[Any]]]) -> dict[str, floa
     return max(found, key=lambda one: one["used"] + one["wanted"] - one["cores"])
 
 
+def busy_said(machine: Mapping[str, Any]) -> str:
+    """What other programs used while the peak of products was measured; "": hardly anything, or unknown.
+
+    `machine`: environment.json.
+    """
+    others = machine.get("peak_others")
+    if not others or others["used"] < BUSY:
+        return ""
+    return f" while other programs used {others['used']:.1f} of {counted(int(others['cores']), 'core')}"
+
+
 def said(chosen: Mapping[str, Any]) -> list[str]:
     """A line for people if the trial at the start of a run chose fewer threads than the cores allow, or if it chose all
     of them although other programs use some.
