@@ -3,7 +3,6 @@ Does not look at the ranks of a run (slow.py does): all of them may be slow alik
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_rate
@@ -36,17 +35,19 @@ def outpaced(summaries: Sequence[Summary]) -> Iterator[Said]:
 
 
 def _speed(one: Summary) -> float | None:
-    """Model FLOP/s of each core or device that a run uses; None: unknown."""
-    flops_per_s, facts, ranks = one.median("flops_per_s"), one.run.environment, one.run.num_ranks
-    if not (math.isfinite(flops_per_s) and flops_per_s > 0 and facts.get("processor")) or one.run.plan is None:
+    """Model FLOP/s of each core or device that a run uses, in its forward and backward passes: waiting for others and
+    for data says nothing of the processor. None: unknown."""
+    plan, facts = one.run.plan, one.run.environment
+    if plan is None or not facts.get("processor") or not one.ranks:
         return None
-    used = ranks * one.run.plan.devices
+    used = len(one.ranks) * plan.devices
     if _is_on_cpu(one):
         threads, cores = facts.get("num_threads"), facts.get("cores")
         if not isinstance(threads, int) or not isinstance(cores, int) or min(threads, cores) < 1:
             return None
-        used = min(ranks * threads, cores * len(set(one.run.hosts)))
-    return flops_per_s / used
+        used = min(len(one.ranks) * threads, cores * len(set(one.run.hosts)))
+    compute_s = sum(rank.compute_s for rank in one.ranks) / len(one.ranks)
+    return plan.flops().total_flops / compute_s / used if compute_s > 0 else None
 
 
 def _is_on_cpu(one: Summary) -> bool:
