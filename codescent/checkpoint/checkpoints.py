@@ -238,7 +238,10 @@ class Checkpoints:
         return found
 
     def _inside(self) -> list[Path]:
-        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        try:
+            return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot be listed: {error.strerror}") from error
 
     def _way_back(self, step: int, path: Path) -> str:
         older = self.newest_step(before=step)

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import socket
 import warnings
 from collections import defaultdict
@@ -24,9 +23,11 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem
 
+from codescent.base import writing
 from codescent.base.agreement import decided, rank
 from codescent.base.durable import write_synced
 from codescent.base.published import begin, commit
+from codescent.base.reading import open_unbuffered
 from codescent.base.safetensors_header import encode_header
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint import manifest as stored
@@ -182,7 +183,7 @@ class CheckpointWriter:
         if self.final.exists():  # rename replaces empty folders only. The set-aside folder still counts as a checkpoint
             if replaced.exists():
                 discard(replaced)
-            self.final.rename(replaced)
+            writing.move(self.final, replaced)
         commit(order.folder, self.final)
         if replaced.exists():
             discard(replaced)
@@ -247,7 +248,7 @@ def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tens
         by_file[chunks[item.storage_index][1].file].append(item)
 
     def read_file(name: str) -> None:
-        with (folder / name).open("rb", buffering=0) as file:
+        with open_unbuffered(folder / name) as file:
             for item in by_file[name]:
                 tensor, chunk = chunks[item.storage_index]
                 target = planner.resolve_tensor(item).detach()
@@ -294,7 +295,7 @@ def _write_part(
     header, starts = _header(order, items)
     hasher = hashlib.sha256()
     try:
-        with (order.folder / name).open("xb", buffering=0) as file:
+        with writing.open_new(order.folder / name) as file:
             _write_hashed(file, hasher, memoryview(header))
             for item in items:
                 data = planner.resolve_data(item)
@@ -366,14 +367,14 @@ def _read_exactly(file: FileIO, view: memoryview) -> None:
 def discard(path: Path) -> None:
     """Delete a checkpoint. It is renamed first, so a kill never leaves an incomplete folder under a checkpoint name."""
     leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
-    path.rename(leaving)
+    writing.move(path, leaving)
     remove(leaving)
 
 
 def remove(path: Path) -> None:
     """Delete a folder. Warns if that fails."""
     try:
-        shutil.rmtree(path)
+        writing.remove_folder(path)
     except FileNotFoundError:
         pass  # another process has deleted it
     except OSError as error:  # training continues; the next `clean` tries again

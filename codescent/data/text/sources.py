@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_bytes, refuse_unreadable
 
 READ_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16  # larger decoded blocks fragment glibc's heap by hundreds of MiB
@@ -82,6 +83,7 @@ def read_blocks(
         UserError: cannot be read; not UTF-8 (at which byte and line); a JSON line without the key; damaged archive.
     """
     try:
+        refuse_unreadable(path)
         raw = _Watched(path, watch) if watch else io.FileIO(path)
         with io.BufferedReader(raw, READ_BYTES) as stream:
             yield from _blocks(str(path), path.name.lower(), stream, text_key)
@@ -107,7 +109,7 @@ def read_unpacked(path: Path) -> tuple[bytes, bytes]:
     """
     pieces, size_bytes = [], 0
     try:
-        whole = path.read_bytes()
+        whole = read_bytes(path, MOST_UNPACKED_BYTES)
         stream = unpacking(path, io.BytesIO(whole))
         while (piece := stream.read(READ_BYTES)) and size_bytes <= MOST_UNPACKED_BYTES:
             pieces.append(piece)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers as library
 
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.data.text import download
 
@@ -84,7 +85,7 @@ class LibraryTokenizer:
 
     def save(self, path: Path) -> None:
         """Write the library's JSON."""
-        path.write_text(self.text, encoding="utf-8")
+        write_synced(path, self.text)
 
 
 def check_range(tokens: Sequence[int], vocab_size: int) -> None:
