@@ -14,6 +14,7 @@ from typing import Any
 MOST_BYTES = 256 << 20
 """Most bytes of a file that is read as a whole, unless the caller names another number."""
 
+_PIECE_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """Names of what this process was given, such as by `<(...)` of a shell. A link elsewhere has another name."""
@@ -29,7 +30,11 @@ def open_unbuffered(path: Path | str) -> io.FileIO:
 
     Raises OSError: there is none, it cannot be read, or it is a folder, a pipe or a device.
     """
-    name = os.fspath(path)
+    return io.FileIO(path, opener=opener)
+
+
+def opener(name: str, _: int = 0) -> int:
+    """The descriptor of `open_unbuffered`, for what opens by a function of this form."""
     is_stream = name.startswith(_STREAMS)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC if is_stream else _READ)
@@ -40,7 +45,7 @@ def open_unbuffered(path: Path | str) -> io.FileIO:
     try:
         refuse_special(os.fstat(descriptor).st_mode, name, may_be_stream=is_stream)
         os.set_blocking(descriptor, True)
-        return io.FileIO(name, opener=lambda *_: descriptor)
+        return descriptor
     except BaseException:
         os.close(descriptor)
         raise
@@ -64,10 +69,13 @@ def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a file. Raises OSError: see `open_regular`, or it has more than `most_bytes` bytes."""
     with open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        data = file.read(most_bytes + 1) if size_bytes <= most_bytes else b""
-    if size_bytes > most_bytes or len(data) > most_bytes:
+        pieces, left = [b""], most_bytes + 1 if size_bytes <= most_bytes else 0
+        while left and (piece := file.read(min(left, max(size_bytes + 1, _PIECE_BYTES)))):  # of /proc the size is 0
+            pieces.append(piece)
+            left -= len(piece)
+    if not left:
         raise OSError(errno.EINVAL, f"has more than {most_bytes:,} bytes, which no such file has", os.fspath(path))
-    return data
+    return b"".join(pieces)
 
 
 def read_text(path: Path | str, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:

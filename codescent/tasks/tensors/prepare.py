@@ -165,7 +165,11 @@ def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> No
 
     whole = {name: torch.from_numpy(recipe.whole(split, name)) for name in NAMES}
     with open_new(path) as made, _ErrorHidingFile(made.fileno(), "w+", closefd=False) as stream:
-        torch.save(whole, stream)
+        try:
+            torch.save(whole, stream)
+        except RuntimeError as error:
+            stream.check()
+            raise OSError(errno.EIO, f"torch.save: {next(iter(str(error).splitlines()), 'no reason')}", path) from error
         stream.check()
     advance(sum(tensor.numel() * tensor.element_size() for tensor in whole.values()))
 
