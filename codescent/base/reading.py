@@ -33,8 +33,9 @@ def open_unbuffered(path: Path | str) -> io.FileIO:
     return io.FileIO(path, opener=opener)
 
 
-def opener(name: str, _: int = 0) -> int:
+def opener(path: Path | str, _: int = 0) -> int:
     """The descriptor of `open_unbuffered`, for what opens by a function of this form."""
+    name = os.fspath(path)
     is_stream = name.startswith(_STREAMS)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC if is_stream else _READ)
