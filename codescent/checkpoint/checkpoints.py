@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +38,7 @@ from codescent.checkpoint.storage import (
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
 
+T = TypeVar("T")
 _CHECKPOINT = re.compile(r"(?:\.replaced_)?step_(\d{8,18})")
 _LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
 
@@ -233,13 +234,17 @@ class Checkpoints:
         found = {}
         for path in self._inside():  # sorted: "step_…" overwrites ".replaced_step_…"
             match = _CHECKPOINT.fullmatch(path.name)
-            if match is not None and path.is_dir():
+            if match is not None and self._looked_at(path.is_dir):
                 found[int(match[1])] = path
         return found
 
     def _inside(self) -> list[Path]:
+        return self._looked_at(lambda: sorted(self.folder.iterdir()) if self.folder.is_dir() else [])
+
+    def _looked_at(self, look: Callable[[], T]) -> T:
+        """The result of `look` at the folder. Raises CheckpointError: it may not be listed or entered."""
         try:
-            return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+            return look()
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot be listed: {error.strerror}") from error
 

@@ -160,7 +160,8 @@ class RunFolder:
             raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-        self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
+        with user_errors(self.path):
+            self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
 
     def delete_unused(self) -> None:
         """Delete the folder that this process has created, if it has no event: the run was refused before it began.
