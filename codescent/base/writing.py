@@ -168,14 +168,16 @@ def copy_file(source: Path, target: Path, most_bytes: int, within: Path | None =
 
     Raises OSError: `source` is no regular file or has more than `most_bytes` bytes; `target` exists; no space is left.
     """
-    size_bytes = 0
+    copied_bytes = 0
     with open_regular(source) as reader, open_new(target, within=within) as writer:
-        while data := reader.read(_COPY_BYTES):
-            size_bytes += len(data)
-            if size_bytes > most_bytes:
-                raise OSError(errno.EINVAL, f"has more than {most_bytes:,} bytes, which no such file has", str(source))
+        size_bytes = os.fstat(reader.fileno()).st_size
+        while size_bytes <= most_bytes and (data := reader.read(_COPY_BYTES)):
             write_all(writer, data)
-    return size_bytes
+            copied_bytes += len(data)
+            size_bytes = max(size_bytes, copied_bytes)  # the file may grow meanwhile
+    if size_bytes > most_bytes:
+        raise OSError(errno.EINVAL, f"has more than {most_bytes:,} bytes, which no such file has", str(source))
+    return copied_bytes
 
 
 def write_all(file: io.RawIOBase, data: bytes | memoryview) -> None:

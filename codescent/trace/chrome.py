@@ -20,7 +20,7 @@ from codescent.base.reading import open_regular
 SCHEMA = 1
 """The schemaVersion of the traces that torch 2 writes."""
 EVENTS = "traceEvents"
-MOST_RATIO, MOST_SMALL_BYTES = 100, 16 << 20
+MOST_RATIO, MOST_SMALL_BYTES = 50, 16 << 20
 """A packed file may have MOST_RATIO times its bytes when unpacked, and in any case MOST_SMALL_BYTES; torch's have 10 to
 30 times."""
 MOST_CHARS = 16 << 20
