@@ -199,7 +199,8 @@ def test_a_link_in_a_run_folder_is_followed_by_nothing_that_writes(
         lambda: order.append(run.path, 0, [Applied(0, 1, 0, 1, 0, 0)]),
         lambda: order.rewind(run.path, 0, 0),
         lambda: copy_to(run.path / "logs" / "rank-0.log"),
-        lambda: Checkpoints(run.checkpoints, 1, keep_best=False).clean(),
+        lambda: Checkpoints(run.checkpoints, 1, keep_best=False, of_run=True).clean(),
+        lambda: Checkpoints(run.checkpoints, 1, keep_best=False, of_run=True).save(1, {}, {}),
     ]
     for act in acts:
         with suppress(UserError, OSError, StopIteration):

@@ -52,19 +52,22 @@ def published(
         writing.remove_folder(making, ignore_errors=True)
 
 
-def begin(making: Path, needs_bytes: int = 0) -> None:
-    """Create a hidden folder and its parents. Raises OSError (ENOSPC): fewer than `needs_bytes` are free."""
+def begin(making: Path, needs_bytes: int = 0, within: Path | None = None) -> None:
+    """Create a hidden folder and its parents; `within`: see writing.py.
+
+    Raises OSError: fewer than `needs_bytes` are free (ENOSPC), or a link is below `within`.
+    """
     writing.make_parents(making.parent)
     if (free_bytes := shutil.disk_usage(making.parent).free) < needs_bytes:
         said = f"it needs {needs_bytes:,} bytes, {free_bytes:,} are free"
         raise OSError(errno.ENOSPC, said, str(making.parent))
-    writing.make_folder(making, exist_ok=False)
+    writing.make_folder(making, within, exist_ok=False)
 
 
-def commit(making: Path, path: Path) -> None:
-    """Rename a hidden folder to `path` durably. Its files must be synced already."""
+def commit(making: Path, path: Path, within: Path | None = None) -> None:
+    """Rename a hidden folder to `path` durably; `within`: see writing.py. Its files must be synced already."""
     sync_folder(making)
-    writing.move(making, path.absolute())
+    writing.move(making, path, within)
     sync_folder(path.absolute().parent)
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from codescent.base.agreement import RanksFailed, alone, rank, shortened, together, world_size
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
+from codescent.checkpoint.folders import discard, listed, remove
 from codescent.checkpoint.hold import hold, unheld
 from codescent.checkpoint.manifest import (
     MANIFEST,
@@ -29,16 +30,10 @@ from codescent.checkpoint.manifest import (
     damaged_files,
     read_manifest,
 )
-from codescent.checkpoint.storage import (
-    CheckpointWriter,
-    discard,
-    read_into,
-    remove,
-)
+from codescent.checkpoint.storage import CheckpointWriter, read_into
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
 
-T = TypeVar("T")
 _CHECKPOINT = re.compile(r"(?:\.replaced_)?step_(\d{8,18})")
 _LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
 
@@ -63,14 +58,16 @@ class Checkpoints:
         folder: on a file system that all ranks share; created at the first save.
         keep_last: number of newest checkpoints that are not deleted, at least 1.
         keep_best: True: the checkpoint with the lowest validation loss is not deleted either.
+        of_run: the folder is one of a run, so it may be no link (base/writing.py). Else the user has named it.
     """
 
-    def __init__(self, folder: Path, keep_last: int, keep_best: bool) -> None:
+    def __init__(self, folder: Path, keep_last: int, keep_best: bool, *, of_run: bool = False) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: the newest checkpoint has to stay")
         self.folder = Path(folder)
         self.keep_last = keep_last
         self.keep_best = keep_best
+        self.of_run = of_run
 
     def save(
         self,
@@ -94,7 +91,7 @@ class Checkpoints:
         Returns the folder. Raises CheckpointError on every rank: the disk is full, or the file system failed. Older
         checkpoints stay.
         """
-        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss)
+        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss, self._within)
         try:
             writer.write(tensors)
         except (CheckpointError, RanksFailed) as error:  # every rank has finished writing
@@ -176,7 +173,7 @@ class Checkpoints:
         later = [path for other, path in self._found().items() if other > step]
         for path in later:
             try:
-                discard(path)
+                discard(path, self._within)
             except OSError as error:
                 raise CheckpointError(f"{path}: {error.strerror}: delete it, then resume the run") from error
         return later
@@ -196,7 +193,7 @@ class Checkpoints:
     def clean(self) -> None:
         """Delete the folders of `incomplete`. Must not run during a save."""
         for path in self.incomplete():
-            remove(path)
+            remove(path, self._within)
 
     def load(
         self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box], is_optional: Callable[[str], bool] | None = None
@@ -234,19 +231,16 @@ class Checkpoints:
         found = {}
         for path in self._inside():  # sorted: "step_…" overwrites ".replaced_step_…"
             match = _CHECKPOINT.fullmatch(path.name)
-            if match is not None and self._looked_at(path.is_dir):
+            if match is not None and path.is_dir():
                 found[int(match[1])] = path
         return found
 
     def _inside(self) -> list[Path]:
-        return self._looked_at(lambda: sorted(self.folder.iterdir()) if self.folder.is_dir() else [])
+        return listed(self.folder)
 
-    def _looked_at(self, look: Callable[[], T]) -> T:
-        """The result of `look` at the folder. Raises CheckpointError: it may not be listed or entered."""
-        try:
-            return look()
-        except OSError as error:
-            raise CheckpointError(f"{self.folder}: cannot be listed: {error.strerror}") from error
+    @property
+    def _within(self) -> Path:
+        return self.folder.parent if self.of_run else self.folder
 
     def _way_back(self, step: int, path: Path) -> str:
         older = self.newest_step(before=step)
@@ -275,7 +269,7 @@ class Checkpoints:
         for step in sorted(set(losses) - keep):
             with unheld(found[step]) as free:
                 if free:
-                    discard(found[step])
+                    discard(found[step], self._within)
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
