@@ -342,12 +342,27 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
             act()
 
 
-def test_a_shell_may_give_a_config_by_a_pipe(tmp_path: Path) -> None:
+def test_a_shell_may_give_a_file_by_a_pipe() -> None:
+    """As `<(...)` does, such as a table for `study --table`."""
     reader, writer = os.pipe()
-    os.write(writer, b"[train]\nnum_steps = 3\n")
+    os.write(writer, b"a,b\n")
     os.close(writer)
-    assert read_toml(Path(f"/dev/fd/{reader}"))[0] == {"train": {"num_steps": 3}}
+    assert read_bytes(f"/dev/fd/{reader}") == b"a,b\n"
     os.close(reader)
+
+
+def test_a_point_of_a_study_that_is_a_link_is_refused(tmp_path: Path, letters: Path) -> None:
+    spec = Spec("one", "one", {}, {}, 1)
+    definition = Definition("s", Kind.GRID, "default", 1, 3, 1, {}, [], [spec], {})
+    folder = StudyFolder.create(tmp_path / "s", definition)
+    (tmp_path / "s" / "one").symlink_to(letters)
+    with pytest.raises(UserError, match=r"s/one: is a symbolic link"), folder.hold():
+        pass
+    with pytest.raises(UserError, match=r"is a symbolic link"):
+        folder.note(spec, 1, {})
+    with pytest.raises(UserError, match=r"is a symbolic link"):
+        folder.forget(spec, 1)
+    assert names_in(letters) == ["letter.txt"]
 
 
 @pytest.mark.parametrize(

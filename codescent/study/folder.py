@@ -175,7 +175,10 @@ class StudyFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other processes from running this study. Raises UserError: another one runs it."""
+        """Keep other processes from running this study. Raises UserError: another one runs it, or a link is in it."""
+        points = [self.path / spec.slug for spec in self.definition.specs]
+        if links := [path for path in points if path.is_symlink()]:
+            raise UserError(*(f"{path}: {writing.LINK}" for path in links))
         with user_errors(self.path / LOCK), writing.open_own(self.path / LOCK, makes=True) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
