@@ -37,6 +37,9 @@ from codescent.record.beginning import write_new
 from codescent.record.order import Applied
 from codescent.results import open_run
 from codescent.study import collect
+from codescent.study.folder import Definition, StudyFolder
+from codescent.study.points import Spec
+from codescent.study.result import Kind
 from codescent.tasks.tensors.files import TensorFile
 from codescent.trace import chrome
 from codescent.trace.chrome import ChromeTrace
