@@ -17,7 +17,9 @@ from codescent.base.cache import cache_folder
 from codescent.base.cores import available_cores
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.reading import open_unbuffered
 from codescent.base.sealed import digest, read_sealed, write_sealed
+from codescent.base.writing import make_parents
 from codescent.data.progress import stage
 
 NOTES = "verified"
@@ -111,7 +113,7 @@ def _read(path: Path, advance: Advance) -> _Read | str:
     """A file's sha256 and stamp, or a message why it cannot be read."""
     began_ns = time.time_ns()
     try:
-        with path.open("rb", buffering=0) as stream:
+        with open_unbuffered(path) as stream:
             before = os.fstat(stream.fileno())
             sha256 = hash_of(stream.fileno(), advance)
             after = os.fstat(stream.fileno())
@@ -144,7 +146,7 @@ def _write_cache(place: Path | None, folder: Path, files: Mapping[str, Any], siz
     try:
         if place is None:
             raise OSError(0, "there is no home folder")
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(place.parent)
         write_sealed(place, {"folder": str(folder), "files": files})
     except OSError as error:
         if size_bytes >= LONG_BYTES:

@@ -20,6 +20,7 @@ from codescent import models
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.reading import open_regular, read_json, refuse_unreadable
 from codescent.base.safetensors_header import read_header
 from codescent.huggingface import KINDS, Kind, tokens
 from codescent.huggingface.correspond import TheirTensor, correspond
@@ -224,7 +225,7 @@ def _settings(path: Path) -> dict[str, Any]:
         what = "is a file, not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {what}: weights are read from a local Hugging Face folder; nothing is downloaded")
     try:
-        settings = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        settings = read_json(path / CONFIG)
     except OSError as error:
         raise UserError(f"{path / CONFIG}: {error.strerror}: not a Hugging Face folder") from error
     except (ValueError, RecursionError) as error:
@@ -285,6 +286,7 @@ def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[
     found: dict[str, Stored] = {}
     for file, listed in files.items():
         try:
+            refuse_unreadable(file)
             with safe_open(file, framework="np") as opened:
                 names = set(opened.keys())
                 problems += [f"{file}: {name}: missing, though {INDEX} lists it" for name in sorted(listed - names)]
@@ -310,7 +312,7 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
     index = path / INDEX
     if index.is_file():
         try:
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            listed = read_json(index)["weight_map"]
             files: dict[Path, set[str]] = {}
             for name, file in listed.items():
                 if Path(file).name != file or not file.endswith(".safetensors"):
@@ -359,7 +361,7 @@ def _digest(stored: Stored) -> bytes:
     """SHA-256 of a tensor's bytes. The header of its file says where they are."""
     entries, first = read_header(stored.file)
     start, stop = entries[stored.name]["data_offsets"]
-    with stored.file.open("rb") as file:
+    with open_regular(stored.file) as file:
         file.seek(first + start)
         digest, left = hashlib.sha256(), stop - start
         while left > 0 and (piece := file.read(min(left, 1 << 20))):

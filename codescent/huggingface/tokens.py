@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers as library
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_text
 from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
@@ -197,6 +198,6 @@ def _object(text: Any, where: str) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error

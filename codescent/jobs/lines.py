@@ -175,7 +175,13 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
 def record(job: Job, hosts: str) -> Iterator[str]:
     """Of a submitted job: on which hosts codescent launch --kill has to look. `hosts`: a command that prints them."""
     if job.record is not None:
-        yield f"{hosts} >>{quoted(str(job.record / HOSTS))}  # for codescent launch --kill"
+        yield f"{appending(hosts, job.record / HOSTS)}  # for codescent launch --kill"
+
+
+def appending(program: str, file: Path) -> str:
+    """A line that appends what a program prints to a file; never through a link, which others may have made."""
+    name = quoted(str(file))
+    return f"[ -L {name} ] || {program} >>{name}"
 
 
 def each_node(words: Sequence[str], job: Job) -> Iterator[str]:

@@ -125,7 +125,7 @@ def _unwritable(path: Path) -> Iterator[str]:
 def writer(run: Path) -> Iterator[str]:
     """The process that writes the run now, if the file system of the folder has locks."""
     try:
-        descriptor = os.open(run / LOCK, os.O_RDONLY)
+        descriptor = os.open(run / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # nobody has written the run yet
         return
     try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import new_line, warn
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
+from codescent.base.writing import remove_folder
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.logs import tail
@@ -163,7 +163,7 @@ class _Ranks:
                 process.wait()
         os.close(self._beats)
         if not self._crashed():
-            shutil.rmtree(self._logs, ignore_errors=True)
+            remove_folder(Path(self._logs), ignore_errors=True)
 
     def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
         """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""

@@ -8,6 +8,7 @@ import os
 import sys
 import tomllib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,8 +21,9 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
+from codescent.config.toml_file import loads
 from codescent.cost.simulate import Deadlock, simulate
-from codescent.plan import OlderPlan, Plan
+from codescent.plan import MOST_RANKS, OlderPlan, Plan
 from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, RunFolder
 from codescent.record.ranks import RankRow
 from codescent.results.statistics import Values
@@ -171,7 +173,7 @@ class Run:
         cores, threads = facts.get("cores"), facts.get("num_threads")
         if facts.get("device") != "cpu" or not isinstance(cores, int) or not isinstance(threads, int):
             return None
-        wanted = max(map(hosts.count, hosts)) * threads
+        wanted = max(Counter(hosts).values()) * threads
         return (wanted, cores) if wanted > cores else None
 
     @property
@@ -206,12 +208,15 @@ def open_run(path: Path | str) -> Run:
     """Read a run folder. Raises UserError: it is no run folder, or a file of it is damaged."""
     folder = RunFolder.open(path)
     try:
-        sections = tomllib.loads(folder.config_text)
+        sections = loads(folder.config_text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{folder.path / 'config.toml'}: not valid TOML ({error})") from error
     keys = {f"{section}.{key}": value for section, given in sections.items() for key, value in _items(given)}
     environment = folder.read_environment()
-    if problem := mistyped(environment, FACTS):
+    problem = mistyped(environment, FACTS)
+    if not problem and not 1 <= (environment.get("world_size") or 1) <= MOST_RANKS:
+        problem = f"world_size: given {environment['world_size']}; must be 1 to {MOST_RANKS:,}"
+    if problem:
         raise UserError(f"{folder.path / ENVIRONMENT}: {problem}")
     return Run(folder, folder.path.resolve().name, keys, environment, _events(folder))
 

@@ -108,7 +108,11 @@ def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
         return None
     computing = [row for row in run.ranks if row["rank"] < run.num_workers]
     groups = [(step, list(rows)) for step, rows in groupby(computing, key=itemgetter("step"))]
-    whole = [(step, rows) for step, rows in groups if [row["rank"] for row in rows] == list(range(run.num_workers))]
+    whole = [
+        (step, rows)
+        for step, rows in groups
+        if len(rows) == run.num_workers and all(row["rank"] == rank for rank, row in enumerate(rows))
+    ]
     if not whole:
         return None
     seconds = np.array([[[row[name] for name in COLUMNS] for row in rows] for _, rows in whole])

@@ -15,6 +15,7 @@ from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.published import in_words
+from codescent.base.reading import read_bytes
 from codescent.results import PARTS
 from codescent.study.evaluate import Taken
 from codescent.study.file import WORKERS
@@ -147,7 +148,7 @@ def _is_number(value: Any) -> bool:
 def _cells(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The columns of a table, and its rows that are not empty, each with its line. Raises UserError: it is no table."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        with io.StringIO(read_bytes(file).decode("utf-8-sig"), newline="") as stream:
             reader = csv.reader(stream)
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.output import warn
+from codescent.base.reading import read_text
 from codescent.base.sealed import digest
 from codescent.data import prepared as folders
 from codescent.data.file_array import FileArray, open_npy
@@ -79,7 +80,7 @@ class FolderDataset:
     @property
     def tokenizer_text(self) -> str:
         """The text of the tokenizer's file."""
-        return (self.path / folders.TOKENIZER).read_text(encoding="utf-8")
+        return read_text(self.path / folders.TOKENIZER)
 
     def verify(self) -> None:
         """Hash all files again and compare. Raises UserError: every damaged file."""

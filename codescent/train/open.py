@@ -233,7 +233,9 @@ def open_run(
     environment, changes, before, ended = world.from_first(open_folder_)
     held = opened[0] if opened else None
     try:
-        checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
+        checkpoints = Checkpoints(
+            path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best, of_run=True
+        )
         chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
         saved = _latest(checkpoints, world, before) if resume else None
         base = _base(plan, saved, world)

@@ -15,6 +15,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
+from codescent.base.reading import read_json
 from codescent.base.stopping import reported, stop_at
 from codescent.doctor.examine import dismiss, examine
 from codescent.doctor.report import Report
@@ -114,7 +115,7 @@ def _is_report(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and {"hosts", "findings", "exit_code"} <= found.keys()

@@ -22,6 +22,7 @@ from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.published import published
+from codescent.base.reading import read_text
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import build, task_request
 from codescent.checkpoint.box import LazyTensor
@@ -149,7 +150,7 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, Any]]:
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if trained.tokenizer is not None:
         seq_len = trained.resolved.shape.seq_len
-        texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
+        texts, ends = tokenizer_files(read_text(trained.folder.tokenizer), seq_len)
     if (controls := Controls.of_run(trained.folder.path)) is not None:
         texts, ends = controls.put(texts), dict(controls.ids)
     if trained.tokenizer is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.writing import make_folder
 from codescent.config.given import shown
 
 
@@ -36,10 +37,14 @@ def give(text: str, out: Path | None, *, secret: bool) -> None:
     print(f"{out} is written; {'read it, then ' if os.isatty(1) else ''}start it as its first lines say")
 
 
-def save(text: str, out: Path, *, secret: bool) -> None:
-    """Write a script: executable, or for nobody else if it has a secret. Raises UserError: it cannot be written."""
+def save(text: str, out: Path, *, secret: bool, within: Path | None = None) -> None:
+    """Write a script: executable, or for nobody else if it has a secret. Raises UserError: it cannot be written.
+
+    `within`: a folder of the user in which that of the script is made; see base/writing.py.
+    """
     try:
-        out.parent.mkdir(exist_ok=True)
-        replace_file(out, text, 0o600 if secret else 0o777 if text.startswith("#!") else 0o666)
+        if within is not None:
+            make_folder(out.parent, within)
+        replace_file(out, text, 0o600 if secret else 0o777 if text.startswith("#!") else 0o666, within)
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from error

@@ -44,9 +44,10 @@ def write_scripts(arguments: Namespace, folder: StudyFolder) -> None:
         raise UserError(*(f"{_whose(names)}: {problem}" for problem, names in problems.items()))
     for sentence in dict.fromkeys(notes):
         warn(one_line(sentence))
+    within = folder.path.absolute()
     for job in jobs:
         assert job.saved_as is not None
-        save(TARGETS[arguments.to].script(job), job.saved_as, secret=arguments.to == "kubernetes")
+        save(TARGETS[arguments.to].script(job), job.saved_as, secret=arguments.to == "kubernetes", within=within)
     say([str(folder.path / SCRIPTS / job.saved_as.name) for job in jobs if job.saved_as is not None])
     what = counted(len(jobs), "script")
     warn(f"{what} written; start each as its first lines say. Then: codescent study {folder.path}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tomllib
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.effects import is_default
 from codescent.config.sections import Config
+from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
@@ -200,7 +200,7 @@ def _of_memory(config: Config, rank: int) -> list[str]:
     if not (path / MEMORY_CSV).is_file():
         return []
     folder = RunFolder.open(path)
-    config = Config.model_validate(tomllib.loads(folder.config_text))  # with all that the data has decided
+    config = Config.model_validate(loads(folder.config_text))  # with all that the data has decided
     plan, row = saved_plan(folder), folder.last_memory().get(rank)
     if row is None:
         return []

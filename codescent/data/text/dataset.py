@@ -19,6 +19,7 @@ from codescent.base.counted import counted
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.reading import read_text
 from codescent.base.sealed import digest
 from codescent.data import prepared
 from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Fields
@@ -119,7 +120,7 @@ class Dataset:
     def tokenizer_text(self) -> str | None:
         """The text of the tokenizer's file; None: foreign shards without one."""
         path = self.path / TOKENIZER
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        return read_text(path) if path.exists() else None
 
     def verify(self) -> None:
         """Read all shards again. Raises UserError: tokens outside the vocabulary, shards whose sha256 has changed."""

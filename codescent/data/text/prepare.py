@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.cores import available_cores, most_processes
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
@@ -75,17 +76,19 @@ def prepare(
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)
-    with claimed(partial):
-        return locate_request(request, root) or _Preparation(request, root, partial, num_workers, progress).run()
+    with claimed(partial) as handle:
+        found = locate_request(request, root)
+        return found or _Preparation(request, root, partial, handle, num_workers, progress).run()
 
 
 @dataclass
 class _Preparation:
-    """Builds one dataset in its hidden folder, which this process has locked."""
+    """Builds one dataset in its hidden folder, which this process has locked: its open descriptor is `handle`."""
 
     request: Request
     root: Path
     partial: Path
+    handle: int
     num_workers: int | None
     progress: bool
 
@@ -129,7 +132,7 @@ class _Preparation:
         write_sealed(self.partial / DESCRIPTION, description)  # the last file of a dataset
         for name in (SCAN, JOURNAL, "*.new", ".*.partial"):
             for leftover in self.partial.glob(name):
-                leftover.unlink()
+                writing.remove_file(leftover, self.root)
         commit(self.partial, target)
         return target
 
@@ -141,8 +144,7 @@ class _Preparation:
             return Scan(**{**saved["scan"], "empty": tuple(saved["scan"]["empty"])})
         if path.exists() and saved is None:
             warn(f"{path}: damaged, or of an earlier version: preparing starts from the beginning")
-        for leftover in self.partial.iterdir():
-            leftover.unlink()
+        writing.empty_folder(self.handle)
         size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
         num_threads = self.num_workers or available_cores()
         with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
@@ -166,9 +168,10 @@ class _Preparation:
             given = CharTokenizer(counted.alphabet, with_separator=counted.documents > 1)
         tokenizer = given or self._trained(corpus, self._train_characters(counted))
         part = path.with_suffix(".new")
+        writing.remove_file(part, self.root, missing_ok=True)
         tokenizer.save(part)
         sha256 = sha256_of(part)
-        part.replace(path)
+        writing.move(part, path, self.root)
         write_sealed(self.partial / SCAN, {**scanned, "tokenizer": sha256})
         return tokenizer, sha256
 
@@ -221,7 +224,7 @@ class _Preparation:
             writer.abandon()
         found = sum(split.characters for split in written), sum(split.documents for split in written)
         if found != (counted.characters, counted.documents):
-            (self.partial / JOURNAL).unlink(missing_ok=True)
+            writing.remove_file(self.partial / JOURNAL, self.root, missing_ok=True)
             raise UserError(f"{self.request.corpus}: changed while it was being read: run the same command again")
         return splits, writer.forced_cuts
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codescent.base import writing
 from codescent.base.durable import sync_folder
 from codescent.base.output import warn
 from codescent.base.sealed import read_sealed, write_sealed
@@ -53,7 +54,7 @@ class SplitWriter:
         """Append tokens, in as many shards as they need."""
         while len(tokens):
             if self._stream is None:
-                self._stream = self._path().open("wb", buffering=0)  # closing it on a full disk flushes nothing
+                self._stream = writing.open_new(self._path(), anew=True)  # closing it on a full disk flushes nothing
             part = tokens[: SHARD_TOKENS - self._open_tokens].astype(self._dtype, copy=False)
             data = part.tobytes()
             rest = memoryview(data)
@@ -93,7 +94,7 @@ class SplitWriter:
         """Reopen the unfinished shard, cut after its recorded tokens. Raises Misfit: they do not have `sha256`."""
         path, left_bytes = self._path(), self._open_tokens * self._dtype.itemsize
         try:
-            stream = path.open("r+b", buffering=0)
+            stream = writing.open_own(path, self._folder.parent)
         except FileNotFoundError as error:
             raise Misfit(f"{path}: missing") from error
         while data := stream.read(min(left_bytes, 1 << 20)):
@@ -130,7 +131,7 @@ class ShardWriter:
         except Misfit as problem:
             warn(f"{problem}: all tokens of this preparation are encoded again")
             for stale in (folder / JOURNAL, *(path for split in SPLITS for path in folder.glob(f"{split}_*.bin"))):
-                stale.unlink(missing_ok=True)
+                writing.remove_file(stale, folder.parent, missing_ok=True)
             self._start_from({})
 
     def _start_from(self, state: dict[str, Any]) -> None:

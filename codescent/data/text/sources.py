@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from codescent.base.errors import UserError
+from codescent.base.reading import open_unbuffered, opener, read_bytes
 
 READ_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16  # larger decoded blocks fragment glibc's heap by hundreds of MiB
@@ -58,7 +59,7 @@ class _Watched(io.FileIO):
     """A raw file that calls `watch` with all bytes as they are read (for a hash and for progress)."""
 
     def __init__(self, path: Path, watch: Callable[[memoryview], None]) -> None:
-        super().__init__(path)
+        super().__init__(path, opener=opener)
         self._watch = watch
 
     def readinto(self, buffer: Any) -> int:
@@ -82,7 +83,7 @@ def read_blocks(
         UserError: cannot be read; not UTF-8 (at which byte and line); a JSON line without the key; damaged archive.
     """
     try:
-        raw = _Watched(path, watch) if watch else io.FileIO(path)
+        raw = _Watched(path, watch) if watch else open_unbuffered(path)
         with io.BufferedReader(raw, READ_BYTES) as stream:
             yield from _blocks(str(path), path.name.lower(), stream, text_key)
             while stream.read(READ_BYTES):  # the hash includes bytes that a decompressor did not read
@@ -107,7 +108,7 @@ def read_unpacked(path: Path) -> tuple[bytes, bytes]:
     """
     pieces, size_bytes = [], 0
     try:
-        whole = path.read_bytes()
+        whole = read_bytes(path, MOST_UNPACKED_BYTES)
         stream = unpacking(path, io.BytesIO(whole))
         while (piece := stream.read(READ_BYTES)) and size_bytes <= MOST_UNPACKED_BYTES:
             pieces.append(piece)

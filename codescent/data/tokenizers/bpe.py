@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers as library
 
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.reading import read_json, read_text
 from codescent.data.text import download
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document separator
@@ -84,7 +86,7 @@ class LibraryTokenizer:
 
     def save(self, path: Path) -> None:
         """Write the library's JSON."""
-        path.write_text(self.text, encoding="utf-8")
+        write_synced(path, self.text)
 
 
 def check_range(tokens: Sequence[int], vocab_size: int) -> None:
@@ -96,8 +98,8 @@ def check_range(tokens: Sequence[int], vocab_size: int) -> None:
 
 def gpt2() -> LibraryTokenizer:
     """GPT-2's BPE: 50,257 ids, `<|endoftext|>` = 50256. Raises UserError: a file is missing, see `download.obtain`."""
-    vocabulary = json.loads(download.obtain(download.GPT2_VOCABULARY).read_text(encoding="utf-8"))
-    merges = download.obtain(download.GPT2_MERGES).read_text(encoding="utf-8")
+    vocabulary = read_json(download.obtain(download.GPT2_VOCABULARY))
+    merges = read_text(download.obtain(download.GPT2_MERGES))
     return LibraryTokenizer(from_merges(vocabulary, merges))
 
 

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.reading import read_text
 from codescent.data.tokenizers.bpe import LibraryTokenizer, check_range
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
@@ -65,7 +67,7 @@ class _ContextFree:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, for `load`."""
-        path.write_text(json.dumps(self._fields), encoding="utf-8")
+        write_synced(path, json.dumps(self._fields))
 
 
 class CharTokenizer(_ContextFree):
@@ -126,7 +128,7 @@ class ByteTokenizer(_ContextFree):
 def load(path: Path) -> Tokenizer:
     """Read a file that `save` wrote, or a JSON file of the tokenizers library. Raises UserError: not a tokenizer."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         fields = json.loads(text)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error

@@ -14,6 +14,7 @@ import tokenizers as library
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.reading import read_bytes
 from codescent.data.text import download
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 
@@ -118,6 +119,6 @@ def _vocabulary(path: Path) -> dict[str, int]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: this vocabulary cannot be read: {error.strerror}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_text
 from codescent.tasks.conversations.conversations import HALF, half_a_character
 
 JINJA = "chat_template.jinja"
@@ -83,7 +84,7 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"data.chat_template: {path}: larger than 64 MiB: not a file with a chat template")
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MOST_BYTES)
     except OSError as error:
         raise UserError(
             f"data.chat_template: {path}: cannot be read: {error.strerror}: give a folder with {JINJA} or "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
+from codescent.base.reading import open_regular
 from codescent.data.text.sources import BAD_ARCHIVE, read_unpacked, unpacking
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
 def first_kind(path: Path, data: Data, *, with_template: bool) -> str | None:
     """TURNS or PAIR: the kind of the first line; None: it cannot be read. Only this line is read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             value = json.loads(next((line for line in unpacking(path, file) if line.strip()), b""))
     except (OSError, *BAD_ARCHIVE, ValueError, RecursionError):
         return None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_json
 from codescent.tasks.conversations.chat_files import JINJA, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles, text_of
 from codescent.tasks.task import TaskRequest
 
@@ -20,7 +21,7 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / JINJA).is_file():
         return True
     try:
-        settings = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+        settings = read_json(folder / TOKENIZER_CONFIG)
     except OSError:
         return False
     except (ValueError, RecursionError):

@@ -20,6 +20,7 @@ from codescent.base.errors import UserError
 from codescent.base.safetensors_header import read_header
 from codescent.data.file_array import FileArray, Watched
 from codescent.data.samples import Numbers
+from codescent.tasks.tensors import hdf5
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
@@ -135,12 +136,10 @@ def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[
 
 
 def _open_hdf5(file: Watched) -> Arrays:
-    library = h5py()
     try:
-        opened = library.File(file.path, "r", locking=False)
+        return hdf5.datasets(h5py(), file.path, NAMES)
     except OSError as error:
         raise UserError(_unreadable(file.path, error, "HDF5")) from error
-    return {name: item for name, item in opened.items() if isinstance(item, library.Dataset)}
 
 
 def _open_pt(file: Watched) -> Arrays:
