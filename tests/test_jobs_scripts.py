@@ -26,6 +26,9 @@ from codescent.jobs.slurm import directive
 from codescent.record import RunFolder
 from codescent.verbs import cli
 
+END = str(int(time.time()) + 100_000)
+"""When SLURM says that the job ends."""
+
 FULL = (
     "site.time=04:00:00", "site.interface=ib0", "site.scratch=scratch/$USER", 'site.modules=["cuda/12.4"]',
     'site.before=["export NCCL_DEBUG=WARN"]',
@@ -72,7 +75,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
         "--open-mode=append", "--requeue", "--signal=USR1@60", "--mail-type=BEGIN,END,FAIL,REQUEUE",
         '--mail-user=me@x.org', '--constraint="a100&ib"',
     ]  # fmt: skip
-    code, found = run_script(text, tmp_path, SAYS_apptainer="70", SLURM_JOB_END_TIME="1000000")
+    code, found = run_script(text, tmp_path, SAYS_apptainer="70", SLURM_JOB_END_TIME=END)
     folders, srun = [one for one in found if one.name == "srun"]
     assert folders.words == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "mkdir", "-p", "scratch/me"]
     image = ["apptainer", "exec", "my image.sif"]
@@ -81,7 +84,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert len(srun.env["CODESCENT_TOKEN"]) == 64
     assert srun.env["CODESCENT_MARK"] == str(tmp_path / "runs" / "gpt2_124m")
-    assert srun.env["CODESCENT_STOP_AT"] == str(1_000_000 - 70)  # the end of the job as SLURM says it
+    assert srun.env["CODESCENT_STOP_AT"] == str(int(END) - 70)  # the end of the job as SLURM says it
     assert (srun.env["TMPDIR"], srun.env["GLOO_SOCKET_IFNAME"]) == ("scratch/me", "ib0")
     asked = [one.words for one in found if one.name == "apptainer"]
     assert asked == [[*image[1:], "python3", "-P", "-m", "codescent.jobs.grace", "runs/gpt2_124m", "7200"]]
@@ -414,12 +417,17 @@ def test_grace_follows_the_longest_save(tmp_path: Path, capsys: pytest.CaptureFi
     assert (done.returncode, "MOST is a whole number of seconds" in done.stderr) == (2, True), done.stderr
     text = script_of([*CONFIG, *SLURM, GPUS], capsys)
     assert "#SBATCH --signal=USR1@270\n" in text
-    _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME="1000000")
-    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(1_000_000 - 300)
-    _, found = run_script(
-        text.replace("python3 -P -m codescent.jobs.grace", "false"), tmp_path, SLURM_JOB_END_TIME="1000000"
-    )
-    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(1_000_000 - 270)  # as it was when it was written
+    _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME=END)
+    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(int(END) - 300)
+    _, found = run_script(text.replace("python3 -P -m codescent.jobs.grace", "false"), tmp_path, SLURM_JOB_END_TIME=END)
+    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(int(END) - 270)  # as it was when it was written
+    for none in (
+        "Unknown",
+        "1700000000",
+    ):  # SLURM knows no end; that of an earlier job, of the shell that has submitted
+        began = int(time.time())
+        _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME=none)
+        assert int(starts(found, "srun").env["CODESCENT_STOP_AT"]) >= began + 4 * 3600 - 300
 
 
 def test_the_time_limit_counts_from_the_begin_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,8 @@ from runs import codescent, environment, make_project
 from test_running import ENDLESS, TIMEOUT_S, Run
 
 from codescent.base.errors import UserError
-from codescent.base.stopping import GRACE_S, LATER, exit_code_of, stop_at
+from codescent.base.stopping import LATER, exit_code_of
+from codescent.base.time_limit import GRACE_S, OLD_S, forget_others, stop_at
 from codescent.data.text.request import make_request
 from codescent.launch.launchers import TORCHRUN_SET
 from codescent.record import RunFolder
@@ -127,7 +128,7 @@ def test_a_run_saves_before_the_time_is_over(
     runs.append(run := Run(project, ranks))
     code, out, err = run.end()
     assert code == LATER, err
-    assert "stopped at step 1 by the time limit of the job; saved in" in out
+    assert "stopped at step 1 by the time limit of the job (CODESCENT_STOP_AT=" in out
     monkeypatch.delenv("CODESCENT_STOP_AT")
     goes_on(project)
 
@@ -231,7 +232,9 @@ def test_a_time_limit_ends_the_preparation_of_data(project: Path, runs: list[Run
     runs.append(run := Run(project, 1, WORDS, CODESCENT_STOP_AT=str(int(time.time()))))
     code, _, err = run.end()
     assert code == LATER, err
-    assert "codescent: the time limit of the job: stopped before the run began" in err
+    assert re.search(
+        r"codescent: the time limit of the job \(CODESCENT_STOP_AT=.*\): stopped before the run began", err
+    )
     assert not (project / "runs").exists()
 
 
@@ -301,8 +304,52 @@ def test_the_time_is_that_of_the_script_else_of_slurm() -> None:
     assert stop_at({}) == float("inf")
     assert stop_at({"SLURM_JOB_END_TIME": "1000"}) == 1000 - GRACE_S
     assert stop_at({"SLURM_JOB_END_TIME": "1000", "CODESCENT_STOP_AT": "900"}) == 900
-    with pytest.raises(UserError, match="SLURM_JOB_END_TIME"):
-        stop_at({"SLURM_JOB_END_TIME": "1e3"})
+    assert stop_at({"SLURM_JOB_END_TIME": "1000", "CODESCENT_STOP_AT": ""}) == 1000 - GRACE_S
+
+
+NOW, LATER_S, OLD = (str(round(time.time() + more_s)) for more_s in (0, 3_600, -OLD_S - 3_600))
+OF_A_JOB = {"SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"SLURM_JOB_END_TIME": LATER_S, **OF_A_JOB}, ""),
+        ({"SLURM_JOB_END_TIME": LATER_S, "SLURM_JOBID": "7"}, ""),  # as older versions call it
+        ({"SLURM_JOB_END_TIME": NOW, **OF_A_JOB}, "is past, so it is of a job that has ended"),
+        ({"SLURM_JOB_END_TIME": LATER_S}, "there is no SLURM_JOB_ID"),
+        ({"SLURM_JOB_END_TIME": "Unknown", **OF_A_JOB}, "it is no time in seconds since 1970"),
+        ({"SLURM_JOB_END_TIME": "\u00b2" * 50, **OF_A_JOB}, "it is no time in seconds since 1970"),
+        ({"SLURM_JOB_END_TIME": "9" * 18, **OF_A_JOB}, ""),
+        ({"CODESCENT_STOP_AT": NOW}, ""),  # the run takes a step, and saves
+        ({"CODESCENT_STOP_AT": OLD}, "is past for more than a day"),
+        ({"CODESCENT_STOP_AT": OLD, "SLURM_JOB_END_TIME": NOW}, "is past for more than a day"),
+        ({"CODESCENT_STOP_AT": LATER_S, "SLURM_JOB_END_TIME": "Unknown"}, ""),  # the first decides
+    ],
+)
+def test_a_limit_of_another_job_is_ignored_with_a_line(env: dict[str, str], why: str) -> None:
+    left = dict(env)
+    said = forget_others(left)
+    assert bool(said) == bool(why), said
+    if why:
+        name = next(iter(env))
+        assert said[0].startswith(f"{name}={env[name][:40]}")
+        assert why in said[0]
+        assert name not in left
+        assert stop_at(left) == float("inf")
+    else:
+        assert left == env
+
+
+def test_a_run_in_the_shell_of_an_ended_job_does_all_its_steps(
+    project: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell is that of tmux, or of an editor's server, which was started in the job."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
+    done = codescent(project, "train", "run.toml", "train.num_steps=3", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("codescent: SLURM_JOB_END_TIME=1700000000 is ignored: this time, 2023-11-14 ") == 1
+    assert "stopped" not in done.stdout
 
 
 def test_exit_codes_of_stops() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from codescent.base.stopping import TIME_LIMIT
+from codescent.base.time_limit import in_words
 
 
 class StopAsked(Exception):
@@ -71,7 +72,7 @@ def raise_if_asked() -> None:
     if _may_end:
         raise_if_signalled()
         if time.time() >= _end_s:
-            raise StopAsked(TIME_LIMIT)
+            raise StopAsked(f"{TIME_LIMIT}{in_words(os.environ)}")
 
 
 def raise_if_signalled() -> None:

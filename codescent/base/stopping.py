@@ -1,14 +1,12 @@
-"""In: a signal, environment variables. Out: the exit code for it, and where that is written; when the time is over.
-Does not handle signals (early.py, train/stop.py and launch/local.py do)."""
+"""In: a signal, environment variables. Out: the exit code for it, and where that is written.
+Does not handle signals (early.py, train/stop.py and launch/local.py do). Time limits: time_limit.py."""
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from codescent.base.errors import UserError
 from codescent.base.output import warn
 
 LATER = 75
@@ -25,11 +23,6 @@ TIME_LIMIT = "the time limit of the job"
 
 EXIT_FILE = "CODESCENT_EXIT_FILE"
 """Variable with the path of a file on this host, which gets the exit code of a stop on request: see `reported`."""
-
-STOP_AT, JOB_END = "CODESCENT_STOP_AT", "SLURM_JOB_END_TIME"
-"""Variables with a time in seconds since 1970: when to save and stop; when SLURM will end the job."""
-GRACE_S = 60.0
-"""Seconds before the end of the job at which a run stops, where nobody has set STOP_AT."""
 
 
 def exit_code_of(number: int) -> int:
@@ -58,21 +51,3 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
             warn(f"codescent: {EXIT_FILE}: {path}: {error.strerror}: this process ends with {code} instead")
             return code
     return 0
-
-
-def stop_at(env: Mapping[str, str]) -> float:
-    """When the run has to save and stop, in seconds since 1970; infinite: nobody knows of a limit.
-
-    Raises UserError: a variable is not a number.
-    """
-    found = math.inf
-    for name, before_s in ((STOP_AT, 0.0), (JOB_END, GRACE_S)):
-        text = env.get(name, "").strip()
-        if not text:
-            continue
-        if not (text.isascii() and text.isdigit()):
-            raise UserError(f'environment: {name}: given "{text}"; must be seconds since 1970, a whole number')
-        if name == JOB_END and STOP_AT in env:
-            continue  # the script has set STOP_AT, which knows how long a save takes
-        found = min(found, float(text) - before_s)
-    return found

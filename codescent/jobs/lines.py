@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from codescent.base.stopping import EXIT_FILE, LATER, STOP_AT
+from codescent.base.stopping import EXIT_FILE, LATER
+from codescent.base.time_limit import STOP_AT
 from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment, expandable, quoted
 from codescent.jobs.job import Job
@@ -107,8 +108,11 @@ def stop_at(job: Job, end: str = "") -> Iterator[str]:
     """When the run saves and stops. The run folder says how long a save takes; where it cannot, what is known now."""
     if job.limit_s is None or not job.trains:
         return
-    limit = f"began + {job.limit_s}"
-    when = f"${{{end}:-$(({limit}))}} - " if end else f"{limit} - "
+    when = f"began + {job.limit_s} - "
+    if end:
+        yield f"end=${{{end}:-}}"
+        yield f'if ! [[ $end =~ ^[0-9]+$ ]] || [ "$end" -le "$began" ]; then end=$((began + {job.limit_s})); fi'
+        when = "end - "
     if job.has_checkpoints:
         words = [*job.site.container, *PYTHON, "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
         yield "# the run saves and stops before its time limit: by twice the time of its longest save, and 30 s"

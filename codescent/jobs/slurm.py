@@ -7,7 +7,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from codescent.base.stopping import JOB_END, LATER
+from codescent.base.stopping import LATER
+from codescent.base.time_limit import JOB_END
 from codescent.jobs.bash import comment, quoted
 from codescent.jobs.job import Job
 from codescent.jobs.lines import each_node, exit_file, head, in_batch, record, setting, variables

@@ -18,7 +18,7 @@ from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
-from codescent.base.stopping import stop_at
+from codescent.base.time_limit import stop_at
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.strategies.worker import Worker

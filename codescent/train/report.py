@@ -4,6 +4,7 @@ Does not decide what a run does. Only rank 0 prints and writes; others write at 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,6 +17,8 @@ from codescent.base.agreement import together
 from codescent.base.command import resume_command
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.stopping import TIME_LIMIT
+from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
@@ -388,6 +391,7 @@ class Report:
         rank, first = next(((rank, one) for rank, one in living if one), (None, LAST_WISH))
         self._event("stop", step=step, rank=rank, **first)
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"
+        by += in_words(os.environ) if by == TIME_LIMIT else ""
         if rank is not None and not all(received):
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.last()

@@ -22,7 +22,8 @@ from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
-from codescent.base.stopping import LATER, SAVING, reported, stop_at
+from codescent.base.stopping import LATER, SAVING, reported
+from codescent.base.time_limit import forget_others, stop_at
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.effects import is_default
@@ -51,9 +52,10 @@ def main(arguments: Namespace) -> int:
     if arguments.find_learning_rate and arguments.resume is not False:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     end_with_command()
+    ignored = forget_others(os.environ)
     _listen()
     try:
-        return _main(arguments)
+        return _main(arguments, ignored)
     except StopAsked as asked:
         return _stopped_early(asked)
 
@@ -78,10 +80,12 @@ def _stopped_early(asked: StopAsked) -> int:
     return reported(LATER, os.environ, writes=not rank.local_rank)
 
 
-def _main(arguments: Namespace) -> int:
+def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
     """See `main`. Raises StopAsked, too."""
     if (rank := read(os.environ)) is not None:
         cause.is_rank(rank)
+    if rank is None or not rank.rank:
+        warn(*(f"codescent: {sentence}" for sentence in ignored))
     loaded = config_of(arguments)
     config = loaded.config
     _check_local_rank(arguments.local_rank, rank)
