@@ -20,7 +20,6 @@ import pytest
 from runs import codescent, environment, make_project
 from test_running import ENDLESS, TIMEOUT_S, Run
 
-from codescent.base.errors import UserError
 from codescent.base.stopping import LATER, exit_code_of
 from codescent.base.time_limit import GRACE_S, OLD_S, forget_others, stop_at
 from codescent.data.text.request import make_request

@@ -71,7 +71,7 @@ def _others(env: Mapping[str, str], now_s: float) -> Iterator[tuple[str, str]]:
 
 
 def in_words(env: Mapping[str, str]) -> str:
-    """Which variable has the limit, and which time it says, such as " (X=1700000000, 2023-11-14 22:13:20)"; "": none."""
+    """Which variable has the limit, and which time it says: " (X=1700000000, 2023-11-14 22:13:20)"; "": none has."""
     for name, before in ((STOP_AT, ""), (JOB_END, f"{GRACE_S:g} s before ")):
         text = env.get(name, "").strip()
         if SECONDS.fullmatch(text):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
@@ -91,6 +92,8 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
 
     Raises UserError: rank 0 cannot listen.
     """
+    if is_local(place):
+        refuse_without_loopback(place.here())
     listener, taken = _listen(place, listen)
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
@@ -216,6 +219,8 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
 
     Raises UserError: it cannot be reached in time, has another token, or refuses this rank.
     """
+    if is_local(place):
+        refuse_without_loopback(place.here())
     host = LOOPBACK if is_local(place) else place.master_addr
     end_s, problems = time.monotonic() + wait_s, dict[int, OSError]()
     while True:

@@ -9,7 +9,9 @@ from datetime import timedelta
 
 from torch.distributed import DistError, HashStore, Store  # type: ignore[attr-defined]
 
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.train.addresses import is_local
 from codescent.train.search import Search, about
 from codescent.train.store import StoreServer, TokenStore
 
@@ -50,8 +52,10 @@ def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
 
     Raises:
         UserError: this rank cannot reach rank 0 in time, has another token than rank 0, or finds the port taken; a rank
-            does not come; two processes say that they are the same rank.
+            does not come; two processes say that they are the same rank; all ranks are on this machine, and it has no
+            loopback. gloo needs it also for a single rank.
     """
+    _refuse_unreachable(place)
     if place.world_size == 1:
         return Meeting(HashStore())
     search = Search(place, timeout.total_seconds(), listen)
@@ -69,6 +73,7 @@ def reach(place: Rank, timeout: timedelta) -> Meeting:
 
     Raises UserError: as `meet`.
     """
+    _refuse_unreachable(place)
     search = Search(place, timeout.total_seconds(), None)
     try:
         store = search.connect()
@@ -77,6 +82,12 @@ def reach(place: Rank, timeout: timedelta) -> Meeting:
         raise
     store.set_timeout(timeout)
     return Meeting(store, search.server, store.address(), search.key)
+
+
+def _refuse_unreachable(place: Rank) -> None:
+    """Raise UserError if all ranks are on this machine, which has no loopback."""
+    if is_local(place):
+        refuse_without_loopback(place.here())
 
 
 def report_failure(store: Store, place: Rank) -> None:

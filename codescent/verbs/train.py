@@ -19,6 +19,7 @@ from codescent.base.command import command, resume_command
 from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
 from codescent.base.errors import UserError
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
@@ -172,6 +173,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
     ranks = config.parallel.ranks
     refuse_more_ranks(f"parallel.ranks = {ranks}", ranks)
+    refuse_without_loopback()  # before the data is prepared
     finds = arguments.find_learning_rate
     if not finds:
         introduce(config, resume=resume)
