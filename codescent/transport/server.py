@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from codescent.base.errors import RunFailed
 from codescent.transport import frames
 from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import HANDSHAKE_S, prove
@@ -49,6 +50,8 @@ class Service(Protocol):
     """What a server does with requests. Its methods are called by several threads, and have to lock what they share.
 
     A request whose connection is lost arrives again, with the same number: whoever applies one remembers it.
+
+    Each method may raise RunFailed, for a request that no process of the run sends: see `Server.failure`.
     """
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +113,7 @@ class Server:
         self._rejected = 0
         self._changes, self._change = 0, threading.Condition()
         self._closed = False
+        self._over, self._told = "", set[int]()  # why nobody is let in any more, and who has heard it
         self.failure: Exception | None = None
         """What the service raised beside Refused. The owner looks here, and ends the process."""
         self.address: tuple[str, int] = listener.getsockname()[:2]
@@ -127,6 +131,21 @@ class Server:
         with self._change:
             self._changes += 1
             self._change.notify_all()
+
+    def refuse_all(self, why: str, within_s: float) -> None:
+        """Disconnect everybody. Who connects again is refused, and told why.
+
+        Returns when all have heard it that were connected, at latest after so many seconds.
+        """
+        with self._lock:
+            self._over = why
+            wanted = set(self._peers)
+            for peer in self._peers.values():
+                _disconnect(peer.connection)
+        self.changed()
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s and not self._told >= wanted:
+            time.sleep(LOOK_S / 4)
 
     def close(self) -> None:
         """Disconnect everybody and end all threads. The service is not told: nobody left by itself."""
@@ -162,6 +181,9 @@ class Server:
                 pass
         except OSError as error:
             why, silent = str(error), is_silent(error)
+        except RunFailed as error:  # the peer has sent what makes no sense: the owner ends the run by one sentence
+            self.failure = self.failure or error
+            why = str(error)
         except Exception as error:  # a defect of the service, which the process of the server must not survive
             self.failure = self.failure or error
             raise
@@ -180,6 +202,9 @@ class Server:
             raise FrameError(f"rank {hello.sender} is not one of those that may connect")
         peer = _Peer(connection, hello.sender)
         try:
+            if self._over:
+                self._told.add(hello.sender)
+                raise Refused(self._over)
             facts = self._service.meet(hello.sender, hello.metadata)
         except Refused as refusal:
             frames.send(connection, Frame(Kind.REFUSED, self._rank, metadata={"why": str(refusal)}), end_s=end_s)
