@@ -184,7 +184,14 @@ def _admit(
         peer.close()
         with change:
             found.rejected.append(address)
-    except (OSError, KeyError, TypeError, ValueError):  # a probe of ports, a rank that was cut off, no rank at all
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+    ):  # a probe of ports, a rank that was cut off, no rank at all
         peer.close()
     finally:
         is_known()
