@@ -115,6 +115,10 @@ def test_slurm_requeues_what_was_saved_before_its_limit(
     stops = {"STOPS_srun": str(code)} if code > 1 else {}
     ended, found = run_script(text, tmp_path, SLURM_JOB_ID="7", **stops, **env)
     assert ended == ends
+    is_last = env == {"SLURM_RESTART_COUNT": "2"}
+    assert (
+        "the last of 3 starts (site.requeues=2). The run goes on by: sbatch " in (tmp_path / "said").read_text()
+    ) == is_last
     asked = [one.words for one in found if one.name == "scontrol" and one.words[0] == "requeue"]
     assert asked == ([["requeue", requeued]] if requeued else [])
     shown = [one.words for one in found if one.name == "scontrol" and one.words[0] == "show"]
@@ -151,6 +155,8 @@ def test_pbs_starts_ranks_by_pals_and_goes_on(tmp_path: Path, capsys: pytest.Cap
         submitted = [one.words for one in found if one.name == "qsub"]
         assert submitted == ([["-v", f"CODESCENT_START={again}", str(tmp_path / "job.pbs")]] if again else [])
         assert code == (0 if again else 75)
+        is_last = f"the last of 21 starts (site.requeues=20). The run goes on by: qsub {tmp_path / 'job.pbs'}"
+        assert (is_last in (tmp_path / "said").read_text()) == (again is None)
     assert run_script(text, tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", CODE_OF_qsub="1")[0] == 75
     _, found = run_script(text, tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", PBS_ARRAY_INDEX="3")
     (again,) = [one.words for one in found if one.name == "qsub"]  # of an array the element alone

@@ -286,6 +286,32 @@ def test_ranks_end_together_where_the_launcher_ends_all_when_one_has_ended(proje
     assert "saved in runs/endless/checkpoints" in said[0][0]
 
 
+@pytest.mark.parametrize(("words", "ends"), [(("train.num_steps=0",), 2), ((), -signal.SIGTERM)])
+def test_a_rank_that_is_ended_while_it_begins_still_refuses_a_wrong_config(
+    project: Path, words: tuple[str, ...], ends: int
+) -> None:
+    """As by srun --kill-on-bad-exit, when a faster rank has refused it: the largest code of all counts there."""
+    env = environment(CODESCENT_EXIT_FILE=str(project / "code"), CODESCENT_TOKEN="a secret")
+    place = dict(zip(TORCHRUN_SET, ("1", "1", "2", "2", "127.0.0.1", "29400"), strict=True))
+    rank = subprocess.Popen([*WORDS, *words], cwd=project, env={**env, **place}, stdout=-1, stderr=-1, text=True)
+    mask, end = 1 << (signal.SIGTERM - 1), time.monotonic() + TIMEOUT_S
+    while not int(re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{rank.pid}/status").read_text())[0], 16) & mask:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    rank.send_signal(signal.SIGTERM)
+    _, err = rank.communicate(timeout=TIMEOUT_S)
+    assert rank.returncode == ends, err
+    assert ("train.num_steps" in err) == (ends == 2)
+    assert (project / "code").exists() == (ends == 2)
+    if ends == 2:  # the script takes this code, whatever the launcher says
+        assert (project / "code").read_text() == "2\n"
+        env["CODESCENT_STOP_AT"] = str(int(time.time()))
+        done = subprocess.run(
+            WORDS, cwd=project, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert (done.returncode, (project / "code").read_text()) == (0, "75\n"), done.stderr
+
+
 def path(*folders: Path) -> str:
     """PYTHONPATH, with these folders first."""
     return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])

@@ -43,6 +43,19 @@ def listen(numbers: Collection[int], end_s: float = math.inf) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
+def defer_end() -> None:
+    """From now on SIGTERM waits until `may_be_ended`.
+
+    A launcher ends all ranks when one has refused the config. This one shall refuse it, too, not seem to have stopped.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def may_be_ended() -> None:
+    """This rank has read its config: a SIGTERM that has waited ends it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
 def first_signal() -> int | None:
     """The first signal that was recorded; None: none was."""
     return _first

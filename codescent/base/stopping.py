@@ -3,8 +3,10 @@ Does not handle signals (early.py, train/stop.py and launch/local.py do). Time l
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from codescent.base.output import warn
@@ -44,10 +46,37 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
     path = env.get(EXIT_FILE, "")
     if not (code and path):
         return code
-    if writes:
+    if writes and not _has_code(path):
         try:
             Path(path).write_text(f"{code}\n", encoding="ascii")
         except OSError as error:
             warn(f"codescent: {EXIT_FILE}: {path}: {error.strerror}: this process ends with {code} instead")
             return code
     return 0
+
+
+def report_error(code: int, env: Mapping[str, str]) -> None:
+    """Write the exit code of a rank that has refused the run before it began, if nobody has written one.
+
+    Its launcher then ends the other ranks by SIGTERM. Some of them would end by the signal, as if they had saved and
+    stopped, and the launcher would take the largest code of all.
+    """
+    path = env.get(EXIT_FILE, "")
+    if path and not _has_code(path):
+        with suppress(OSError):  # the message is printed, and the code of this process says it
+            Path(path).write_text(f"{code}\n", encoding="ascii")
+
+
+def forget_code(env: Mapping[str, str]) -> None:
+    """The ranks have met: an earlier start, whose code is in the file, was refused, and this one was not."""
+    path = env.get(EXIT_FILE, "")
+    if path and _has_code(path):
+        with suppress(OSError):
+            os.truncate(path, 0)
+
+
+def _has_code(path: str) -> bool:
+    try:
+        return Path(path).stat().st_size > 0
+    except OSError:  # it is not there yet
+        return False

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from codescent.base.counted import counted
 from codescent.base.stopping import EXIT_FILE, LATER
 from codescent.base.time_limit import STOP_AT
 from codescent.base.token import TOKEN
@@ -142,6 +143,14 @@ def in_batch(words: Sequence[str]) -> Iterator[str]:
     yield "code=0"
     yield command(words, "|| code=$?")
     yield from SAID
+
+
+def not_again(job: Job, submit: str) -> str:
+    """What a job says that has saved, and has no further start left. `submit`: the command that submits a script."""
+    most = job.site.requeues
+    file = "this script" if job.saved_as is None else str(job.saved_as.absolute())
+    said = f"saved, and not started again: this was the last of {counted(most + 1, 'start')} (site.requeues={most})"
+    return command(["echo", f"codescent: {said}. The run goes on by: {submit} {file}"])
 
 
 def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence[str] = ()) -> Iterator[str]:

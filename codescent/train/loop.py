@@ -18,6 +18,7 @@ from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
+from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
@@ -86,6 +87,8 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     with counted_if_stopped(None if resume or place.rank else run_folder(config)):
         connected = connect(config, place)
     with connected as world, with_past(world.past):
+        if not place.local_rank:
+            forget_code(os.environ)
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []

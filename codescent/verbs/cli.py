@@ -13,6 +13,7 @@ from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
 from codescent.base.published import in_words, is_full
+from codescent.base.stopping import report_error
 from codescent.base.visible import one_line
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
@@ -72,6 +73,8 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         print(end="", flush=True)
     except UserError as error:
         cause.write_error_file(error, os.environ)
+        if trains and not cause.has_begun():
+            report_error(error.exit_code, os.environ)
         if trains and cause.may_be_shared(os.environ) is not None and not error.everywhere:
             _say_once(error)
         elif cause.prints(error, os.environ):

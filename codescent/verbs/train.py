@@ -17,7 +17,7 @@ from pathlib import Path
 from codescent.base import cause
 from codescent.base.command import command, resume_command
 from codescent.base.cores import refuse_more_ranks
-from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
+from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.output import new_failures, say, warn
@@ -88,6 +88,7 @@ def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
     if rank is None or not rank.rank:
         warn(*(f"codescent: {sentence}" for sentence in ignored))
     loaded = config_of(arguments)
+    may_be_ended()
     config = loaded.config
     _check_local_rank(arguments.local_rank, rank)
     resume = is_begun(config) if arguments.resume is None else arguments.resume
