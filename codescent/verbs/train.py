@@ -33,6 +33,7 @@ from codescent.launch.allocator import needs_restart, tuned_environment, with_ex
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.launch.roles import Roles
+from codescent.launch.watch import Stopped
 from codescent.models import GENERATING
 from codescent.plan import Plan
 from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
@@ -185,7 +186,9 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
-    start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env, blocked=SAVING, reports=True)
+    stopped = Stopped(config.parallel.stopped_s, config.parallel.timeout_s)
+    words = [*command, *flags, "--ranks", str(ranks)]
+    start = partial(run_ranks, words, ranks, env, blocked=SAVING, reports=True, stopped=stopped)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
     code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, config))
