@@ -25,7 +25,7 @@ def missing_loopback() -> str:
     return ""
 
 
-def refuse_without_loopback(who: str = "") -> None:
-    """Raise UserError where ranks of this machine would look for each other in vain. `who`: this rank, in words."""
+def refuse_without_loopback() -> None:
+    """Raise UserError where ranks of this machine would look for each other in vain."""
     if why := missing_loopback():
-        raise UserError(f"{f'{who}: ' if who else ''}{why}, where the ranks of one machine meet; {FIX}")
+        raise UserError(f"{why}, where the ranks of one machine meet; {FIX}")

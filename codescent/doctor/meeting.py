@@ -95,7 +95,7 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
     Raises UserError: rank 0 cannot listen.
     """
     if is_local(place):
-        refuse_without_loopback(place.here())
+        refuse_without_loopback()
     listener, taken = _listen(place, listen)
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
@@ -229,7 +229,7 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
     Raises UserError: it cannot be reached in time, has another token, or refuses this rank.
     """
     if is_local(place):
-        refuse_without_loopback(place.here())
+        refuse_without_loopback()
     host = LOOPBACK if is_local(place) else place.master_addr
     end_s, problems = time.monotonic() + wait_s, dict[int, OSError]()
     while True:
