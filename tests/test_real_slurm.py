@@ -164,6 +164,22 @@ def told(slurm: Cluster, project: Path, script: Path) -> str:
     return said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [("--nodes", "1", "--devices", "4"), ("--nodes", "2", "--devices", "1")])
+def test_a_config_that_is_refused_ends_the_job_with_2(
+    slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str], nodes: tuple[str, ...]
+) -> None:
+    """srun ends the ranks that are slower by SIGTERM, and ends with 143 itself. The message is printed once."""
+    script = saved(project, capsys, "run.toml", "run.name=wrong", *SITE, "--to", "slurm", *nodes)
+    config = (project / "run.toml").read_text()
+    (project / "run.toml").write_text(f"{config}\n[nosuch]\nkey = 1\n")
+    job = slurm.submit(script)
+    state = slurm.ended(job)
+    log = log_of(project, "wrong", job)
+    assert state == ("FAILED", "2:0"), log
+    assert log.count("error: run.toml") == 1, log
+
+
 # runs
 
 
