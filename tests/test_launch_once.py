@@ -19,12 +19,16 @@ start "$@"
 """
 
 
+TRAIN = ("-m", "codescent", "train")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("run.toml", "train.nosuch=1"), "train.nosuch: unknown key"),
-        (("run.toml", "--nosuch"), "unrecognized arguments: --nosuch"),
-        (("absent.toml",), "absent.toml"),
+        ((*TRAIN, "run.toml", "train.nosuch=1"), "train.nosuch: unknown key"),
+        ((*TRAIN, "run.toml", "--nosuch"), "unrecognized arguments: --nosuch"),
+        ((*TRAIN, "absent.toml"), "absent.toml"),
+        (("-c", "import codescent; codescent.init('nosuch')"), "nosuch"),
     ],
 )
 def test_an_error_of_all_ranks_is_printed_once_before_they_meet(
@@ -33,10 +37,10 @@ def test_an_error_of_all_ranks_is_printed_once_before_they_meet(
     """The same shell may start the same ranks again: it is printed then, too."""
     make_project(tmp_path)
     (tmp_path / "tmp").mkdir()
-    command = ["bash", "-c", SHELL, "bash", sys.executable, "-m", "codescent", "train", *words]
+    command = ["bash", "-c", SHELL, "bash", sys.executable, *words]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(TMPDIR=str(tmp_path / "tmp")), text=True, capture_output=True,
-        timeout=60, check=False,
+        timeout=170, check=False,
     )  # fmt: skip
     first, second = done.stderr.split("again\n")
     for part in (first, second):
@@ -60,7 +64,7 @@ once.say_once(["a"], env)
 """
     done = subprocess.run(
         [sys.executable, "-c", text], env=environment(TMPDIR=str(tmp_path / "tmp")), text=True, capture_output=True,
-        timeout=60, check=False,
+        timeout=170, check=False,
     )  # fmt: skip
     assert done.stderr == "a\n"
     assert (tmp_path / "victim").read_text() == "1.\n"

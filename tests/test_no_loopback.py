@@ -30,13 +30,13 @@ CODESCENT = ("-m", "codescent")
 def test_a_machine_without_loopback_is_named_at_once(
     tmp_path: Path, words: tuple[str, ...], env: dict[str, str]
 ) -> None:
-    """The wait for the other ranks, 300 s, does not begin: the command is ended after 60 s."""
+    """The wait for the other ranks, 300 s, does not begin: the command is ended after 170 s."""
     if subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace can be made here")
     make_project(tmp_path)
     done = subprocess.run(
         [*ALONE, sys.executable, *words], cwd=tmp_path, env=environment(CODESCENT_TOKEN="a secret", **env), text=True,
-        capture_output=True, timeout=60, check=False,
+        capture_output=True, timeout=170, check=False,
     )  # fmt: skip
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 2, said

@@ -200,7 +200,7 @@ def test_a_peer_that_breaks_the_protocol_is_let_go(
     connection.send_bytes(request_)
     with pytest.raises((EOFError, OSError)):
         connection.recv_bytes()
-    assert f"codescent: a rank at {LOOPBACK} sent the store a request that makes no sense" in capfd.readouterr().err
+    assert f"codescent: a rank at {LOOPBACK} sent the store a request without sense" in capfd.readouterr().err
     good.set("a", "1")
     assert good.get("a") == b"1"
 

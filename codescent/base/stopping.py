@@ -46,7 +46,7 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
     path = env.get(EXIT_FILE, "")
     if not (code and path):
         return code
-    if writes and not _has_code(path):
+    if writes and not _has_error(path):
         try:
             Path(path).write_text(f"{code}\n", encoding="ascii")
         except OSError as error:
@@ -56,13 +56,13 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
 
 
 def report_error(code: int, env: Mapping[str, str]) -> None:
-    """Write the exit code of a rank that has refused the run before it began, if nobody has written one.
+    """Write the exit code of a rank that has refused the run before it began.
 
     Its launcher then ends the other ranks by SIGTERM. Some of them would end by the signal, as if they had saved and
     stopped, and the launcher would take the largest code of all.
     """
     path = env.get(EXIT_FILE, "")
-    if path and not _has_code(path):
+    if path:
         with suppress(OSError):  # the message is printed, and the code of this process says it
             Path(path).write_text(f"{code}\n", encoding="ascii")
 
@@ -70,13 +70,15 @@ def report_error(code: int, env: Mapping[str, str]) -> None:
 def forget_code(env: Mapping[str, str]) -> None:
     """The ranks have met: an earlier start, whose code is in the file, was refused, and this one was not."""
     path = env.get(EXIT_FILE, "")
-    if path and _has_code(path):
+    if path and _has_error(path):
         with suppress(OSError):
             os.truncate(path, 0)
 
 
-def _has_code(path: str) -> bool:
+def _has_error(path: str) -> bool:
+    """Whether the file has the code of an error, not of a stop."""
     try:
-        return Path(path).stat().st_size > 0
+        text = Path(path).read_text(encoding="ascii", errors="replace").strip()
     except OSError:  # it is not there yet
         return False
+    return text.isdecimal() and int(text[:9]) < 128 and int(text[:9]) != LATER

@@ -64,7 +64,8 @@ def all_said(path: Path, ranks: int, within_s: float) -> bool:
 
 def _mark(lines: Sequence[str], env: Mapping[str, str]) -> Path | None:
     """A file of these lines and of this start; None: there is one rank, or our own launcher prints the log of one."""
-    if started_by(env) is None or BEATS_FD in env:
+    launcher = started_by(env)
+    if launcher is None or BEATS_FD in env or any(env.get(name, "").strip() == "1" for name in launcher.world_size):
         return None
     parent = os.getppid()
     try:

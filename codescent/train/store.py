@@ -148,9 +148,9 @@ class StoreServer:
         """Name a process of this run whose request makes no sense. Its own message says only that it lost rank 0."""
         self._nonsense += 1
         if self._nonsense <= REPORTED:
-            with socket.socket(fileno=os.dup(peer.fileno())) as again:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(peer.fileno())) as again:  # it may have gone
                 where = again.getpeername()[0]
-            warn(f"codescent: a rank at {where} sent the store a request that makes no sense ({error!r}): disconnected")
+                warn(f"codescent: a rank at {where} sent the store a request without sense ({error!r}): disconnected")
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value

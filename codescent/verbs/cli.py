@@ -43,7 +43,7 @@ VERBS: Mapping[str, str] = {
 OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
 """Errors of a path that the user has given, which may be raised wherever it is looked at."""
 SHOWN_CHARS = 120
-WAIT_S = 2.0
+ALIKE_S = 2.0
 """Seconds in which all ranks of this machine find the same error. Otherwise those that wait for this one are told."""
 READERS = ("sample", "evaluate", "export")
 """Subcommands that read a run folder."""
@@ -115,7 +115,7 @@ def _say_once(error: UserError) -> None:
     if rank is not None and rank.local_world_size == rank.world_size:  # without torch, whose import takes seconds
         with suppress(OSError):
             mark = say_once([f"error: {one_line(problem)}" for problem in error.problems], os.environ, more)
-            if mark is not None and not all_said(mark, rank.world_size, WAIT_S):
+            if mark is not None and not all_said(mark, rank.world_size, ALIKE_S):
                 import_module("codescent.train.rendezvous").tell_those_who_wait(rank)
             return
     hook = import_module("codescent.own.failure").ErrorHook(cause.may_be_shared(os.environ))
