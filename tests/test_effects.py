@@ -43,7 +43,7 @@ EVERY_RUN = {
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
     *("parallel.cut", "parallel.recompute", "parallel.offload", "parallel.data_parallel"),
     *("parallel.bucket_bytes", "parallel.reduce_dtype", "parallel.restarts", "parallel.timeout_s"),
-    *("parallel.meet_s", "parallel.listen"),
+    *("parallel.meet_s", "parallel.listen", "parallel.stopped_s"),
     *("parallel.average_every", "parallel.wire", "parallel.gossip", "parallel.servers"),
     *("checkpoint.every", "checkpoint.last", "checkpoint.keep_last", "profile.active"),
 }

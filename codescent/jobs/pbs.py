@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from codescent.base.stopping import LATER
 from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, appending, each_node, exit_file, head, in_batch, record, setting, variables
+from codescent.jobs.lines import (
+    ADDRESS,
+    appending,
+    each_node,
+    exit_file,
+    head,
+    in_batch,
+    not_again,
+    record,
+    setting,
+    variables,
+)
 from codescent.jobs.schedulers import NUMBER
 from codescent.jobs.site import asked_devices
 from codescent.jobs.submitted import SUCCESSORS
@@ -107,4 +118,6 @@ def _again(job: Job) -> Iterator[str]:
         yield f'        if [ -n "$next" ]; then {known}; fi'
     yield "        exit 0"
     yield "    fi"
+    yield f'elif [ "$code" -eq {LATER} ]; then'
+    yield f"    {not_again(job, 'qsub')}"
     yield "fi"

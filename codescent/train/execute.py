@@ -174,13 +174,13 @@ class Executor:
             assert self.serving is not None
             done, stops = min(self.serving.done, number + self.plan.schedule.period), self.serving.has_ended
             steps = [self.serving.sums] if self.serving.sums else []
-        *earlier, last = steps or [[0.0] * 8]
-        loss, _, square, skips, stale, most_stale, losses, late = last
+        *earlier, last = steps or [[0.0] * 9]
+        loss, _, square, skips, stale, most_stale, losses, culprit, late = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
         if self.worker is not None and (distance := self.worker.meet()) is not None:
             values = torch.cat((values, distance.cpu()))
         laps = self.watch.stop()
-        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late))
+        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late), int(culprit))
 
     @property
     def apart(self) -> bool:

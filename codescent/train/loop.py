@@ -18,7 +18,8 @@ from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
-from codescent.base.stopping import stop_at
+from codescent.base.stopping import forget_code
+from codescent.base.time_limit import stop_at
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.strategies.worker import Worker
@@ -26,6 +27,7 @@ from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, THREADS, VALIDATION, Beside
 from codescent.train.continuing import nothing_to_do, write_new_places
+from codescent.train.culprit import Culprit
 from codescent.train.late import join, refuse_restarts
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
@@ -68,6 +70,8 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     with counted_if_stopped(None if resume or place.rank else run_folder(config)):
         connected = connect(config, place)
     with connected as world, with_past(world.past):
+        if not place.local_rank:
+            forget_code(os.environ)
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
@@ -139,6 +143,7 @@ class _Steps:
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
         self.times, self.beside = RankTimes(), Beside(run.world)
         self.skipped = 0  # consecutive skipped steps, up to the current step
+        self.culprit = Culprit(run.world.store)
         self.good = run.first_step  # the last step that all ranks know, and none has skipped
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
         self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
@@ -254,8 +259,9 @@ class _Steps:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
         if self.plan.layout.hands_out:
             self.skipped = self.skipped + 1 if result.skipped else 0
+            self.culprit.note(result)
             if self.skipped:
-                self.report.skipped(step, result)
+                self.report.skipped(step, result, self.culprit.of(result.culprit))
         parts = result.parts(result.step_s)
         self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
@@ -273,12 +279,14 @@ class _Steps:
         order, and only rank 0 is told of every step. It alone knows if the run folder was renamed, too."""
         assert result.staleness is not None
         mean, most = result.staleness
-        mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped]
+        mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped, result.culprit]
+        mine += [self.culprit.found]
         *mine, path = self.run.world.from_first(lambda: [*mine, str(self.run.follow())])
-        loss, norm, mean, skips, most, self.skipped = mine
+        loss, norm, mean, skips, most, self.skipped, culprit, self.culprit.found = mine
         self.run.path = Path(path)
         stop = not self.run.world.all_agree(not result.stop)
-        return replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
+        result = replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
+        return replace(result, culprit=culprit)
 
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
@@ -309,7 +317,7 @@ class _Steps:
             )
         if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
-            raise self.report.failed(step, why, ruined_step=self.good)
+            raise self.report.failed(step, why, ruined_step=self.good, culprit=self.culprit.words)
         if not result.stop:
             saved = self._save_if_due(step, val_loss)
             if not saved and self._is_due(step, self.config.train.check_every, self.last):
@@ -330,8 +338,9 @@ class _Steps:
         """
         before, of_each = self.skipped, result.skips // self.plan.mesh.dp_replicate if self.plan.apart else 1
         self.skipped = self.skipped + max(1, of_each) if result.skipped else 0
+        self.culprit.note(result)
         if self.skipped:
-            self.report.skipped(step, result)
+            self.report.skipped(step, result, self.culprit.of(result.culprit))
         else:
             self.good = step
             self._rotate()

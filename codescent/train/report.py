@@ -4,6 +4,7 @@ Does not decide what a run does. Only rank 0 prints and writes; others write at 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,6 +17,8 @@ from codescent.base.agreement import together
 from codescent.base.command import resume_command
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.stopping import TIME_LIMIT
+from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
@@ -298,12 +301,12 @@ class Report:
             for lost in found:
                 self._event("output_lost", rank=rank, **lost)
 
-    def skipped(self, step: int, result: StepResult) -> None:
-        """Report a step whose loss or gradients were not finite."""
+    def skipped(self, step: int, result: StepResult, culprit: str = "") -> None:
+        """Report a step whose loss or gradients were not finite. `culprit`: the rank that alone gave them; "": none."""
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
         self.display.say(
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); the weights "
-            "are not changed"
+            f"are not changed{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
         )
 
     def skipped_before(self, step: int, count: int) -> None:
@@ -338,11 +341,20 @@ class Report:
         self._event("not_saved", step=step, reason=why)
         self.display.say(f"step {step}: not saved, because {why}; the next good step will be saved")
 
-    def failed(self, step: int, why: str, ruined_step: int) -> RunFailed:
-        """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise."""
+    def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
+        """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise.
+
+        `culprit`: see `skipped`; one rank alone is no fault of the optimizer.
+        """
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
         self.display.last()
+        if culprit:
+            return RunFailed(
+                f"{path}: ended at step {step}, which is not saved: {why}; in all of them only {culprit} gave what is "
+                f"not finite: look at its host, device and data, then continue from step {good or 0}: "
+                f"{resume_command(path)}"
+            )
         optimizer, rates = self.run.config.optimizer, ["learning_rate"]
         if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
             rates.append("muon_learning_rate")
@@ -384,6 +396,7 @@ class Report:
         rank, first = next(((rank, one) for rank, one in living if one), (None, LAST_WISH))
         self._event("stop", step=step, rank=rank, **first)
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"
+        by += in_words(os.environ) if by == TIME_LIMIT else ""
         if rank is not None and not all(received):
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.last()

@@ -16,6 +16,7 @@ from typing import Any
 from codescent.base.early import first_signal
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
+from codescent.base.time_limit import in_words
 
 SAVES, STOPS = "saves and stops after this step", "stops after this step"
 """What a run does when it is asked to stop."""
@@ -85,7 +86,7 @@ class StopRequest:
         if self.signal is None and not self.is_over and time.time() >= self.end_s:
             self.is_over = True
             if self.alone:
-                self._say(TIME_LIMIT)
+                self._say(f"{TIME_LIMIT}{in_words(os.environ)}")
         return self.is_over or self.signal is not None
 
     def received(self) -> dict[str, Any] | None:
