@@ -161,6 +161,9 @@ class Data(Section):
         0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
     )
     text_key: Text = key("text", "key of a JSONL line that holds the text")
+    as_text: bool = key(
+        False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
+    )
     validation: TextOrPath | None = auto(
         "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
         "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"

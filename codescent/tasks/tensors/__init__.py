@@ -44,7 +44,14 @@ class Tensors(Task):
     form = "tensors"
     kinds = ("transformer",)
     reads = ("format",)
-    ignores = ("data.tokenizer", "data.text_key", "train.head_chunk_tokens", "train.label_smoothing", "train.z_loss")
+    ignores = (
+        "data.tokenizer",
+        "data.text_key",
+        "data.as_text",
+        "train.head_chunk_tokens",
+        "train.label_smoothing",
+        "train.z_loss",
+    )
     unit = "vectors"
 
     def made_for(self, data: Data) -> bool:
