@@ -154,6 +154,11 @@ class Data(Section):
         "WordPiece) or the path of a tokenizer JSON",
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
+    verify: Literal["changed", "always"] | None = auto(
+        "when the files of the data are read and hashed before a run: always: in every run; changed: if size or times "
+        "are not those of an earlier reading; auto: always if this takes less than 1 % of the run or the data has at "
+        "most 64 MiB, else changed, which the run then says",
+    )
     seq_len: int | None = auto(
         "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
     )

@@ -69,6 +69,8 @@ class Tensors(Task):
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
         """See `Task`."""
         corpus = request.data.corpus
+        if corpus.startswith(PREFIX) and request.data.format in (None, "memory"):
+            yield "data.verify", f"is for files, and {corpus} is in memory"
         if is_prepared(expanded(corpus)):
             yield "data.validation_fraction", f"is for other tensors: {corpus} has its own validation split"
 
