@@ -325,12 +325,11 @@ def test_large_data_is_read_again_only_if_the_run_is_long(
         (100, "always", True),
         (1000, "changed", False),
     ):
-        config = Config.model_validate({"train": {"num_steps": steps}, "data": {"verify": verify} if verify else {}})
         opened.clear()
-        verify_again(config, plan, dataset, world, reopen)
+        verify_again(verify, plan, steps, dataset, world, reopen)
         said = capsys.readouterr().err
         assert opened == ["again"] * again
         assert ("1.0 GB are not read again" in said) == (not again and verify is None)
     bytes_of_notes.clear()
-    verify_again(Config.model_validate({"data": {"verify": "always"}}), plan, dataset, world, reopen)
+    verify_again("always", plan, 1, dataset, world, reopen)
     assert opened == []  # all was read now: no second pass

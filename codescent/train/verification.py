@@ -5,12 +5,12 @@ Does not hash (data/verified.py does) and does not compare (the dataset does).""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from codescent.base.agreement import together
 from codescent.base.cores import available_cores
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.config.sections import Config
 from codescent.data import verified
 from codescent.data.samples import AnyDataset
 from codescent.plan import Plan
@@ -26,15 +26,19 @@ FLOPS_PER_S_OF_CORE, FLOPS_PER_S_OF_DEVICE = 1e11, 1e15
 """More than a core or a GPU reaches: so the time of a run is not estimated too long."""
 
 
+Verify = Literal["changed", "always"] | None
+
+
 def verify_again(
-    config: Config, plan: Plan, dataset: AnyDataset, world: World, opened: Callable[[], AnyDataset]
+    verify: Verify, plan: Plan, num_steps: int, dataset: AnyDataset, world: World, opened: Callable[[], AnyDataset]
 ) -> None:
     """Read the files again that only a note says are unchanged, on the first rank of each machine. Collective.
     Rank 0 says if they are not read again.
 
     Args:
-        config: of the run; data.verify decides.
+        verify: data.verify; None: auto.
         plan: of the run.
+        num_steps: of the run.
         dataset: open on this rank.
         world: of this rank.
         opened: opens the dataset anew.
@@ -44,10 +48,10 @@ def verify_again(
     """
     reads = world.place.rank == 0 or world.place.rank in world.leaders  # the others have the hashes of these ranks
     largest = max(together(UserError, lambda: sum(verified.relied_on().values()) if reads else 0))
-    wanted = config.data.verify or ("always" if largest <= _most_bytes(config, plan, world) else "changed")
+    wanted = verify or ("always" if largest <= _most_bytes(plan, num_steps, world) else "changed")
     if wanted == "always" and largest:
         world.in_turn(lambda: _read_again(dataset, opened) if reads else None, "verified")
-    elif config.data.verify is None and largest and world.is_first:
+    elif verify is None and largest and world.is_first:
         warn(
             f"data: {largest / 1e9:,.1f} GB are not read again, as size and times of the files are those of an earlier "
             'reading: a bit that turned on the disk is not noticed; data.verify = "always" reads them'
@@ -64,10 +68,10 @@ def _read_again(dataset: AnyDataset, opened: Callable[[], AnyDataset]) -> None:
         )
 
 
-def _most_bytes(config: Config, plan: Plan, world: World) -> float:
+def _most_bytes(plan: Plan, num_steps: int, world: World) -> float:
     """The bytes whose reading takes SHARE of the run's time at most, by a time that the run surely takes."""
     of_rank = FLOPS_PER_S_OF_DEVICE
     if world.device.type == "cpu":
         of_rank = FLOPS_PER_S_OF_CORE * available_cores()
-    seconds = plan.flops().total_flops * config.train.num_steps / (of_rank * world.place.world_size)
+    seconds = plan.flops().total_flops * num_steps / (of_rank * world.place.world_size)
     return max(SMALL_BYTES, SHARE * seconds * READ_BYTES_PER_S)
