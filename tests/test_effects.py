@@ -33,7 +33,7 @@ ALWAYS = {
 }
 """Sections whose keys always have an effect, or are refused."""
 EVERY_RUN = {
-    *("data.task", "data.folder", "data.seq_len", "data.prefetch"),
+    *("data.task", "data.folder", "data.seq_len", "data.prefetch", "data.verify"),
     *("train.num_steps", "train.global_batch_size", "train.microbatch_size", "train.precision", "train.device"),
     *("train.num_epochs", "train.global_batch_tokens"),
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
@@ -156,9 +156,9 @@ def test_the_key_of_json_lines_needs_json_lines(config: Path, suffix: str) -> No
     for words in ((f"data.corpus={more}",), (f"data.corpus={corpus}", f"data.validation={more}")):
         found = said(config, *words, "data.text_key=body")
         assert bool(found) == (suffix == "txt")
-        assert all(
-            "needs JSON lines (.jsonl, .ndjson), and there are none in the corpus" in one for one in found.values()
-        )
+        assert all("needs JSON lines, and there are none in the corpus" in one for one in found.values())
+    as_text = said(config, f"data.corpus={more}", "data.text_key=body", "data.as_text=true")
+    assert as_text["data.text_key"].endswith("is for JSON lines, and data.as_text reads every file as plain text")
 
 
 def test_what_token_shards_make_useless(config: Path) -> None:

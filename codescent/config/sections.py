@@ -154,6 +154,11 @@ class Data(Section):
         "WordPiece) or the path of a tokenizer JSON",
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
+    verify: Literal["changed", "always"] | None = auto(
+        "when the files of the data are read and hashed before a run: always: in every run; changed: if size or times "
+        "are not those of an earlier reading; auto: always if this takes less than 1 % of the run or the data has at "
+        "most 64 MiB, else changed, which the run then says",
+    )
     seq_len: int | None = auto(
         "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
     )
@@ -161,6 +166,9 @@ class Data(Section):
         0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
     )
     text_key: Text = key("text", "key of a JSONL line that holds the text")
+    as_text: bool = key(
+        False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
+    )
     validation: TextOrPath | None = auto(
         "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
         "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"

@@ -100,5 +100,7 @@ def open_npy(path: Path, sha256: str) -> FileArray:
     file = Watched(path, sha256)
     with open_regular(path) as stream:
         np.lib.format.read_magic(stream)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
+        if by_columns and len(shape) > 1:
+            raise UserError(f"{path}: an array whose columns follow each other: it was not written by codescent")
         return FileArray(file, np.dtype((dtype, shape[1:])), stream.tell(), shape[0])

@@ -133,6 +133,7 @@ def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> N
 
 def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
     """Write an array in the format of np.save. Unlike np.save, an OSError has the reason that the disk gave."""
+    array = np.ascontiguousarray(array)  # its bytes are written row by row, as the header then says
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     write_synced(path, header.getvalue() + array.tobytes())

@@ -77,6 +77,7 @@ class Executor:
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1, 1)
+        self.bad_data: dict[int, tuple[str, ...]] = {}  # what is not finite in the samples of a step (from 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
@@ -158,13 +159,20 @@ class Executor:
             if self.worker is None:
                 assert self.loader is not None
                 self.portion = self.loader.next()
+                self.note_data(self.number + 1, self.portion)
                 return
             assert self.loader is not None
             given, parts = self.worker.portion, self.plan.mesh.dp
             assert given is not None
             self.portion = self.loader.part(self.worker.step, given.part, parts)
+            self.note_data(self.worker.step + 1, self.portion)
             own = self.plan.mesh.dp_index(self.world.place.rank)
             self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
+
+    def note_data(self, step: int, portion: Portion) -> None:
+        """Note what is not finite in the samples of a portion."""
+        if portion.not_finite:
+            self.bad_data[step] = self.bad_data.get(step, ()) + portion.not_finite
 
     def _of_servers(self, number: int) -> Pending:
         """The result of the last complete step, as the rank knows it that gives out portions."""

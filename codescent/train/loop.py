@@ -262,6 +262,7 @@ class _Steps:
             self.culprit.note(result)
             if self.skipped:
                 self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self._look_at_data(step)
         parts = result.parts(result.step_s)
         self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
@@ -341,7 +342,9 @@ class _Steps:
         self.culprit.note(result)
         if self.skipped:
             self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self._look_at_data(step)
         else:
+            self.report.bad_data.clear()
             self.good = step
             self._rotate()
             if result.skips:
@@ -388,7 +391,15 @@ class _Steps:
             if self.plan.layout.server_ranks:
                 loss = self.run.world.from_first(lambda: loss)
         self.validations.add(step, loss)
+        if not math.isfinite(loss):
+            self._look_at_data(step)
         return loss
+
+    def _look_at_data(self, step: int) -> None:
+        """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
+        read, rank = self.trainer.executor.bad_data, self.run.world.place.rank
+        lines = [f"rank {rank}: {what}" for number in sorted(read) if number <= step for what in read.pop(number)]
+        self.report.not_finite_data(step, [line for of_rank in together(UserError, lambda: lines) for line in of_rank])
 
     def _compare(self, step: int) -> None:
         """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""

@@ -42,6 +42,7 @@ from codescent.record import CHECKPOINTS, RunFolder
 from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
+from codescent.train.verification import verify_again
 from codescent.train.world import World
 
 if TYPE_CHECKING:
@@ -204,6 +205,12 @@ def open_data(
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
+    verify, num_steps = request.data.verify, config.train.num_steps
+
+    def opened() -> AnyDataset:
+        return tasks.prepare_and_open(request, progress=world.is_first)
+
+    verify_again(verify, plan, num_steps, dataset, world, opened)
     world.from_first(lambda: machine.refuse_device(plan, world.device))
     world.divide(plan)
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.place.local_world_size))

@@ -39,6 +39,8 @@ from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.validations import Validations
 
+SAMPLES_NAMED = 3
+"""So many samples that are not finite are named in a line."""
 ROWS = 100_000
 """The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
 LAST_WISH: dict[str, Any] = {"signal": None, "exit_code": 143}
@@ -57,6 +59,7 @@ class Report:
     def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
         self.notes = notes
         found = run.plan.flops()
+        self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
         log, steps = run.config.log, run.config.train.num_steps
@@ -309,6 +312,13 @@ class Report:
             f"are not changed{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
         )
 
+    def not_finite_data(self, step: int, lines: list[str]) -> None:
+        """Report the samples of a step, or of its validation, that hold NaN or infinity."""
+        if lines:
+            self.bad_data += lines
+            self._event("data_not_finite", step=step, samples=lines)
+            self.display.say(f"step {step}: the data holds NaN or infinity: {_first_of(lines)}")
+
     def skipped_before(self, step: int, count: int) -> None:
         """Report that replicas have skipped steps since they agreed before, and not the last one."""
         self._event("skipped_steps", step=step, count=count)
@@ -362,8 +372,13 @@ class Report:
         outer = self.run.config.parallel
         slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
         anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
+        ended = f"{path}: ended at step {step}, which is not saved: {why}"
+        if self.bad_data:
+            return RunFailed(
+                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
+            )
         return RunFailed(
-            f"{path}: ended at step {step}, which is not saved: {why}",
+            ended,
             f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "
             "another optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
             *(anew if outer.outer_optimizer != "none" else []),
@@ -428,3 +443,8 @@ class Report:
 def steps_between_rows(num_steps: int) -> int:
     """The value of log.metrics_every = auto: num_steps / ROWS, rounded up."""
     return -(-num_steps // ROWS)
+
+
+def _first_of(lines: list[str]) -> str:
+    """The first lines, and how many more there are."""
+    return "; ".join(lines[:SAMPLES_NAMED]) + (f" and {len(lines) - SAMPLES_NAMED} more" * (len(lines) > SAMPLES_NAMED))

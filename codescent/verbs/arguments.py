@@ -236,7 +236,7 @@ def _data(verb: argparse.ArgumentParser) -> None:
     add("--folder", type=path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
     add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
     add("--text-key", default="text", help="key of the text in each JSONL line (default text)")
-    add("--as-text", action="store_true", help="prepare a file of questions (SQuAD's form) as text")
+    add("--as-text", action="store_true", help="every file is plain text, whatever it looks like: JSON, CSV, questions")
     add("--workers", type=positive, metavar="N", help="number of processes (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")
     add = verb.add_argument_group("random numbers instead of a corpus (data.task tensors)").add_argument

@@ -112,6 +112,9 @@ class Dataset:
             lines.append(f"{split.name}: {said}{split.num_tokens:,} tokens in {shards}")
         if empty := corpus.get("empty_files"):
             lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
+        if lines_of := corpus.get("json_lines"):
+            more = ", …" * (len(lines_of) > 3)
+            lines.append(f"read as JSON lines by their content: {', '.join(lines_of[:3])}{more}")
         if forced := self.description.get("forced_cuts"):
             lines.append(f"{forced} cuts were forced where the text has no white space: see docs/data.md, Cutting")
         return lines
@@ -187,6 +190,7 @@ def locate(
     validation_fraction: float = 0.1,
     text_key: str = "text",
     train_bpe: int | None = None,
+    as_text: bool = False,
 ) -> Path | None:
     """Find the dataset that was prepared with these arguments (see `make_request`); None: there is none.
 
@@ -196,7 +200,9 @@ def locate(
     """
     if shards := token_shards(corpus):
         return shards
-    return locate_request(make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe), root)
+    return locate_request(
+        make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe, as_text=as_text), root
+    )
 
 
 def locate_request(request: Request, root: Path) -> Path | None:
@@ -210,11 +216,19 @@ def locate_request(request: Request, root: Path) -> Path | None:
         known = request.corpus == "shakespeare"  # its sha256 is fixed: the file is not read
         stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
         found = [entry for entry in found if entry[2].get("stamp") == stamp]
+        looked = [entry for entry in found if not _by_name(entry[2])]
+        if looked != found and not request.as_text and not corpora.is_as_named(request.corpus):
+            found = looked
     if not found:
         return None
     _, folder, _ = max(found, key=lambda entry: entry[:2])
     check_shards(folder, read_description(folder))
     return folder
+
+
+def _by_name(description: dict[str, Any]) -> bool:
+    """Whether an earlier version prepared these tokens, which knew files by their names alone."""
+    return "json_lines" not in description.get("corpus", {})
 
 
 def read_description(folder: Path) -> dict[str, Any]:

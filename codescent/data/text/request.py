@@ -4,6 +4,7 @@ Does not read the corpus. It names the dataset's folder from the settings and a 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Request:
         kind: one of KINDS, "bpe" (trained on the corpus, with `bpe_vocab_size` ids) or "file".
         validation_fraction: share of the characters that the validation split gets.
         text_key: the key of the text in a JSON line.
+        as_text: every file is plain text, whatever it looks like.
         key: all that the dataset depends on except the corpus' text, as JSON data.
     """
 
@@ -39,20 +41,29 @@ class Request:
     bpe_vocab_size: int
     validation_fraction: float
     text_key: str
+    as_text: bool
     key: dict[str, Any]
 
     def partial_folder(self, root: Path) -> Path:
         """Hidden folder of this dataset until it is complete."""
         return root / f".partial-{digest(self.key)[:16]}"
 
-    def folder(self, root: Path, corpus_name: str, corpus_sha256: str) -> Path:
-        """Final folder of this dataset. Another text gets another folder."""
+    def folder(self, root: Path, corpus_name: str, corpus_sha256: str, json_lines: Sequence[str] = ()) -> Path:
+        """Final folder of this dataset. Another text gets another folder; so do files that are read as JSON lines by
+        their content: earlier versions read these as plain text."""
+        content = [self.key, corpus_sha256, *([list(json_lines)] if json_lines else [])]
         names = {"bpe": f"bpe{self.bpe_vocab_size}", "file": expanded(self.tokenizer).stem[:40]}
-        return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest([self.key, corpus_sha256])[:8]}"
+        return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest(content)[:8]}"
 
 
 def make_request(
-    corpus: str, tokenizer: str | None, validation_fraction: float, text_key: str, train_bpe: int | None
+    corpus: str,
+    tokenizer: str | None,
+    validation_fraction: float,
+    text_key: str,
+    train_bpe: int | None,
+    *,
+    as_text: bool = False,
 ) -> Request:
     """Check the arguments and build the request. Raises UserError: every problem of the arguments.
 
@@ -107,8 +118,9 @@ def make_request(
         "tokenizer": identity,
         "validation_fraction": validation_fraction,
         "text_key": text_key,
+        **({"as_text": True} if as_text else {}),
     }
-    return Request(corpus, wanted, kind, size, validation_fraction, text_key, key)
+    return Request(corpus, wanted, kind, size, validation_fraction, text_key, as_text, key)
 
 
 def tokenizer_of(name: str) -> Tokenizer:

@@ -51,7 +51,7 @@ class Conversations(FolderTask):
     form = "prepared prompts and responses"
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
-    ignores = ("data.text_key",)
+    ignores = ("data.text_key", "data.as_text")
     extras = True
     equal_losses = False
     files = (CHAT,)

@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
-from codescent.data.text.sources import read_blocks
+from codescent.data.text.sources import Reading, read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
@@ -75,7 +75,7 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
-    texts = list(_documents(data, request.task.data.text_key))
+    texts = list(_documents(data, Reading(request.task.data.text_key, request.task.data.as_text)))
     end = [] if tokenizer.separator is None else [tokenizer.separator]
     parts = [np.array(end, np.int64)]
     for number, text in enumerate(texts):
@@ -87,10 +87,10 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     return tokens, num_bytes
 
 
-def _documents(data: Path, text_key: str) -> Iterator[str]:
+def _documents(data: Path, reading: Reading) -> Iterator[str]:
     parts: list[str] = []
     for source in corpora.resolve(str(data)).sources:
-        for block in read_blocks(source.path, text_key):
+        for block in read_blocks(source.path, reading):
             parts.append(block.text)
             if block.ends_document:
                 yield "".join(parts)
