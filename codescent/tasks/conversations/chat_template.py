@@ -156,27 +156,32 @@ class ChatTemplate:
                 f"{turn}: {self.name} renders the messages up to it differently when others follow, so the turn cannot "
                 f"be found in the text: {_TAG}"
             )
-        if prompted == before and not self._works_unprompted(messages[: number + 1], tools, prompted, so_far):
+        if prompted == before and not self._works_unprompted(messages[: number + 1]):
             raise UserError(
                 f"{turn}: {self.name} ignores add_generation_prompt, so the turn's words cannot be separated from the "
                 f"beginning of the turn: {_TAG}"
             )
         return len(prompted), len(so_far)
 
-    def _works_unprompted(self, messages: Sequence[Message], tools: Tools, prompted: str, so_far: str) -> bool:
+    def _works_unprompted(self, messages: Sequence[Message]) -> bool:
         """Whether a template that ignores add_generation_prompt can be used without tags.
 
         It can if the last turn begins with its words and does not end with the beginning of the next turn. A turn with
-        something else than words is replaced by a turn of words.
+        something else than words is replaced by a turn of words. There are no tools: some templates write them before
+        the last message of the user, which is another one here.
         """
-        words = messages[-1].get("content")
-        if not isinstance(words, str) or messages[-1].get("tool_calls"):
+        *earlier, last = messages
+        words = last.get("content")
+        if not isinstance(words, str) or last.get("tool_calls"):
             words = _PROBE
-            messages = [*messages[:-1], {"role": ASSISTANT, "content": words}]
-            so_far = self.render(messages, tools)
-        continued = self.render([*messages, {"role": USER, "content": "?"}], tools)
-        turn = so_far[len(prompted) :]
-        return turn.lstrip().startswith(words.strip()) and continued.startswith(so_far)
+        turn = {"role": ASSISTANT, "content": words}
+        try:
+            before, so_far = self.render(earlier), self.render([*earlier, turn])
+            continued = self.render([*earlier, turn, {"role": USER, "content": "?"}])
+        except UserError:
+            return False
+        begins = so_far.removeprefix(before).lstrip().startswith(words.strip())
+        return so_far.startswith(before) and begins and continued.startswith(so_far)
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
