@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from asked import responses
-from chats import CHATML, TALK, tokenizer_text, write_model_folder
+from chats import CHATML, TALK, ZEPHYR, tokenizer_text, write_model_folder
 from test_data_chat import chat, ours, said, template, theirs
 from tool_chats import ANSWER, ASK, CALLS, HERMES, LINES, QWEN, RESULT, SHAPES, TAGGED, WEATHER
 from transformers import AutoTokenizer
@@ -113,6 +113,20 @@ def lost(text: str, *messages: dict[str, Any], tools: list[dict[str, Any]] | Non
             ['"content" of the role "developer"', '"weight" of the role "user"'],
         ),
         (CHATML, (ASK, {**ANSWER, "name": "Bo", "content": " 18 °C"}), [], ['"name" of the role "assistant"']),
+        (ZEPHYR, (ASK, {"role": "tool", "content": "18 °C"}, ANSWER), None, ['"content" of the role "tool"']),
+        (CHATML, ({**ASK, "name": None, "tool_calls": [], "content": " "}, ANSWER), None, []),
+        (
+            QWEN.replace("if message.content", "if message.content and loop.last"),
+            (ASK, ANSWER, ASK, ANSWER),
+            None,
+            ['"content" of the role "assistant"'],
+        ),
+        (
+            SHAPES["llama"],
+            ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "b", "text": 1}]}, ANSWER),
+            None,
+            ['"content" of the role "user"'],
+        ),
     ],
 )
 def test_what_a_template_does_not_write(

@@ -14,8 +14,10 @@ from codescent.tasks.conversations.conversations import TOOLS, Conversation
 from codescent.tasks.conversations.messages import ASSISTANT, SPEECH, WEIGHT, Message, words_of
 
 OWN = ("role", "content", WEIGHT)
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+"""Values that say nothing."""
 OTHER = "\u00d7"
-"""Put after a text to see whether another text makes a difference."""
+"""Put after a text, to see whether the template writes this text."""
 
 
 def lost_parts(conversation: Conversation, template: ChatTemplate) -> list[str]:
@@ -37,16 +39,31 @@ class _Written:
         text = self.template.render(messages, tools)
         if tools and self._is_same(text, messages, None):
             yield f'"{TOOLS}"'
-        for role, key in dict.fromkeys((it["role"], key) for it in messages for key in it if key not in OWN):
-            if self._is_same(text, [_without(it, key) if it["role"] == role else it for it in messages], tools):
-                yield _named(role, key)
+        marked = self._marked()
         for number, message in enumerate(messages):
             role = message["role"]
             if role != ASSISTANT and message.get(WEIGHT):  # such words have no losses, whatever the weight says
                 yield _named(role, WEIGHT)
-            if any(self._is_same(text, _replaced(messages, number, it), tools) for it in _changed(message, text)):
-                yield _named(role, "content")
+            for key in (key for key, it in message.items() if key not in OWN and it not in EMPTY):
+                if self._is_same(text, _replaced(messages, number, _without(message, key)), tools):
+                    yield _named(role, key)
+            for part in _parts(message):
+                other = _replaced(messages, number, _changed(message, part, OTHER))
+                if _mark(number, part) not in marked and self._is_same(text, other, tools):
+                    yield _named(role, "content")
             self._refuse_silent(text, number, message)
+
+    def _marked(self) -> str:
+        """The text with a mark after each part of a content; "" if the template refuses that."""
+        messages = list(self.conversation.messages)
+        for number, message in enumerate(messages):
+            for part in _parts(message):
+                if _says(message, part) is not None:
+                    messages[number] = _changed(messages[number], part, _mark(number, part))
+        try:
+            return self.template.render(messages, self.conversation.tools)
+        except UserError:
+            return ""
 
     def _refuse_silent(self, text: str, number: int, message: Message) -> None:
         """Raise UserError: a message of the assistant has no words, and the template does not write what it has."""
@@ -79,13 +96,29 @@ def _replaced(messages: Sequence[Message], number: int, message: Message) -> lis
     return [*messages[:number], message, *messages[number + 1 :]]
 
 
-def _changed(message: Message, text: str) -> Iterator[Message]:
-    """The message with another content, for each part of its content that is not in `text` as it stands."""
+def _mark(number: int, part: int) -> str:
+    return f"{OTHER}{number}.{part}{OTHER}"
+
+
+def _says(message: Message, part: int) -> str | None:
+    """The text of a part of a content; a content that is a text is one part. None: it has no text."""
+    content = message["content"]
+    text = content if isinstance(content, str) else content[part].get("text")
+    return text if isinstance(text, str) else None
+
+
+def _parts(message: Message) -> Iterator[int]:
+    """The numbers of the parts of a content that are not empty."""
     content = message.get("content")
-    if isinstance(content, str) and content.strip() and content.strip() not in text:
-        yield {**message, "content": content + OTHER}
-    if isinstance(content, list):
-        for number, part in enumerate(content):
-            words = part.get("text")
-            if not isinstance(words, str) or (words.strip() and words.strip() not in text):
-                yield {**message, "content": [*content[:number], *content[number + 1 :]]}
+    for part in range(len(content) if isinstance(content, list) else isinstance(content, str)):
+        if (text := _says(message, part)) is None or text.strip():
+            yield part
+
+
+def _changed(message: Message, part: int, more: str) -> Message:
+    """The message with more text in a part of its content. A part without a text is left out."""
+    content, text = message["content"], _says(message, part)
+    if isinstance(content, str):
+        return {**message, "content": content + more}
+    other = [] if text is None else [{**content[part], "text": text + more}]
+    return {**message, "content": [*content[:part], *other, *content[part + 1 :]]}
