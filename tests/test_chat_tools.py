@@ -167,13 +167,13 @@ def write(path: Path, *lines: object) -> str:
 
 def test_a_file_says_once_what_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model_folder(tmp_path / "model", QWEN)
-    full = {**LINES["called"], "id": 7, "tools": json.dumps([WEATHER]), "meta": {}}  # tables hold tools as text
+    full = {**LINES["called"], "größe": 7, "tools": json.dumps([WEATHER]), "meta": {}}  # tables hold tools as text
     corpus = write(tmp_path / "a.jsonl", *[full] * 3, {"messages": TALK, "score": 1})
     request = responses(corpus, str(model / "tokenizer.json"), chat_template=model)
     dataset = ResponseDataset.open(request.prepare(tmp_path / "datasets"))
     err = capsys.readouterr().err
     expected = (
-        '"id" (3 lines), "name" of the role "tool" (3 lines), "tool_call_id" of the role "tool" (3 lines), "score" '
+        '"größe" (3 lines), "name" of the role "tool" (3 lines), "tool_call_id" of the role "tool" (3 lines), "score" '
         "(1 line)"
     )
     assert err.count("no effect") == 1
@@ -268,3 +268,8 @@ def test_a_call_that_the_template_does_not_write_is_refused(tmp_path: Path) -> N
     text = CHATML.replace("message['content']", "(message.content or '')")
     with pytest.raises(UserError, match=r'message 2: it has "tool_calls" and no words, and a\.jinja does not write'):
         lost(text, ASK, CALLS)
+
+
+def test_a_list_of_parts_that_the_template_does_not_take_is_refused() -> None:
+    with pytest.raises(UserError, match=r"a\.jinja: it does not take a content that is a list of parts \(a\.jin"):
+        lost(CHATML, *LINES["parts"]["messages"])

@@ -89,10 +89,10 @@ class ChatTemplate:
         if tools is not None and self._for_tools is not self:
             return self._for_tools.render(messages, tools, ask=ask, marked=marked)
         try:
-            plain = _plain(messages)
+            plain, described = _plain(messages), deepcopy(tools)
         except RecursionError as error:
-            raise UserError("a message is nested too deeply") from error
-        variables = {"messages": plain, "tools": tools, "add_generation_prompt": ask, **self._variables}
+            raise UserError("a message or a tool is nested too deeply") from error
+        variables = {"messages": plain, "tools": described, "add_generation_prompt": ask, **self._variables}
         text: str = ask_renderer(self.files, variables | ({MARKED: True} if marked else {}))["text"]
         if half_a_character(text):
             raise UserError(f"{self.name}: its text {HALF}")

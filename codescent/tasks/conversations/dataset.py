@@ -3,7 +3,6 @@ Does not check lines (conversations.py does) and does not order samples (data/lo
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +29,7 @@ from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
 from codescent.tasks.conversations.conversations import Conversation, read_conversations
 from codescent.tasks.conversations.lost import lost_parts
+from codescent.tasks.conversations.messages import quoted
 from codescent.tasks.conversations.problems import Problems
 from codescent.tasks.folder import FolderDataset
 
@@ -98,10 +98,10 @@ def _unused(parts: Iterable[list[Conversation]], data: Data, template: ChatTempl
     """
     found: Counter[str] = Counter()
     for conversation in chain.from_iterable(parts):
-        found.update(map(json.dumps, conversation.unused))
+        found.update(map(quoted, conversation.unused))
     named = {} if template is not None else dict.fromkeys(re.findall(r"\{(\w+)\}", data.template))
     for name in (name for name in named if name not in PLACES):
-        if (key := json.dumps(name)) in found:
+        if (key := quoted(name)) in found:
             raise UserError(
                 f"data.template: {{{name}}} is not replaced, and {key} is a key of {counted(found[key], 'line')}: only "
                 f"{{prompt}} and {{response}} are replaced; write {key} into the prompt of each line"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.chat_template import ChatTemplate, Tools
 from codescent.tasks.conversations.conversations import TOOLS, Conversation
-from codescent.tasks.conversations.messages import ASSISTANT, SPEECH, WEIGHT, Message, words_of
+from codescent.tasks.conversations.messages import ASSISTANT, SPEECH, WEIGHT, Message, quoted, words_of
 
 OWN = ("role", "content", WEIGHT)
 EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -36,7 +36,7 @@ class _Written:
 
     def lost(self) -> Iterator[str]:
         messages, tools = self.conversation.messages, self.conversation.tools
-        text = self.template.render(messages, tools)
+        text = self._text()
         if tools and self._is_same(text, messages, None):
             yield f'"{TOOLS}"'
         marked = self._marked()
@@ -52,6 +52,19 @@ class _Written:
                 if _mark(number, part) not in marked and self._is_same(text, other, tools):
                     yield _named(role, "content")
             self._refuse_silent(text, number, message)
+
+    def _text(self) -> str:
+        messages, tools = self.conversation.messages, self.conversation.tools
+        try:
+            return self.template.render(messages, tools)
+        except UserError as error:
+            joined = [it | {"content": "".join(words_of(it))} if _has_parts(it) else it for it in messages]
+            if any(map(_has_parts, messages)) and self._is_rendered(joined, tools):
+                raise UserError(
+                    f"{self.template.name}: it does not take a content that is a list of parts ({error}); write the "
+                    "content as one text"
+                ) from error
+            raise
 
     def _marked(self) -> str:
         """The text with a mark after each part of a content; "" if the template refuses that."""
@@ -77,7 +90,14 @@ class _Written:
                 f"{self.template.name} does not write that; take a template that does, or leave such lines out"
             )
 
-    def _is_same(self, text: str, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> bool:
+    def _is_rendered(self, messages: Sequence[Message], tools: Tools) -> bool:
+        try:
+            self.template.render(messages, tools)
+        except UserError:
+            return False
+        return True
+
+    def _is_same(self, text: str, messages: Sequence[Message], tools: Tools) -> bool:
         try:
             return self.template.render(messages, tools) == text
         except UserError:  # the part is read
@@ -85,7 +105,7 @@ class _Written:
 
 
 def _named(role: str, key: str) -> str:
-    return f'{json.dumps(key)} of the role "{role}"'
+    return f'{quoted(key)} of the role "{role}"'
 
 
 def _without(message: Message, key: str) -> Message:
@@ -94,6 +114,10 @@ def _without(message: Message, key: str) -> Message:
 
 def _replaced(messages: Sequence[Message], number: int, message: Message) -> list[Message]:
     return [*messages[:number], message, *messages[number + 1 :]]
+
+
+def _has_parts(message: Message) -> bool:
+    return isinstance(message.get("content"), list)
 
 
 def _mark(number: int, part: int) -> str:

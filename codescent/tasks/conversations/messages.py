@@ -42,6 +42,11 @@ def texts_of(value: Any) -> Iterator[str]:
                 left += [*fields, *fields.values()]
 
 
+def quoted(key: str) -> str:
+    """A key as JSON writes it; half of a surrogate pair, which cannot be printed, is escaped."""
+    return json.dumps(key, ensure_ascii=half_a_character(key))
+
+
 def is_learned(message: Message) -> bool:
     """Whether the words of a message have losses: it is the assistant's, and its weight is not 0."""
     weight = message.get(WEIGHT)
