@@ -123,7 +123,7 @@ def test_descriptions_that_are_not_ours(ours: Path, tmp_path: Path) -> None:
     (ours / "description.json").write_text(text[:50])
     assert "not JSON" in refusal(ours)[0]
     assert locate(str(tmp_path / "text.txt"), "char", tmp_path / "datasets") is None
-    (ours / "description.json").write_text(text.replace("codescent tokens 2", "codescent tokens 9"))
+    (ours / "description.json").write_text(text.replace("codescent tokens 3", "codescent tokens 9"))
     assert "codescent tokens 9" in refusal(ours)[0]
     (ours / "description.json").write_text("[]")
     assert "description.json: damaged" in refusal(ours)[0]

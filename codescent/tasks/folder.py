@@ -31,6 +31,7 @@ class FolderDataset:
 
     Attributes:
         format: the value of `format` in description.json.
+        read_formats: the formats that this version reads; empty: only `format`.
         form: the pydantic model of description.json.
         what: the content of the folder in words, for messages.
         arrays: the .npy files, by name without suffix.
@@ -38,6 +39,7 @@ class FolderDataset:
     """
 
     format: ClassVar[str]
+    read_formats: ClassVar[tuple[str, ...]] = ()
     form: ClassVar[type[folders.Description]]
     what: ClassVar[str]
 
@@ -69,8 +71,9 @@ class FolderDataset:
 
     @classmethod
     def is_at(cls, corpus: str) -> bool:
-        """Whether a corpus is a prepared folder of this class: its description has the same `format`."""
-        return folders.unchecked_description(expanded(corpus)).get("format") == cls.format
+        """Whether a corpus is a prepared folder of this class: its description has a format that is read."""
+        found = folders.unchecked_description(expanded(corpus)).get("format")
+        return found in (cls.read_formats or (cls.format,))
 
     @property
     def vocab_size(self) -> int:

@@ -141,6 +141,7 @@ def _publish(
     with published(folder, sum(shard.size_bytes for shard in files)) as hidden:
         write_weights(hidden, files, NUMBER_FORMATS[dtype].code, read, zeros)
         for name, text in texts.items():
+            (hidden / name).parent.mkdir(exist_ok=True)
             write_synced(hidden / name, text)
 
 

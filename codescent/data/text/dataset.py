@@ -25,7 +25,7 @@ from codescent.data import prepared
 from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Fields
 from codescent.data.text import corpora, download
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
-from codescent.data.text.request import FORMAT, Request, make_request
+from codescent.data.text.request import FORMAT, READ_FORMATS, Request, make_request
 from codescent.data.text.split import Split, TextSource
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
@@ -47,6 +47,7 @@ class _Corpus(Fields):
 
 class _Split(Fields):
     characters: Count
+    bytes: Count | None = None  # format 2 had none
     shards: list[_Shard]
 
 
@@ -67,7 +68,7 @@ class _Description(Fields):
     @field_validator("format", mode="before")
     @classmethod
     def _check_format(cls, value: object) -> object:
-        if value != FORMAT:
+        if value not in READ_FORMATS:
             raise ValueError(f"{value!r}, expected {FORMAT!r}")
         return value
 
@@ -210,7 +211,7 @@ def locate_request(request: Request, root: Path) -> Path | None:
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
         description = prepared.unchecked_description(file.parent)  # {} if damaged: preparing it reports that
-        if (description.get("format"), description.get("request")) == (FORMAT, request.key):
+        if description.get("format") in READ_FORMATS and description.get("request") == request.key:
             found.append((file.stat().st_mtime_ns, file.parent, description))
     if found and corpora.is_present(request.corpus):
         known = request.corpus == "shakespeare"  # its sha256 is fixed: the file is not read

@@ -253,6 +253,7 @@ def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[i
         split = writer.splits[chunk.split]
         split.write(tokens)
         split.characters += chunk.characters
+        split.num_bytes += chunk.num_bytes
         split.documents += chunk.documents
         writer.forced_cuts += chunk.forced_cuts
         writer.chunks_done += 1

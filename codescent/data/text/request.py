@@ -17,7 +17,11 @@ from codescent.data.text import corpora
 from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
 
-FORMAT = "codescent tokens 2"
+FORMAT = "codescent tokens 3"
+"""The format of description.json. Format 2 had no bytes of the splits' texts."""
+READ_FORMATS = ("codescent tokens 2", FORMAT)
+TOKENS = "codescent tokens 2"
+"""How a text becomes tokens. It is in a dataset's key, so a new one prepares every text again."""
 ALL_TRAIN, ALL_VALIDATION = 0.0, 1.0
 """Validation fractions of a corpus that has a single split."""
 KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
@@ -113,7 +117,7 @@ def make_request(
     if problems:
         raise UserError(*problems)
     key = {
-        "format": FORMAT,
+        "format": TOKENS,
         "corpus": corpora.identity(corpus),
         "tokenizer": identity,
         "validation_fraction": validation_fraction,

@@ -32,12 +32,11 @@ def text_lines(request: ScoreRequest) -> list[str]:
     Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
     seq_len, module = request.work.seq_len, request.make_module()
+    remarks: list[str] = []
     if request.data is None:
         dataset = request.open_dataset()
         assert isinstance(dataset, Dataset)
-        split, tokenizer = dataset.validation, dataset.tokenizer
-        name, tokens = request.validation_name(dataset), split.span(0, split.num_tokens)
-        num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
+        name, (tokens, num_bytes, remarks) = request.validation_name(dataset), _of_split(dataset)
     else:
         name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
@@ -48,6 +47,7 @@ def text_lines(request: ScoreRequest) -> list[str]:
     return [
         f"{name}: {len(tokens) - 1:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
         f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}",
+        *remarks,
     ]
 
 
@@ -66,6 +66,31 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
         with torch.no_grad():
             nats += module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).double()
     return nats.item()
+
+
+def _of_split(dataset: Dataset) -> tuple[Tokens, int, list[str]]:
+    """The tokens of a validation split, the number of bytes that are predicted, and lines about this number.
+
+    The split is scored as `_encoded` scores its text: a separator is in front, and none at the end. The bytes are those
+    of the text, because a tokenizer may lose letters. Data that does not record them gives the bytes of its tokens.
+    """
+    split, tokenizer = dataset.validation, dataset.tokenizer
+    tokens = split.span(0, split.num_tokens)
+    if tokenizer is None:
+        return tokens, 0, []
+    separator = tokenizer.separator
+    if separator is not None:
+        begins, ends = tokens[:1] == separator, tokens[-1:] == separator
+        front = [] if begins.all() else [separator]
+        tokens = np.append(np.array(front, np.int64), tokens[: len(tokens) - int(ends.sum())])
+    num_bytes: int | None = dataset.description["splits"]["validation"].get("bytes")
+    if num_bytes is not None:
+        return tokens, num_bytes - (0 if separator is not None else sum(_bytes_of(tokens[:1], tokenizer))), []
+    remark = (
+        "(the bytes are those of the decoded tokens: this data does not record the bytes of its text; they differ if "
+        "the tokenizer loses letters)"
+    )
+    return tokens, sum(_bytes_of(tokens[1:], tokenizer)), [remark]
 
 
 def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
