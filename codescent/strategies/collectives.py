@@ -39,7 +39,7 @@ def _all_gather(gathered: torch.Tensor, own: torch.Tensor, *, group: Any, async_
 
 
 def _reduce_scatter(part: torch.Tensor, summands: torch.Tensor, *, group: Any, async_op: bool = False) -> Any:
-    """The backend's sum. Over gloo an exchange of parts and a local sum, which send half as much: see by_messages.py."""
+    """The backend's sum. Over gloo an exchange of parts and a local sum send half as much: see by_messages.py."""
     if not over_gloo(summands, group):
         return torch_reduce_scatter(part, summands, group=group, async_op=async_op)
     if torch.compiler.is_compiling():

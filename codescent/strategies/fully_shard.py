@@ -59,10 +59,12 @@ class OurAllGather:
         return (start_all_gather if async_op else all_gather_into)(output_tensor, input_tensor, group=group)
 
 
-class OurReduceScatter(OurAllGather):
+class OurReduceScatter:
     """fully_shard's reduce-scatter of gradients, by collectives.py."""
 
-    def __call__(  # type: ignore[override] - a protocol of torch's
+    allocate = OurAllGather.allocate
+
+    def __call__(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
