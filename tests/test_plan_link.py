@@ -186,8 +186,50 @@ def test_the_speed_of_ranks_may_be_given_in_flops() -> None:
     found = rows(out)
     assert code == 0
     assert found["simulated"] == ["125 MB/s and 0 s between 1 host of 4 ranks; no link is measured"]
+    assert out.startswith("not in the time   what ranks of one host send each other: give its rate by --inside")
     assert found["arithmetic"] == ["881 ms a step and rank"]
     assert found["step"][0].startswith("881 ms: ")
+
+
+TP = ("plan", "gpt2_124m", "parallel.tp=4", "train.precision=fp32", "--ranks", "8", "--compute-s", "0.3")
+HOSTS = ("--link", "1gbit", "--per-host", "4")
+
+
+def test_what_stays_in_a_host_takes_time_with_a_link_inside() -> None:
+    """All-reduces of tp are a ring of 4 ranks in a host: each sends its bytes by a card of its own."""
+    took, texts = [], []
+    for inside in ((), ("--inside", "1GB/s"), ("--inside", "2GB/s")):
+        code, out, err = asked(*TP, *HOSTS, *inside)
+        assert (code, err) == (0, "")
+        (step,) = rows(out)["step"]
+        number, unit = re.split(r"[:,]", step)[0].split()
+        took.append(float(number) * {"ms": 1e-3, "s": 1.0, "min": 60.0}[unit])
+        texts.append(out)
+    free, slow, fast = took
+    assert slow - free == pytest.approx(2 * (fast - free), rel=0.1)
+    assert slow > free
+    assert texts[0].startswith("not in the time")
+    assert "not in the time" not in texts[1]
+    assert rows(texts[1])["simulated"][1] == "inside a host: 1.00 GB/s and 0 s"
+
+
+def test_what_does_not_fit_has_no_time() -> None:
+    code, out, err = asked(*PLAN, *LINK, "--memory", "1GB")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --memory ")
+    assert "without activations" in err
+    code, _, err = asked(*PLAN, *LINK, "--memory", "8GB")
+    assert (code, err) == (0, "")
+
+
+def test_copies_of_offload_take_time() -> None:
+    words = (*PLAN, "--ranks", "1", "parallel.offload=optimizer", "train.device=cuda", *LINK[2:])
+    code, out, err = asked(*words)
+    assert (code, err) == (0, "")
+    assert out.startswith("not in the time   copies between device and host: give its rate by --inside")
+    code, slower, err = asked(*words, "--inside", "1GB/s")
+    assert (code, err) == (0, "")
+    assert rows(out)["step"] != rows(slower)["step"]
 
 
 def test_a_timeline_with_a_link_has_a_lane_for_each_rank(tmp_path: Path) -> None:
@@ -241,6 +283,9 @@ def test_a_timeline_without_a_link_draws_the_last_step_of_a_round(tmp_path: Path
         (("--slow", "3: 4x"), "--slow: needs --link, such as --link 49mbit,0.2ms"),
         (("--compute-s", "1"), "--compute-s: needs --link"),
         (("--per-host", "2"), "--per-host: needs --link"),
+        (("--inside", "1GB/s"), "--inside: needs --link"),
+        (("--memory", "8GB"), "--memory: needs --link"),
+        ((*LINK, "--inside", "fast"), "--inside: 'fast' is no link"),
         (("--coding", "here"), "--coding: needs --link"),
         ((*LINK, "--coding", "soon"), "such as 10GB/s; or here, which measures"),
         (("--link", "49mbit"), "--flops-per-s (speed of a rank): it needs one of them"),

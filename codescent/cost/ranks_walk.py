@@ -54,7 +54,7 @@ def walk(
     Args:
         plan: of a run.
         seconds: of arithmetic, see `arithmetic`.
-        link: of each host, or of all; ranks of one host exchange in no time.
+        link: of each host, or of all. Without a link inside hosts, ranks of one host exchange, and copy, in no time.
         coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
         ranks_per_host: neighbouring ranks share a host and its card.
         cores: hosts on one machine share so many. A thread has one at most, and `seconds` are those of a whole core.

@@ -155,6 +155,10 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--coding", type=text, metavar="RATE|here", help=coding_help)
     add("--slow", type=text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
     add("--per-host", type=positive, metavar="N", help="ranks that share a host and its card (default 1)")
+    inside_help = "link of each rank inside its host, such as 50GB/s,5us; without it what stays in a host takes no time"
+    add("--inside", type=text, metavar="RATE[,LATENCY]", help=inside_help)
+    memory_help = "of the device of a rank, such as 8GB: a plan that does not fit has no time"
+    add("--memory", type=size_bytes, metavar="SIZE", help=memory_help)
 
 
 def _launch(verb: argparse.ArgumentParser) -> None:
