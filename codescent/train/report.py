@@ -17,7 +17,7 @@ from codescent.base.command import resume_command
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
 from codescent.config.load import to_toml
-from codescent.huggingface.folder import open_folder
+from codescent.huggingface.folder import inert_keys, open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
 from codescent.record.ranks import RankRow
@@ -199,6 +199,8 @@ class Report:
         self.display.say(
             f"weights of {counted(len(own) - len(random), 'parameter')} read from {model.weights}{new}{rest}"
         )
+        if weights.inert:
+            self.display.say(inert_keys(weights))
 
     def _keep_controls(self, weights: Path) -> None:
         """Keep the folder's control tokens for an export, unless the run has another tokenizer."""

@@ -31,7 +31,7 @@ from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.huggingface import KINDS, peft
-from codescent.huggingface.folder import CONFIG, Folder, as_keys, open_folder, parts_of
+from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import GENERATION, Controls, tokenizer_files, tokenizer_text
@@ -230,6 +230,8 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         lines.append(
             f"left out, because codescent's {folder.kind.name} does not use them: {', '.join(sorted(folder.spare))}"
         )
+    if folder.inert:
+        lines.append(inert_keys(folder))
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         lines.append(f"warning: numbers that are not finite (NaN or infinity), in {names}: no run can train from them")
