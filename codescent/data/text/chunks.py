@@ -28,6 +28,7 @@ class Chunk:
         segments: texts, each with a flag: a document ends with this text.
         characters, documents: number of characters and documents; a document counts in the chunk where it ends.
         forced_cuts: number of texts cut where ids may differ from those of the uncut text.
+        begins: whether a document begins with the first text.
     """
 
     split: str
@@ -35,6 +36,7 @@ class Chunk:
     characters: int = 0
     documents: int = 0
     forced_cuts: int = 0
+    begins: bool = True
 
 
 def split_point(characters: int, validation_fraction: float) -> int:
@@ -67,7 +69,7 @@ def cut_chunks(
             border = chunk.split == "train" and left_in_split == 0 and (ends_document or bool(cutter.pending))
             if border or chunk.characters >= CHUNK_CHARS // 2:
                 yield chunk
-                chunk = Chunk("validation" if border else chunk.split)
+                chunk = Chunk("validation" if border else chunk.split, begins=ends_document)
             if ends_document:
                 break
     if chunk.segments:

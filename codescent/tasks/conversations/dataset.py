@@ -20,7 +20,7 @@ from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description,
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.request import tokenizer_of
-from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
+from codescent.data.tokenizers.tokenizer import Tokenizer, document_end, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
 from codescent.tasks.conversations.conversations import Conversation, Message, read_conversations, refuse
@@ -116,12 +116,12 @@ def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encod
     """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
     Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
+    begin, end = list(tokenizer.opening), list(document_end(tokenizer))
     before, between, after = template
 
     def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
         prompt, response = (message["content"] for message in messages)
-        prompt_ids = tokenizer.encode(f"{before}{prompt}{between}").tolist() or end
+        prompt_ids = [*begin, *tokenizer.encode(f"{before}{prompt}{between}").tolist()] or end
         response_ids = [*tokenizer.encode(f"{response}{after}").tolist(), *end]
         if not prompt_ids:
             raise UserError(f"the prompt {prompt!r} has no tokens with this tokenizer: a response needs a prompt")

@@ -17,7 +17,7 @@ from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
 from codescent.data.text.sources import read_blocks
-from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
+from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
 
@@ -70,19 +70,22 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
 
 def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
-    If the tokenizer has a separator, it is put in front: so the first token is predicted too.
+    Each text begins and ends as the tokenizer says, such as with <s>. If nothing begins it, the separator is put in
+    front, if there is one. So the first token is predicted too.
     """
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
     texts = list(_documents(data, request.task.data.text_key))
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
-    parts = [np.array(end, np.int64)]
+    begin = list(tokenizer.opening)
+    front = [] if begin or tokenizer.separator is None else [tokenizer.separator]
+    parts = [np.array(front, np.int64)]
     for number, text in enumerate(texts):
-        parts += [tokenizer.encode(text).astype(np.int64), np.array(end if number + 1 < len(texts) else [], np.int64)]
+        end = document_end(tokenizer) if number + 1 < len(texts) else tokenizer.closing
+        parts += [np.array(begin, np.int64), tokenizer.encode(text).astype(np.int64), np.array(end, np.int64)]
     tokens = np.concatenate(parts)
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
-    if not end and len(tokens):  # the first token is not predicted
+    if not (begin or front) and len(tokens):  # the first token is not predicted
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
     return tokens, num_bytes
 
@@ -99,8 +102,8 @@ def _documents(data: Path, text_key: str) -> Iterator[str]:
 
 def _bytes_of(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[int]:
     """Number of UTF-8 bytes of each block of tokens. No character is split between two blocks."""
-    separator = tokenizer.separator
-    text_tokens = tokens if separator is None else tokens[tokens != separator]
+    controls = {*tokenizer.opening, *document_end(tokenizer)}
+    text_tokens = tokens[~np.isin(tokens, list(controls))] if controls else tokens
     first = 0
     while first < len(text_tokens):
         stop = min(first + DECODED_AT_ONCE, len(text_tokens))
