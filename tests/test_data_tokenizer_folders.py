@@ -28,6 +28,8 @@ from codescent.data.text.request import make_request, tokenizer_of
 from codescent.data.text.sources import Block
 from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
+from codescent.tasks.conversations.dataset import _pair_encoder, parse_template
+from codescent.tasks.task import Prompts
 
 BOS, EOS = 256, 257
 TEXTS = ["Hello  World 12", " a", "naïve Ünï ½ 漢字\n\n x", "xyz <tool> <tool>xyz tool", "fifi ﬁ"]
@@ -122,7 +124,9 @@ FOLDERS: dict[str, Callable[[], Tokenizer]] = {
     "added, not normalized": lambda: with_(added(byte_level(), normalized=False), normalizer=normalizers.NFKC()),
     "Llama 2, byte_fallback": lambda: with_(
         pieces(
-            models.BPE(letters(("ab", "▁a")), [("a", "b"), ("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True),
+            models.BPE(
+                letters(("ab", "▁a")), [("a", "b"), ("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+            ),
             decoder=decoders.Sequence([
                 decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
             ]),
@@ -132,7 +136,8 @@ FOLDERS: dict[str, Callable[[], Tokenizer]] = {
     **{
         f"fuse_unk {fuses}": (
             lambda fuses=fuses: pieces(  # type: ignore[misc]
-                models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>", fuse_unk=fuses), pre_tokenizers.Whitespace()
+                models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>", fuse_unk=fuses),
+                pre_tokenizers.Whitespace(),
             )
         )
         for fuses in (True, False)
@@ -208,9 +213,9 @@ def test_documents_begin_and_end_in_every_chunk_and_split(tmp_path: Path) -> Non
     tokenizer = tokenizer_of(str(write(tmp_path, FOLDERS["template"]())))
     blocks = [Block("abc", True), Block("", True), Block("x" * 400_000, False), Block("y" * 400_000, True)]
     chunks = list(cut_chunks(blocks, 300_003, True, tokenizer.cut_is_safe))
-    assert [chunk.begins for chunk in chunks] == [True, False, False]  # the second one begins inside a document
+    assert [chunk.begins for chunk in chunks] == [True, False]  # validation begins inside a document
     ids = np.concatenate([encode_segments(tokenizer, chunk.segments, True, chunk.begins) for chunk in chunks]).tolist()
-    assert ids[:7] == [BOS, *tokenizer.encode("abc").tolist(), EOS, BOS, EOS]
+    assert ids[:6] == [BOS, *tokenizer.encode("abc").tolist(), EOS, BOS, EOS]
     assert [ids.count(BOS), ids.count(EOS)] == [3, 3]
     both = tokenizer_of(str(write(tmp_path, FOLDERS["template, both ends"]())))
     assert document_end(both) == (EOS,)  # the tokenizer's own end is not repeated
@@ -225,10 +230,22 @@ def test_only_ids_that_changed_get_another_name_and_files_of_codescent_stay_as_t
     assert key(plain).count(":") == 1
     begins = write(tmp_path, FOLDERS["template"]())
     assert key(begins).count(":") == 2
-    assert key(Path(f"bare:{begins}")) == key(begins).rpartition(":")[0]  # the name that data of 0.0 has
+    assert key(Path(f"bare:{begins}")) == key(begins).rpartition(":")[0]  # the name that earlier versions gave
     assert tokenizer_of(f"bare:{begins}").opening == ()
     (tmp_path / "description.json").write_text("{}")  # prepared data: read as it was written
     assert tokenizer_of(str(begins)).opening == ()
+
+
+def test_prompts_and_pairs_begin_as_the_folder_says(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(str(write(tmp_path, FOLDERS["template"]())))
+    text = tokenizer.encode("Q: a").tolist()
+    assert Prompts(tokenizer).encode("Q: a") == ("Q: a", [BOS, *text])
+    assert Prompts(tokenizer).encode("") == ("", [BOS])
+    encode = _pair_encoder(parse_template("{prompt}{response}"), tokenizer)
+    ids, spans = encode([{"role": "user", "content": "Q: a"}, {"role": "assistant", "content": " b"}])
+    response = tokenizer.encode(" b").tolist()
+    assert ids == [BOS, *text, *response, EOS]
+    assert spans == [(1 + len(text), len(ids))]
 
 
 def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FILE, SETTINGS, OLDER, ADDED = "tokenizer.json", "tokenizer_config.json", "speci
 MODEL, GENERATION = "config.json", "generation_config.json"
 RUN_CONFIG = "config.toml"
 BARE = "bare:"
-"""`bare:FILE` is the file alone, without what begins and ends texts: as codescent read it before 0.1.0."""
+"""`bare:FILE` is the file alone, without what begins and ends texts: as earlier versions read it."""
 
 
 def read(name: str | Path) -> Tokenizer:

@@ -30,7 +30,7 @@ class LibraryTokenizer:
     Args:
         inner: of the library.
         obeys: whether its post-processor decides what begins and ends a text; False: nothing does, as in files that
-            codescent wrote before 0.1.0.
+            earlier versions wrote.
     """
 
     context_free = False

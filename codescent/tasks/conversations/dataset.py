@@ -20,7 +20,7 @@ from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description,
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.request import tokenizer_of
-from codescent.data.tokenizers.tokenizer import Tokenizer, document_end, token_dtype
+from codescent.data.tokenizers.tokenizer import NO_END, Tokenizer, document_end, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
 from codescent.tasks.conversations.conversations import Conversation, Message, read_conversations, refuse
@@ -57,6 +57,8 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     path, tokenizer = expanded(data.corpus), tokenizer_of(data.tokenizer)
     if template is None:
         encode = _pair_encoder(parse_template(data.template), tokenizer)
+        if progress and not document_end(tokenizer):
+            warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
     else:
         chat = ChatTokens(template, tokenizer)
         encode = _chat_encoder(chat)
