@@ -18,7 +18,7 @@ from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
 SEPARATOR_TEXT = "<|endoftext|>"
 NO_END = (
-    "the tokenizer has no end token; if the model has one, name it as eos_token in the tokenizer_config.json beside its "
+    "the tokenizer has no end token; if the model has one, name it as eos_token in the tokenizer_config.json beside "
     "tokenizer.json"
 )
 REPLACEMENT = "\ufffd"  # decoders write it for bytes that are not UTF-8, or not yet complete
