@@ -82,6 +82,21 @@ class Model(Section):
     source_len: int | None = auto("tokens of a sample that the encoder reads (transformer)", ge=1)
     target_len: int | None = auto("tokens after the source, which the decoder reads and predicts (transformer)", ge=1)
     rope_theta: float | None = auto("base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
+    rope_factor: float | None = auto(
+        "long waves of the rotary frequencies are divided by it, as Llama 3.1 and 3.2 do (llama); auto without a "
+        "preset: no frequency is",
+        gt=0,
+    )
+    rope_low_freq_factor: float | None = auto(
+        "waves longer than rope_original_seq_len / this are divided by rope_factor (llama); auto: 1.0", gt=0
+    )
+    rope_high_freq_factor: float | None = auto(
+        "waves shorter than rope_original_seq_len / this stay; between both the change is gradual (llama); auto: 4.0",
+        gt=0,
+    )
+    rope_original_seq_len: int | None = auto(
+        "longest sequence, in tokens, before the frequencies were scaled (llama); auto: 8192", ge=1
+    )
     norm_eps: float | None = auto(
         "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
     )

@@ -24,6 +24,7 @@ from codescent.base.reading import open_regular, read_json, refuse_unreadable
 from codescent.base.safetensors_header import read_header
 from codescent.huggingface import KINDS, Kind, tokens
 from codescent.huggingface.correspond import TheirTensor, correspond
+from codescent.huggingface.kind import is_same
 from codescent.plan import Parameter
 
 CONFIG = "config.json"
@@ -38,6 +39,7 @@ _PICKLES = (
     "flax_model.msgpack",
 )
 _REAL = ("norm_eps",)  # sizes that need not be whole numbers
+_REAL_KEYS = ("rope_theta", "norm_eps", "dropout")
 _SHOWN = 12
 MOST_SIZE = (1 << 31) - 1
 """No size of a model is larger."""
@@ -64,6 +66,7 @@ class Folder:
     tensors: Mapping[str, Stored]  # by the tensor names of the kind's table
     missing: Collection[str]  # our parameters that the folder lacks, if it has no head
     spare: Collection[str]  # tensors that our model does not use
+    inert: Collection[str]  # keys of config.json that change neither a tensor nor a product
 
     @cached_property
     def parts(self) -> dict[str, tuple[TheirTensor, ...]]:
@@ -137,7 +140,7 @@ def open_folder(path: Path) -> Folder:
     problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:
         raise UserError(*problems)
-    return Folder(path, kind, shape, sizes, found, absent, spare)
+    return Folder(path, kind, shape, sizes, found, absent, spare, _inert(kind, settings))
 
 
 def keys_of_model(path: Path) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def keys_of_model(path: Path) -> dict[str, Any]:
 def as_keys(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """`Folder.sizes` with the types that the keys of [model] have, and without sizes that are no keys."""
     given = {name: value for name, value in sizes.items() if value is not None and name != "head"}
-    return given | {name: float(given[name]) for name in ("rope_theta", "norm_eps", "dropout") if name in given}
+    return given | {name: float(given[name]) for name in _REAL_KEYS if name in given}
 
 
 def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
@@ -239,7 +242,8 @@ def _kind(path: Path, settings: Mapping[str, Any]) -> Kind:
     by_type = {kind.model_type: kind for kind in KINDS.values()}
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in by_type:
-        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {', '.join(by_type)}")
+        known = ", ".join(by_type)
+        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {known}; {models.OTHER_MODELS}")
     return by_type[name]
 
 
@@ -248,12 +252,15 @@ def _shape(
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
     """Our sizes and shape, or None and error messages for what our model does not support."""
     where = path / CONFIG
-    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
-    unknown = f"not known for {kind.model_type}: codescent cannot know what it changes in the model"
+    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled, *_inert(kind, settings)}
+    unknown = (
+        f"not known for {kind.model_type}: codescent cannot know what it changes in the model; if transformers "
+        f"gives the same logits without it, delete it from {CONFIG}"
+    )
     problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
     for key, alike in kind.fixed.items():
         value = settings.get(key, alike[0])
-        if value not in [one for one in alike if isinstance(value, bool) == isinstance(one, bool)]:
+        if not any(is_same(value, one) for one in alike):
             only = f"codescent's {kind.name} supports only {json.dumps(alike[0])}"
             problems.append(f"{where}: {key} = {json.dumps(value)}: {only}")
     try:
@@ -278,6 +285,17 @@ def _shape(
         return {}, None, [*problems, f"{where}: not the config of a {kind.model_type} ({error})"]
     except UserError as error:
         return {}, None, [*problems, *error.problems]
+
+
+def _inert(kind: Kind, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys of config.json that are not read, because they change neither a tensor nor a product."""
+    read = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
+    return tuple(key for key, value in settings.items() if key not in read and kind.changes_nothing(key, value))
+
+
+def inert_keys(folder: Folder) -> str:
+    """A sentence that names the keys of config.json that are not read."""
+    return f"{CONFIG}: not read, because no tensor and no product depends on them: {', '.join(folder.inert)}"
 
 
 def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[str, Stored], list[str]]:

@@ -17,8 +17,8 @@ from codescent.base.sealed import digest
 from codescent.data import prepared as folders
 from codescent.data.file_array import FileArray, open_npy
 from codescent.data.samples import Source
-from codescent.data.text.request import KINDS
-from codescent.data.tokenizers import wordpiece
+from codescent.data.text.request import KINDS, file_of
+from codescent.data.tokenizers import beside, wordpiece
 from codescent.tasks.task import Task, TaskRequest
 
 if TYPE_CHECKING:
@@ -213,4 +213,8 @@ def tokenizer_identity(name: str, wanted: str) -> str:
     """
     if wordpiece.split_name(name):
         return wordpiece.identity(name)
-    return name if name in KINDS else f"file:{folders.user_file_sha256(expanded(name), wanted)}"
+    if name in KINDS:
+        return name
+    path = expanded(name.removeprefix(beside.BARE))
+    folders.user_file_sha256(path, wanted)  # refuses a file that cannot be read
+    return beside.identity(file_of(name))

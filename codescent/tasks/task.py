@@ -109,11 +109,16 @@ class Prompts:
     def encode(self, prompt: str) -> tuple[str, list[int]]:
         """The text of a prompt to print, and its tokens. Raises UserError: it cannot be encoded.
 
-        An empty prompt begins a document: its token is the separator. Without a separator it is the end of a line,
-        else id 0.
+        A prompt begins with what begins every text of the tokenizer, such as <s>. An empty prompt begins a document:
+        its token is this one, else the separator. Without a separator it is the end of a line, else id 0.
         """
         if prompt:
-            return self._encode(prompt) if self._encode else (prompt, self._tokenizer.encode(prompt).tolist())
+            begin = self._tokenizer.opening
+            return (
+                self._encode(prompt) if self._encode else (prompt, [*begin, *self._tokenizer.encode(prompt).tolist()])
+            )
+        if self._tokenizer.opening:
+            return prompt, list(self._tokenizer.opening)
         if self._tokenizer.separator is not None:
             return prompt, [self._tokenizer.separator]
         try:

@@ -21,7 +21,7 @@ from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
-from codescent.huggingface.folder import open_folder
+from codescent.huggingface.folder import inert_keys, open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
 from codescent.record.ranks import RankRow
@@ -206,6 +206,8 @@ class Report:
         self.display.say(
             f"weights of {counted(len(own) - len(random), 'parameter')} read from {model.weights}{new}{rest}"
         )
+        if weights.inert:
+            self.display.say(inert_keys(weights))
 
     def _keep_controls(self, weights: Path) -> None:
         """Keep the folder's control tokens for an export, unless the run has another tokenizer."""

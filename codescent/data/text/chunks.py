@@ -29,6 +29,7 @@ class Chunk:
         characters, num_bytes, documents: number of characters, of their bytes in UTF-8, and of documents; a document
             counts in the chunk where it ends.
         forced_cuts: number of texts cut where ids may differ from those of the uncut text.
+        begins: whether a document begins with the first text.
     """
 
     split: str
@@ -37,6 +38,7 @@ class Chunk:
     num_bytes: int = 0
     documents: int = 0
     forced_cuts: int = 0
+    begins: bool = True
 
 
 def utf8_bytes(text: str) -> int:
@@ -75,7 +77,7 @@ def cut_chunks(
             border = chunk.split == "train" and left_in_split == 0 and (ends_document or bool(cutter.pending))
             if border or chunk.characters >= CHUNK_CHARS // 2:
                 yield chunk
-                chunk = Chunk("validation" if border else chunk.split)
+                chunk = Chunk("validation" if border else chunk.split, begins=ends_document)
             if ends_document:
                 break
     if chunk.segments:

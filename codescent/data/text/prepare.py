@@ -31,7 +31,7 @@ from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
 from codescent.data.text.sources import AS_TEXT, Block, Reading, read_blocks
 from codescent.data.tokenizers import bpe
-from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, token_dtype
+from codescent.data.tokenizers.tokenizer import NO_END, CharTokenizer, Tokenizer, document_end, load, token_dtype
 
 SCAN = "scan.json"
 """File in the hidden folder: the result of the first pass, and later the sha256 of the tokenizer's file."""
@@ -107,6 +107,8 @@ class _Preparation:
             write_sealed(target / DESCRIPTION, {**description, "stamp": corpus.stamp, "corpus": of_corpus})
             return target
         tokenizer, tokenizer_sha256 = self._tokenizer(corpus, counted, given)
+        if counted.documents > 1 and not document_end(tokenizer):
+            warn(f"{self.request.corpus}: {counted.documents:,} documents follow each other without a token: {NO_END}")
         splits, forced_cuts = self._shards(corpus, counted, tokenizer, tokenizer_sha256)
         description = {
             "format": FORMAT,

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data.text import corpora
-from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
+from codescent.data.tokenizers import beside, bpe, wordpiece
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
 FORMAT = "codescent tokens 3"
 """The format of description.json. Format 2 had no bytes of the splits' texts."""
@@ -107,7 +106,9 @@ def make_request(
     elif wanted not in KINDS:
         kind = "file"
         try:
-            identity = f"file:{sha256_of(expanded(wanted))}"
+            identity = beside.identity(file_of(wanted))
+        except UserError as error:
+            problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
         except OSError as error:
             close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
             problems.append(
@@ -133,4 +134,10 @@ def tokenizer_of(name: str) -> Tokenizer:
         return wordpiece.bert(name)
     if name == "byte":
         return ByteTokenizer()
-    return bpe.gpt2() if name == "gpt2" else load(expanded(name))
+    return bpe.gpt2() if name == "gpt2" else beside.read(file_of(name))
+
+
+def file_of(name: str) -> str:
+    """The path of a tokenizer's file as `beside.read` takes it, from a value of data.tokenizer."""
+    bare = beside.BARE if name.startswith(beside.BARE) else ""
+    return f"{bare}{expanded(name.removeprefix(bare))}"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tokenizers as library
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers.bpe import SEPARATORS, LibraryTokenizer
+from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT, ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import Pieces
 from codescent.tasks.conversations.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles
@@ -293,12 +293,12 @@ class _LibraryPieces:
     """
 
     def __init__(self, tokenizer: LibraryTokenizer, special: list[str]) -> None:
-        fields = json.loads(tokenizer.text)
+        fields = json.loads(tokenizer.library_text)
         # A post-processor would add tokens, and strip white space from the characters of tokens.
         fields["post_processor"] = None
         self._inner = library.Tokenizer.from_str(json.dumps(fields))
         known = self._inner.get_vocab(with_added_tokens=True)
-        separators = [text for text in SEPARATORS if text in known and known[text] == tokenizer.separator]
+        separators = [text for text, number in known.items() if number == tokenizer.separator]
         controls = set(self._added())
         self._inner.add_special_tokens(sorted({*separators, *special} & set(known) - controls))
         self.controls = self._added()

@@ -24,7 +24,7 @@ from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description,
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.request import tokenizer_of
-from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
+from codescent.data.tokenizers.tokenizer import NO_END, Tokenizer, document_end, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
 from codescent.tasks.conversations.conversations import Conversation, read_conversations
@@ -69,6 +69,8 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     unused = _unused(parts, data, template)
     if template is None:
         encode = _pair_encoder(parse_template(data.template), tokenizer)
+        if progress and not document_end(tokenizer):
+            warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
     else:
         chat = ChatTokens(template, tokenizer)
         encode = _chat_encoder(chat, unused)
@@ -157,12 +159,12 @@ def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encod
     """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
     Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
+    begin, end = list(tokenizer.opening), list(document_end(tokenizer))
     before, between, after = template
 
     def encode(conversation: Conversation) -> tuple[list[int], Spans]:
         prompt, response = (message["content"] for message in conversation.messages)
-        prompt_ids = tokenizer.encode(f"{before}{prompt}{between}").tolist() or end
+        prompt_ids = [*begin, *tokenizer.encode(f"{before}{prompt}{between}").tolist()] or end
         response_ids = [*tokenizer.encode(f"{response}{after}").tolist(), *end]
         if not prompt_ids:
             raise UserError(f"the prompt {prompt!r} has no tokens with this tokenizer: a response needs a prompt")

@@ -17,7 +17,7 @@ from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
 from codescent.data.text.sources import Reading, read_blocks
-from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
+from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
 
@@ -71,21 +71,21 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
 def _of_split(dataset: Dataset) -> tuple[Tokens, int, list[str]]:
     """The tokens of a validation split, the number of bytes that are predicted, and lines about this number.
 
-    The split is scored as `_encoded` scores its text: a separator is in front, and none at the end. The bytes are those
-    of the text, because a tokenizer may lose letters. Data that does not record them gives the bytes of its tokens.
+    The split is scored as `_encoded` scores its text: `_front` is in front, and no separator at the end. The bytes are
+    those of the text, because a tokenizer may lose letters. Data without them gives the bytes of its tokens.
     """
     split, tokenizer = dataset.validation, dataset.tokenizer
     tokens = split.span(0, split.num_tokens)
     if tokenizer is None:
         return tokens, 0, []
-    separator = tokenizer.separator
-    if separator is not None:
-        begins, ends = tokens[:1] == separator, tokens[-1:] == separator
-        front = [] if begins.all() else [separator]
-        tokens = np.append(np.array(front, np.int64), tokens[: len(tokens) - int(ends.sum())])
+    front, extra = _front(tokenizer), len(document_end(tokenizer)) - len(tokenizer.closing)
+    if extra and len(tokens) and tokens[-1] == tokenizer.separator:
+        tokens = tokens[:-extra]
+    if tokens[: len(front)].tolist() != front:
+        tokens = np.append(np.array(front, np.int64), tokens)
     num_bytes: int | None = dataset.description["splits"]["validation"].get("bytes")
     if num_bytes is not None:
-        return tokens, num_bytes - (0 if separator is not None else sum(_bytes_of(tokens[:1], tokenizer))), []
+        return tokens, num_bytes - (0 if front else sum(_bytes_of(tokens[:1], tokenizer))), []
     remark = (
         "(the bytes are those of the decoded tokens: this data does not record the bytes of its text; they differ if "
         "the tokenizer loses letters)"
@@ -93,21 +93,29 @@ def _of_split(dataset: Dataset) -> tuple[Tokens, int, list[str]]:
     return tokens, sum(_bytes_of(tokens[1:], tokenizer)), [remark]
 
 
+def _front(tokenizer: Tokenizer) -> list[int]:
+    """The ids before the first token of a text that is scored: what begins each text, or else the separator."""
+    separator = () if tokenizer.separator is None else (tokenizer.separator,)
+    return list(tokenizer.opening or separator)
+
+
 def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
-    If the tokenizer has a separator, it is put in front: so the first token is predicted too.
+    Each text begins and ends as the tokenizer says, such as with <s>. If nothing begins it, the separator is put in
+    front, if there is one. So the first token is predicted too.
     """
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
     texts = list(_documents(data, Reading(request.task.data.text_key, request.task.data.as_text)))
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
-    parts = [np.array(end, np.int64)]
+    begin, front = list(tokenizer.opening), _front(tokenizer)
+    parts = [np.array(front[len(begin) :], np.int64)]
     for number, text in enumerate(texts):
-        parts += [tokenizer.encode(text).astype(np.int64), np.array(end if number + 1 < len(texts) else [], np.int64)]
+        end = document_end(tokenizer) if number + 1 < len(texts) else tokenizer.closing
+        parts += [np.array(begin, np.int64), tokenizer.encode(text).astype(np.int64), np.array(end, np.int64)]
     tokens = np.concatenate(parts)
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
-    if not end and len(tokens):  # the first token is not predicted
+    if not front and len(tokens):  # the first token is not predicted
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
     return tokens, num_bytes
 
@@ -124,8 +132,8 @@ def _documents(data: Path, reading: Reading) -> Iterator[str]:
 
 def _bytes_of(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[int]:
     """Number of UTF-8 bytes of each block of tokens. No character is split between two blocks."""
-    separator = tokenizer.separator
-    text_tokens = tokens if separator is None else tokens[tokens != separator]
+    controls = {*tokenizer.opening, *document_end(tokenizer)}
+    text_tokens = tokens[~np.isin(tokens, list(controls))] if controls else tokens
     first = 0
     while first < len(text_tokens):
         stop = min(first + DECODED_AT_ONCE, len(text_tokens))
