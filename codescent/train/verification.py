@@ -57,8 +57,8 @@ def verify_again(
         world.in_turn(lambda: _read_again(dataset, opened) if reads else None, "verified")
     elif verify is None and unsummed and world.is_first:
         warn(
-            f"data: {unsummed / 1e9:,.1f} GB are not read again, as size and times of the files are those of an earlier "
-            'reading: a bit that turned on the disk is not noticed; data.verify = "always" reads them'
+            f"data: {unsummed / 1e9:,.1f} GB are not read again, as size and times of the files are those of an "
+            'earlier reading: a bit that turned on the disk is not noticed; data.verify = "always" reads them'
         )
 
 
