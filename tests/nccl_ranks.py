@@ -15,7 +15,7 @@ from rank_server import Place
 
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Instruction, Plan
-from codescent.strategies import ddp, overlap, shards
+from codescent.strategies import collectives, ddp, overlap, shards
 from codescent.strategies.collectives import Awaited, start_all_reduce
 from codescent.train.messages import Message, Messages
 
@@ -64,6 +64,7 @@ def steps(place: Place, case: dict[str, Any], as_cuda: bool, fault: str = "") ->
     `as_cuda`: fully_shard makes its collectives by itself, and a receive is posted at its place in the list.
     """
     place.join()
+    collectives.over_gloo = lambda *_: False  # type: ignore[assignment]  # NCCL has a reduce-scatter of its own
     if as_cuda:
         shards._overlap = lambda *arguments: None
     plain = trained(case, place.rank, as_cuda=as_cuda)

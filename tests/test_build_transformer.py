@@ -43,9 +43,10 @@ def test_presets_are_of_this_kind(preset: str) -> None:
 def test_flops_of_a_step_are_three_forward_passes() -> None:
     """All but norms and biases, which 6 N counts and products do not."""
     plan = plan_of(MODEL | {"bias": False, "embedding": "untied"})
-    norms = sum(t.parameter.numel for t in plan.tensors if t.parameter.role == "norm")
+    norms = [tensor.parameter for tensor in plan.tensors if tensor.parameter.role == "norm"]
     forward = 16 * plan.work.seq_len * sum(plan.model.forward_flops)
-    assert plan.flops().total_flops == pytest.approx(3 * forward + 6 * norms * 16 * plan.work.seq_len, rel=1e-12)
+    of_norms = sum(6 * norm.numel * 16 * plan.work.positions(norm.stream) for norm in norms)
+    assert plan.flops().total_flops == pytest.approx(3 * forward + of_norms, rel=1e-12)
 
 
 @pytest.mark.parametrize(("pp", "depths"), [(2, ((0, 3), (3, 8))), (3, ((0, 3), (3, 5), (5, 8)))])

@@ -315,4 +315,9 @@ def test_progress_counts_what_was_done_before(
     with progress.stage("tokenising", 4_000_000, True, done=1_000_000) as advance:
         advance(1_000_000)
         advance(2_000_000)
-    assert capsys.readouterr().err == "tokenising: 2 MB (50 %)\ntokenising: 4 MB (100 %)\n"
+    said = capsys.readouterr().err.splitlines()
+    assert said[:-1] == ["tokenising: 4 MB", "tokenising: 2 MB (50 %)", "tokenising: 4 MB (100 %)"]
+    assert said[-1].startswith("tokenising: done in ")
+    with progress.stage("little", 900_000, True) as advance:
+        advance(900_000)
+    assert "done" not in capsys.readouterr().err, "little work has no begin and no end"

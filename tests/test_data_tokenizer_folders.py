@@ -28,6 +28,7 @@ from codescent.data.text.request import make_request, tokenizer_of
 from codescent.data.text.sources import Block
 from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
+from codescent.tasks.conversations.conversations import Conversation
 from codescent.tasks.conversations.dataset import _pair_encoder, parse_template
 from codescent.tasks.task import Prompts
 
@@ -242,7 +243,8 @@ def test_prompts_and_pairs_begin_as_the_folder_says(tmp_path: Path) -> None:
     assert Prompts(tokenizer).encode("Q: a") == ("Q: a", [BOS, *text])
     assert Prompts(tokenizer).encode("") == ("", [BOS])
     encode = _pair_encoder(parse_template("{prompt}{response}"), tokenizer)
-    ids, spans = encode([{"role": "user", "content": "Q: a"}, {"role": "assistant", "content": " b"}])
+    messages = [{"role": "user", "content": "Q: a"}, {"role": "assistant", "content": " b"}]
+    ids, spans = encode(Conversation("a.jsonl:1", tuple(messages)))
     response = tokenizer.encode(" b").tolist()
     assert ids == [BOS, *text, *response, EOS]
     assert spans == [(1 + len(text), len(ids))]

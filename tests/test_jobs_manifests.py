@@ -142,7 +142,7 @@ def test_the_secret_is_for_nobody_else(tmp_path: Path, monkeypatch: pytest.Monke
 
     def spy(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
         descriptor = before(path, flags, mode, **more)
-        if "job.yaml" in str(path) and flags & os.O_CREAT:
+        if flags & os.O_CREAT and str(path).endswith(".partial"):
             modes.append(os.fstat(descriptor).st_mode & 0o777)
         return descriptor
 

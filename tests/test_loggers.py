@@ -253,6 +253,7 @@ def test_rows_reach_tensorboard(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_folder_that_moves_keeps_its_board_and_one_that_goes_ends_it(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
     board = Board(old, 0, wanted=True)
     row: dict[str, Any] = {"train_loss": 1.0, "val_loss": None}
     assert board.write({"step": 1, **row}) == ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import transformer_ranks
+from declared_traffic import on_gloo_sent
 from forker import Forker
 
 from codescent.plan import Layout
@@ -33,7 +34,8 @@ def test_divided_over_tp_it_is_the_whole(answers: list[list[dict[str, Any]]], nu
 def test_what_it_sends_is_what_the_plan_declares(answers: list[list[dict[str, Any]]], number: int) -> None:
     declared: Counter[tuple[Any, ...]] = Counter()
     for t in transformer_ranks.plan_of(transformer_ranks.CASES[number]).traffic:
-        declared[str(t.collective), str(t.verb), t.payload_bytes] += t.times
+        for kind, size in on_gloo_sent(t, transformer_ranks.DEGREE):
+            declared[str(kind), str(t.verb), size] += t.times
     for answer in answers:
         assert Counter(tuple(one) for one in answer[number]["issued"]) == declared
 

@@ -16,6 +16,7 @@ from codescent.checkpoint.checkpoints import read_tensors
 from codescent.config.optimizer import Optimizer
 from codescent.config.parallel import Parallel
 from codescent.record import RunFolder
+from codescent.train.display import Display
 from codescent.train.report import Report
 
 DIVERGES = (
@@ -192,6 +193,7 @@ def test_by_the_same_update_a_failed_run_goes_on_from_its_newest_checkpoint(proj
 
 def test_the_advice_lowers_the_rates_of_muon_and_of_the_outer_optimizer_too() -> None:
     report, optimizer = Report.__new__(Report), Optimizer(kind="muon", learning_rate=0.003, muon_learning_rate=0.02)
+    report.display = Display(shown=False, num_steps=9, first_step=0)
     report.bad_data = []
     report.run = SimpleNamespace(  # type: ignore[assignment]
         path=Path("runs/a"),

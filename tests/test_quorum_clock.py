@@ -83,6 +83,7 @@ class Rounds:
         facts = {
             "ticket": ticket, "portion": portion, "commits": True, "loss": 1.0, "losses": 1, "square": 1.0,
             "stop": False, "finite": True, "tokens": 1, "skips": 0, "first": 0, "count": PERIOD,
+            "seconds": 0.0,
         }  # fmt: skip
         frame = Frame(Kind.PUSH, worker, self.number, 0, facts, (self.server.messages.length,))
         memory = self.server.into(frame)

@@ -183,4 +183,4 @@ def test_a_name_is_one_line_and_its_folder_fits_a_disk(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(f"[study]\n{keys}{axes}")
     end = called(tmp_path, "study", "study.toml", "--list")
     assert (end.returncode, end.stderr.count("error")) == (0, 0)
-    assert [line.split()[0] for line in end.stdout.splitlines()] == ["#", "for"] * 2
+    assert [line.split()[0] for line in end.stdout.splitlines()] == ["#", *["#", "for"] * 2]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ring_ranks
 import torch
+from declared_traffic import on_gloo_sent
 from forker import Forker
 
 from codescent.strategies.causal_tiles import CausalTiles, balanced_positions
@@ -53,7 +54,8 @@ def test_what_is_sent_is_what_is_declared(answers: list[dict[str, Any]]) -> None
         for name, context in (("ring", "ring"), ("gather", "all-gather")):
             declared: Counter[tuple[object, ...]] = Counter()
             for record in exchange_traffic(context, degree, kv_numel, precision):
-                declared[record.collective, record.verb, record.payload_bytes, DTYPE[record.dtype]] += record.times
+                for kind, size in on_gloo_sent(record, degree):
+                    declared[kind, record.verb, size, DTYPE[record.dtype]] += record.times
             issued = Counter(tuple(sent) for sent in case["issued"][name])
             assert issued == declared
             assert bool(issued) == (degree > 1)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers as library
 
-from codescent.base.durable import write_synced
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.reading import read_json, read_text
 from codescent.data.text import download
@@ -127,7 +127,7 @@ class LibraryTokenizer:
 
     def save(self, path: Path) -> None:
         """Write `text`."""
-        write_synced(path, self.text)
+        replace_file(path, self.text)
 
 
 def _around(inner: library.Tokenizer, vocabulary: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

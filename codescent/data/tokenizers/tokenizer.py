@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from codescent.base.durable import write_synced
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.reading import read_text
 from codescent.data.tokenizers.bpe import LibraryTokenizer, check_range
@@ -78,7 +78,7 @@ class _ContextFree:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, for `load`."""
-        write_synced(path, json.dumps(self._fields))
+        replace_file(path, json.dumps(self._fields))
 
 
 class CharTokenizer(_ContextFree):
