@@ -49,7 +49,7 @@ def walk(
                 loss += part.detach()
             norm = 0.0
             if clip == "ours":
-                norm = codescent.clip_(module, 0.5)
+                norm = float(codescent.clip_(module, 0.5))
             elif clip == "torch":
                 found = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
                 norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
@@ -737,8 +737,8 @@ def sliced(folder: str, strategy: str) -> dict[str, Any]:
     return {name: whole(tensor) for name, tensor in module.state_dict().items()}
 
 
-def clipped(folder: str, strategy: str) -> list[float]:
-    """The norm after a forward pass without backward, and after clipping once more."""
+def clipped(folder: str, strategy: str) -> list[Any]:
+    """What `clip_` returns; the norm after a forward pass without backward, and after clipping once more."""
     codescent.init(device="cpu")
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for parameter in module.parameters():
@@ -746,7 +746,8 @@ def clipped(folder: str, strategy: str) -> list[float]:
     codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
     module(torch.ones(1, 2)).sum().backward()
     module(torch.ones(1, 2))
-    return [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
+    found = [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
+    return [str(found[0].dtype), list(found[0].shape), *map(float, found)]
 
 
 def some_buffers(folder: str) -> list[list[float]]:
