@@ -23,7 +23,10 @@ def main() -> None:
 
 def _run() -> int:
     """Run the command; its exit code. After an error of one rank among several the process ends here."""
-    from codescent.base import ending
+    from codescent.base import early, ending
+
+    if sys.argv[1:2] == ["train"]:
+        early.defer_end()  # before the imports that take long
     from codescent.verbs.cli import run
 
     try:

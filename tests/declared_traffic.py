@@ -16,7 +16,8 @@ DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "uint8": "uin
 def declared(plan: Plan, rank: int, number: int = 0, *, on_gloo: bool = False) -> Counter[Key]:
     """How often each collective of a rank is issued in step `number` (from 0), and during which verb.
 
-    `on_gloo`: gathers of coded messages are cut into pieces (strategies/pieces.py).
+    `on_gloo`: gathers of coded messages are cut into pieces (strategies/pieces.py); a reduce-scatter, and an all-gather
+    of two ranks, is a message to each other rank (strategies/by_messages.py).
     """
     counted: Counter[Key] = Counter()
     for record in plan.traffic:
@@ -28,18 +29,21 @@ def declared(plan: Plan, rank: int, number: int = 0, *, on_gloo: bool = False) -
             verb = record.verb if begins else record.during or record.verb
             if verb is Verb.REDUCE and "bucket" in record.what:  # the last bucket: backward starts it and ends with it
                 verb = plan.schedule.weight_verb
-            for size in pieces(record, len(ranks)) if on_gloo else [record.payload_bytes]:
-                counted[str(record.collective), ranks, size, DTYPE[record.dtype], str(verb)] += record.times
+            sent = on_gloo_sent(record, len(ranks)) if on_gloo else [(record.collective, record.payload_bytes)]
+            for kind, size in sent:
+                counted[str(kind), ranks, size, DTYPE[record.dtype], str(verb)] += record.times
     return counted
 
 
-def pieces(record: Traffic, ranks: int) -> list[int]:
-    """The payloads of a collective on gloo, which has a row of PIECE_BYTES at most for each rank."""
-    gathers = record.collective in (Collective.ALL_GATHER, Collective.ALL_TO_ALL)
-    if not (gathers and record.verb in (Verb.REDUCE, Verb.AVERAGE)):
-        return [record.payload_bytes]
-    whole, rest = divmod(record.payload_bytes, ranks * PIECE_BYTES)
-    return [ranks * PIECE_BYTES] * whole + [rest] * (rest > 0)
+def on_gloo_sent(record: Traffic, ranks: int) -> list[tuple[Collective, int]]:
+    """What a rank hands to gloo for a collective, with the payloads."""
+    kind, size = record.collective, record.payload_bytes
+    if record.verb in (Verb.REDUCE, Verb.AVERAGE) and kind in (Collective.ALL_GATHER, Collective.ALL_TO_ALL):
+        whole, rest = divmod(size, ranks * PIECE_BYTES)  # a row of PIECE_BYTES at most for each rank
+        return [(kind, ranks * PIECE_BYTES)] * whole + [(kind, rest)] * (rest > 0)
+    if kind is Collective.REDUCE_SCATTER or (kind is Collective.ALL_GATHER and ranks == 2):
+        return [(Collective.SEND, size // ranks)] * (ranks - 1)
+    return [(kind, size)]
 
 
 def check_issued(plan: Plan, rank: int, records: list[list[Any]], number: int = 0, *, on_gloo: bool = False) -> None:

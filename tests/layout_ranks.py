@@ -25,6 +25,7 @@ from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
 from codescent.strategies.averaging import Averaging
+from codescent.strategies.fully_shard import send_ourselves
 from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
@@ -175,8 +176,8 @@ def flip_bits(executor: Executor, names: Sequence[str]) -> None:
 
 
 def reductions_of_fully_shard() -> None:
-    """The last rank reduces gradients by fully_shard itself, as ranks on CUDA do, instead of by strategies/overlap."""
-    shards._overlap = lambda *arguments: None
+    """The last rank's fully_shard waits for its reductions, as on CUDA, and strategies/overlap has nothing to do."""
+    shards._overlap = lambda module, *arguments: send_ourselves(module)
 
 
 def at_step(number: int, method: str, act: Callable[[Executor], None]) -> None:

@@ -87,7 +87,8 @@ def averaged(
     """A rank as a replica of its own: in each step its weights move by a share of their distance from a point.
 
     `pulls`: by step and rank, the point. `losses`: by step and rank, how many losses the step had. Returns, by
-    name of the tensor, its first element after each step.
+    name of the tensor, its first element after each step; and as "distance" of each round what `distance` says, then
+    the squares summed here: weights before the round's end less those after it, and those after it.
     """
     group = place.join()
     plan = build(Config.model_validate(config), 97, place.ranks)
@@ -95,6 +96,7 @@ def averaged(
     weights = [started(tensor.parameter.shape, number) for number, tensor in enumerate(this_rank.trained)]
     averaging = Averaging([Copy(weight, weight, counted=True) for weight in weights], this_rank)
     seen: dict[str, list[float]] = {tensor.parameter.name: [] for tensor in this_rank.trained}
+    own, distances = weights, list[float]()
     for number, (points, counts) in enumerate(zip(pulls, losses, strict=True)):
         moves = [0.1 * (points[place.rank] - weight) for weight in weights]
         for instruction in plan.schedule.program(0, number):
@@ -107,15 +109,20 @@ def averaged(
                 averaging.stepped(number, counts[place.rank], sum(counts))
             elif instruction.verb is Verb.AVERAGE:
                 assert instruction.fragment is not None
+                own = [weight.clone() for weight in weights]
                 averaging.average(instruction.fragment)
             elif instruction.verb is Verb.MERGE:
                 assert instruction.fragment is not None
                 averaging.merge(instruction.fragment)
+                if instruction.last:
+                    apart = [before - weight for before, weight in zip(own, weights, strict=True)]
+                    summed = (sum(float(one.square().sum()) for one in tensors) for tensors in (apart, weights))
+                    distances += [*averaging.distance().tolist(), *summed]
         for weight, rows in zip(weights, seen.values(), strict=True):
             rows.append(float(weight.flatten()[0]))
     dist.barrier()
     averaging.close()
-    return seen
+    return {**seen, "distance": distances}
 
 
 def started(shape: Sequence[int], number: int) -> torch.Tensor:

@@ -4,6 +4,8 @@ Does not assert anything (test_parameter_server does) and starts no process (ran
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import signal
 import socket
@@ -17,6 +19,7 @@ import layout_ranks
 import psutil
 from rank_server import Place
 
+from codescent.strategies.worker import Worker
 from codescent.train.execute import Executor
 from codescent.train.neighbours import Hand
 from codescent.train.serve import Serving
@@ -110,6 +113,61 @@ def in_push(number: int, act: Callable[[Executor], None]) -> None:
     Executor._push = push  # type: ignore[method-assign]
 
 
+def lies(kind: str, name: str, value: str = "") -> None:
+    """From the third request of this kind on, this rank sends a field with another value, in JSON; "": without it.
+
+    A dot leads into an object. A field that a request has not is not added.
+    """
+    whole, count = Client.request, 0
+
+    def request(self: Client, asked: Kind, **options: Any) -> Any:
+        nonlocal count
+        count += asked.name == kind
+        *path, last = name.split(".")
+        told = options.get("metadata", {})
+        for part in path:
+            told = told.get(part, {})
+        if asked.name == kind and count > 2 and last in told:
+            if value:
+                told[last] = json.loads(value)
+            else:
+                del told[last]
+        return whole(self, asked, **options)
+
+    Client.request = request  # type: ignore[method-assign]
+
+
+def sends_outside(number: str) -> None:
+    """From the push of that number on, its payloads name places outside of the vector."""
+    whole, count = Client.request, 0
+
+    def request(self: Client, kind: Kind, **options: Any) -> Any:
+        nonlocal count
+        if kind is Kind.PUSH and options.get("payloads"):
+            count += 1
+            if count >= int(number):
+                payload = options["payloads"][0]
+                payload[:] = b"\x7f" * len(payload)
+        return whole(self, kind, **options)
+
+    Client.request = request  # type: ignore[method-assign]
+
+
+def poisons(number: str) -> None:
+    """From the push of that number on, this rank sends gradients of NaN, with a finite loss."""
+    whole, count = Worker._send, 0
+
+    def send(self: Worker, *arguments: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count >= int(number):
+            for part in self.sent:
+                part.fill_(math.nan)
+        whole(self, *arguments, **options)
+
+    Worker._send = send  # type: ignore[method-assign]
+
+
 def killed_in_push(number: str) -> None:
     """SIGKILL before the push of that number of this rank."""
     in_push(int(number), lambda _: os.kill(os.getpid(), signal.SIGKILL))
@@ -198,6 +256,9 @@ layout_ranks.FAULTS |= {
     "away": away,
     "computing_long": computing_long,
     "deaf": deaf,
+    "lies": lies,
+    "poisons": poisons,
+    "sends_outside": sends_outside,
     "disconnected": disconnected,
     "stopped": stopped,
     "stopped_in_push": stopped_in_push,

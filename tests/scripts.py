@@ -106,6 +106,7 @@ def run_script(text: str, folder: Path, *arguments: str, **env: str) -> tuple[in
         ["bash", str(folder / "script"), *arguments], check=False, capture_output=True, text=True, cwd=folder,
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", **env}, timeout=60,
     )  # fmt: skip
+    (folder / "said").write_text(done.stdout)
     assert done.stderr == "", done.stderr
     assert list(folder.glob(".exit-*")) == []  # nothing is left behind
     return done.returncode, started_in(folder)

@@ -39,7 +39,8 @@ _listening: list[Noted] = []
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "os.rename":
         for noted in _listening:
-            noted.steps.append(Path(os.fsdecode(arguments[1])))
+            folder = Path(f"/proc/self/fd/{arguments[3]}").readlink() if arguments[3] >= 0 else Path()
+            noted.steps.append(folder / os.fsdecode(arguments[1]))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def test_shipped_configs_load_from_anywhere_with_and_without_suffix(name: str) -
     resolved = load(name)
     assert load(f"{name}.toml") == resolved
     assert resolved.config.run.name == name
-    assert resolved.origins["run.name"].startswith(f"{shipped()[name]}:")
+    assert resolved.origins["run.name"].startswith(f"{name}.toml:")
 
 
 def test_a_file_of_ones_own_goes_before_a_shipped_config_of_the_same_name() -> None:

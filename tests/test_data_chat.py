@@ -374,6 +374,8 @@ def test_what_a_template_does_to_messages_stays_with_it() -> None:
         deep = [deep]
     with pytest.raises(UserError, match="nested too deeply"):
         template(text).render([{**TALK[0], "deep": deep}])
+    with pytest.raises(UserError, match="nested too deeply"):
+        template(text).render(TALK, [{"deep": deep}])
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])

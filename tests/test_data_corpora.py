@@ -71,6 +71,24 @@ def test_file_and_glob(tmp_path: Path) -> None:
     assert (single.is_single_file, single.name) == (True, "a")
     found = resolve(str(tmp_path / "**" / "*.txt"))
     assert {source.name for source in found.sources} == {"x/a.txt", "x/b.txt", "y/c.txt"}
+    assert corpora.pattern_files(str(tmp_path / "**" / "*.txt")) == 3
+    assert corpora.pattern_files(str(tmp_path / "x" / "a.txt")) is None
+
+
+def test_a_file_whose_name_is_a_pattern_is_the_file(tmp_path: Path) -> None:
+    for name in ("a[1].txt", "a1.txt", "b*.txt", "b2.txt", "c[1]/d.txt", "c1/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for name in ("a[1].txt", "b*.txt", "c[1]"):
+        found = resolve(str(tmp_path / name))
+        assert [source.path.read_text() for source in found.sources] == [name if name != "c[1]" else "c[1]/d.txt"]
+        assert corpora.pattern_files(str(tmp_path / name)) is None
+    assert resolve(str(tmp_path / "a[1].txt")).name == "a-1"
+    assert [source.path.parent.name for source in resolve(str(tmp_path / "c[1]" / "*.txt")).sources] == ["c[1]"]
+    (tmp_path / "a[1].txt").unlink()
+    assert [source.name for source in resolve(str(tmp_path / "a[1].txt")).sources] == ["a1.txt"]
+    assert corpora.pattern_files(str(tmp_path / "a[1].txt")) == 1
+    assert "no such file or folder, and no file matches it as a pattern" in refusal(str(tmp_path / "a[7].txt"))
 
 
 @pytest.mark.parametrize(

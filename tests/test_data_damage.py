@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from codescent.data.samples import AnyDataset
 from codescent.data.text import chunks, shards
 from codescent.data.text.dataset import open_dataset
 from codescent.tasks.pairs import LineDataset
+from codescent.train.verification import verify_again
 
 GPT = {"num_layers": 1, "num_heads": 1, "hidden_dim": 8, "seq_len": 32}
 BERT = {"kind": "bert", **GPT, "seq_len": 64}
@@ -257,3 +259,77 @@ def test_a_shard_that_is_cut_under_a_run_ends_it_with_a_sentence(tmp_path: Path)
     assert f"{shard.name}: truncated while it was in use: ends at byte 4096" in said
     assert "--resume" in said
     assert "Traceback" not in said
+
+
+def turn_a_bit(file: Path) -> None:
+    """Turn a bit as a disk does: size and times are then those of the note, and so is the sha256 in it."""
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    place, known = verified._read_cache(file.parent)
+    note = {"sha256": sha256, "stamp": verified.stamp_of(file.stat())}
+    verified._write_cache(place, file.parent, {**known, file.name: note}, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_bit_that_turned_on_the_disk_itself_is_found(ranks: int, project: Path, forker: Forker) -> None:
+    words = (f"data.folder=turned{ranks}", "train.num_steps=2", f"parallel.dp_replicate={ranks}")
+    forker.train(project, f"turned{ranks}", ranks, *words)
+    (shard,) = (project / f"turned{ranks}").glob("*/train_000000.bin")
+    turn_a_bit(shard)
+    trusting = forker.run(project, ranks, [*words, f"run.name=trusts{ranks}", "data.verify=changed"])
+    assert trusting.codes == [0] * ranks, "the note hides the change: this test would find nothing"
+    for verify in ("auto", "always"):  # auto: the data is small
+        done = forker.run(project, ranks, [*words, f"run.name={verify}{ranks}", f"data.verify={verify}"])
+        assert done.codes == [2] * ranks, done.said
+        assert f"{shard.relative_to(project)}: changed: sha256 " in done.said
+        assert not (project / "runs" / f"{verify}{ranks}").exists()
+
+
+def test_a_bit_that_turned_in_shards_of_others_and_in_tensors_is_found(tmp_path: Path, forker: Forker) -> None:
+    """Nobody knows their right sha256: what the note says is compared with what is read."""
+    make_project(tmp_path)
+    foreign(tmp_path, 3000)
+    words = ["data.corpus=foreign", "data.tokenizer=gpt2", "train.num_steps=1"]
+    forker.train(tmp_path, "first", 1, *words)
+    turn_a_bit(tmp_path / "foreign" / "train.bin")
+    done = forker.run(tmp_path, 1, [*words, "run.name=second"])
+    assert done.codes == [2], done.said
+    assert "foreign: changed on the disk, although size and times are the same" in done.said
+
+
+def test_large_data_is_read_again_only_if_the_run_is_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    world: Any = SimpleNamespace(
+        place=SimpleNamespace(rank=0, world_size=8),
+        leaders=[0],
+        is_first=True,
+        device=SimpleNamespace(type="cuda"),
+        in_turn=lambda work, name: work(),
+    )
+    plan: Any = SimpleNamespace(flops=lambda: SimpleNamespace(total_flops=8e15))  # a second of each device
+    dataset: Any = SimpleNamespace(fingerprint="same", path="data")
+
+    def reopen() -> Any:
+        opened.append("again")
+        return dataset
+
+    bytes_of_notes = {Path("shard"): 10**9}  # 5 s of a slow file system
+    monkeypatch.setattr(verified, "relied_on", lambda: bytes_of_notes)
+    for steps, verify, again in (
+        (100, None, False),
+        (1000, None, True),
+        (100, "always", True),
+        (1000, "changed", False),
+    ):
+        opened.clear()
+        verify_again(verify, plan, steps, dataset, world, reopen)
+        said = capsys.readouterr().err
+        assert opened == ["again"] * again
+        assert ("1.0 GB are not read again" in said) == (not again and verify is None)
+    bytes_of_notes.clear()
+    verify_again("always", plan, 1, dataset, world, reopen)
+    assert opened == []  # all was read now: no second pass

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import DESCRIPTION
 from codescent.data.samples import in_range
 from codescent.data.text import dataset, shards
 from codescent.data.text.dataset import locate, open_dataset
 from codescent.data.text.foreign import ShardFile
 from codescent.data.text.prepare import prepare
+from codescent.data.text.request import make_request
 from codescent.data.text.split import Split
 from codescent.data.tokenizers import bpe
 
@@ -121,7 +123,7 @@ def test_descriptions_that_are_not_ours(ours: Path, tmp_path: Path) -> None:
     (ours / "description.json").write_text(text[:50])
     assert "not JSON" in refusal(ours)[0]
     assert locate(str(tmp_path / "text.txt"), "char", tmp_path / "datasets") is None
-    (ours / "description.json").write_text(text.replace("codescent tokens 2", "codescent tokens 9"))
+    (ours / "description.json").write_text(text.replace("codescent tokens 3", "codescent tokens 9"))
     assert "codescent tokens 9" in refusal(ours)[0]
     (ours / "description.json").write_text("[]")
     assert "description.json: damaged" in refusal(ours)[0]
@@ -300,3 +302,26 @@ def test_a_tokenizer_beside_foreign_shards_is_theirs(tmp_path: Path, ours: Path)
     assert json.loads((folder / "tokenizer.json").read_text())["codescent_tokenizer"] == "char"
     assert opened.tokenizer is not None
     assert opened.tokenizer.decode([1, 2]) == " e"
+
+
+def test_tokens_of_json_syntax_from_an_earlier_version_are_not_used_again(tmp_path: Path) -> None:
+    """Earlier versions read JSON lines as text if the name did not end in .jsonl, and recorded no `json_lines`."""
+    for name, text in (("lines.json", '{"text": "first"}\n{"text": "second"}\n'), ("plain.txt", "plain text\n" * 9)):
+        (tmp_path / name).write_text(text)
+        corpus, root = str(tmp_path / name), tmp_path / name.replace(".", "_")
+        wrong = prepare(corpus, "byte", root, as_text=True)
+        description = json.loads((wrong / DESCRIPTION).read_text())
+        assert len(open_dataset(wrong).train.span(0, 9)) == 9
+        del description["request"]["as_text"], description["corpus"]["json_lines"], description["digest"]
+        request, sha256 = make_request(corpus, "byte", 0.1, "text", None), description["corpus"]["sha256"]
+        old = request.folder(root, name.split(".")[0], sha256)
+        wrong.rename(old)
+        (old / DESCRIPTION).write_text(json.dumps(description))
+        found = prepare(corpus, "byte", root)
+        assert (found == old) == (name == "plain.txt")
+        assert locate(corpus, "byte", root) == found
+        again = open_dataset(found)
+        assert again.description["corpus"]["characters"] == (len("firstsecond") if name == "lines.json" else len(text))
+        assert again.description["corpus"]["documents"] == (2 if name == "lines.json" else 1)
+        assert again.summary()[3:] == (["read as JSON lines by their content: lines.json"] * (name == "lines.json"))
+        assert prepare(corpus, "byte", root, as_text=True) not in (found, old)

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
 from codescent.data.text import sources
-from codescent.data.text.sources import read_blocks
+from codescent.data.text.sources import Reading, read_blocks
 
 TEXTS = ["first document\n", "zweites Dokument: äöü €\r\n", "третий 🎭"]
 
 
-def documents(path: Path, text_key: str = "text") -> list[str]:
+def documents(path: Path, text_key: str = "text", *, as_text: bool = False) -> list[str]:
     out, current = [], ""
-    for text, ends_document in read_blocks(path, text_key):
+    for text, ends_document in read_blocks(path, Reading(text_key, as_text)):
         current += text
         if ends_document:
             out.append(current)
@@ -60,7 +60,7 @@ def test_blocks_of_any_size_give_the_same_text(
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK_BYTES", block_bytes)
-        assert documents(path) == ([text] if text else [])
+        assert documents(path, as_text=True) == ([text] if text else [])
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
@@ -94,7 +94,7 @@ def test_every_byte_is_watched_once_even_past_what_is_unpacked(tmp_path: Path) -
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(tar_of({"a.txt": b"text"}) + b"\0" * 100_000))
     digest = hashlib.sha256()
-    assert "".join(block.text for block in read_blocks(path, "text", digest.update)) == "text"
+    assert "".join(block.text for block in read_blocks(path, Reading("text"), digest.update)) == "text"
     assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -104,7 +104,7 @@ def test_long_json_text_comes_in_several_blocks(tmp_path: Path, monkeypatch: pyt
     path.write_text(
         json.dumps({"text": "x" * 21}) + "\n\n" + json.dumps({"text": ""}) + "\n" + json.dumps({"text": "y"})
     )
-    assert [tuple(block) for block in read_blocks(path, "text")] == [
+    assert [tuple(block) for block in read_blocks(path, Reading("text"))] == [
         *[("x" * 7, last) for last in (False, False, True)],
         ("y", True),
     ]
@@ -112,7 +112,7 @@ def test_long_json_text_comes_in_several_blocks(tmp_path: Path, monkeypatch: pyt
 
 def refusal(path: Path, text_key: str = "text") -> str:
     with pytest.raises(UserError) as caught:
-        list(read_blocks(path, text_key))
+        list(read_blocks(path, Reading(text_key)))
     assert len(caught.value.problems) == 1
     return caught.value.problems[0]
 
@@ -183,3 +183,68 @@ def test_damaged_archives_are_refused(tmp_path: Path, name: str, pack: Callable[
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.txt")
+
+
+LINES = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in TEXTS).encode()
+LONG_LINE = json.dumps({"text": "long " * 40_000}).encode()
+FORMS = {
+    "lines": (LINES, TEXTS),
+    "one line": (b'\xef\xbb\xbf{"text": "a"}', ["a"]),
+    "a line longer than what is looked at": (LONG_LINE + b"\n" + LONG_LINE, ["long " * 40_000] * 2),
+    "gzip": (gzip.compress(LINES), TEXTS),
+    "xz in bzip2": (bz2.compress(lzma.compress(b"plain")), ["plain"]),
+    "a tar": (tar_of({"a.dat": LINES}), TEXTS),
+    "code": (b"{\n  int a;\n}\n", ["{\n  int a;\n}\n"]),
+    "a footnote": (b"[1] See there.\n[2] And there.\n", ["[1] See there.\n[2] And there.\n"]),
+    "a verse": (b"Roses are red,\nViolets are blue,\n", ["Roses are red,\nViolets are blue,\n"]),
+    "a list of words": (b"one, two\nthree, four\nfive, six\n", ["one, two\nthree, four\nfive, six\n"]),
+    "a saying": (b'"Well," he said.\n"No."\n', ['"Well," he said.\n"No."\n']),
+    "braces": (b"{}\nHello\n", ["{}\nHello\n"]),
+    "another line is no JSON": (b'{"text": "a"}\nHello\n', "line 2: not JSON"),
+    "another key": (b'{"body": "a"}\n', 'line 1: no key "text" (data.text_key); its keys: body'),
+    "broken JSON": (b'{"text": "a\n', "line 1: not JSON"),
+    "a document": (b'{\n "text": ["a"]\n}\n', "is one JSON document"),
+    "an array": (b'[{"text": "a"},\n{"text": "b"}]\n', "is a JSON array"),
+    "deep": (b"[" * 60_000, "is one JSON document"),
+    "csv": (b'id,text,label\n0,"a, b",1\n1,"c\nd",2\n', "is CSV"),
+    "csv of Excel": (b"id;text\r\n0;a\r\n1;b\r\n", "is CSV"),
+    "tsv": (b"id\ttext\n0\ta\n1\tb\n", "is TSV"),
+    "a long csv": (b"id,text\n" + b'1,"a word, another"\n' * 9_000, "is CSV"),
+    "parquet": (b"PAR1\x15\x04\x15\x10" + bytes(60) + b"PAR1", "is Parquet"),
+    "zip": (b"PK\x03\x04\x14" + bytes(60), "is a zip archive"),
+    "zstandard": (b"\x28\xb5\x2f\xfd\x04\x00" + b"text" * 9, "is Zstandard"),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(60), "is a PNG image"),
+    "jpeg": (b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(60), "is a JPEG image"),
+    "pdf": (b"%PDF-1.4\nplain\n", "is a PDF"),
+    "UTF-16 without a mark": ("some text ".encode("utf-16-le") * 9, "is binary, or UTF-16"),
+}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt", "a"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_is_what_its_content_is_under_any_name(form: str, name: str, tmp_path: Path) -> None:
+    data, expected = FORMS[form]
+    (tmp_path / name).write_bytes(data)
+    if isinstance(expected, list):
+        assert documents(tmp_path / name) == expected
+    else:
+        message = refusal(tmp_path / name)
+        assert expected in message
+        assert message.endswith("to read it as plain text, give data.as_text = true (`codescent data`: --as-text)")
+
+
+def test_a_name_alone_shows_a_table_and_as_text_reads_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("1,2\n3,4\n")
+    assert f"{path}: is CSV" in refusal(path)
+    for name, text in (("a.csv", "1,2\n3,4\n"), ("a.jsonl", '{"text": 1}\n'), ("a.json", "[{}]")):
+        (tmp_path / name).write_text(text)
+        assert documents(tmp_path / name, as_text=True) == [text]
+
+
+def test_a_file_that_unpacks_to_itself_ends(tmp_path: Path) -> None:
+    data = b"text"
+    for _ in range(sources.MOST_PACKED + 1):
+        data = gzip.compress(data)
+    (tmp_path / "a").write_bytes(data)
+    assert "compressed more than 4 times" in refusal(tmp_path / "a")

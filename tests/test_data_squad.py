@@ -128,7 +128,7 @@ def test_of_many_problems_the_first_are_told(tmp_path: Path) -> None:
         (b'{"version": "1.1", "data": [{"title": "x", "parag', "not JSON: Unterminated string"),
         (b'{"version": "1.1", "data": [', "cut short?"),
         (b"", "cut short?"),
-        (b"\xff\xfe{\x00", "not UTF-8 text: byte 0xff at 0"),
+        (b"\xff\xfe{\x00", "is UTF-16: save it as UTF-8"),
         (b"[" * 200_000, "not JSON that can be read"),
         (b'{"data": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
         (b"[]", 'a JSON object with the keys "version" and "data" is needed, found a list'),

@@ -10,6 +10,7 @@ import os
 import pickle
 import resource
 import threading
+import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -25,7 +26,10 @@ from forker import Forker
 from rank_server import Place
 
 from codescent.base.errors import UserError
+from codescent.data.file_array import open_npy
+from codescent.data.prepared import write_array
 from codescent.data.samples import Samples
+from codescent.tasks.tensors import files as tensor_files
 from codescent.tasks.tensors import prepare as tensor_prepare
 from codescent.tasks.tensors.dataset import TensorDataset, in_memory, open_file, open_prepared
 from codescent.tasks.tensors.files import FORMATS, SUFFIX
@@ -367,3 +371,100 @@ def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match=r"codescent\[hdf5\]"):
         prepare_synthetic(RECIPE, "hdf5", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def repacked(path: Path, compression: int, change: Callable[[str, bytes], bytes] = lambda name, data: data) -> Path:
+    """A .pt file whose records are written again by another program, as `change` gives them."""
+    with zipfile.ZipFile(path) as before, zipfile.ZipFile(path.with_name("again.pt"), "w", compression) as after:
+        for record in before.infolist():
+            after.writestr(record.filename, change(record.filename, before.read(record)))
+    return path.with_name("again.pt")
+
+
+def swapped(name: str, data: bytes) -> bytes:
+    """A record as a machine with the other byte order writes it."""
+    if name.endswith("byteorder"):
+        return b"big"
+    return np.frombuffer(data, "<f4").astype(">f4").tobytes() if "/data/" in name else data
+
+
+def test_a_pt_file_gives_its_numbers_however_it_was_written(tmp_path: Path) -> None:
+    """Compressed records, records of another byte order, tensors that are views with strides and offsets."""
+    given = tensors()
+    both = np.concatenate([given["source"], given["target"]], axis=1)
+    source, target = (torch.from_numpy(array) for array in given.values())
+    wide = torch.cat([torch.zeros(20, 1, 5), source], 1)[:, 1:]
+    views = {"source": wide.transpose(0, 2).contiguous().transpose(0, 2), "target": target.flip(0).flip(0)[:]}
+    torch.save({"source": source, "target": target}, tmp_path / "plain.pt")
+    torch.save(views | {"beside": torch.zeros(1).expand(9)}, tmp_path / "views.pt")
+    for path in (
+        repacked(tmp_path / "plain.pt", zipfile.ZIP_DEFLATED),
+        repacked(tmp_path / "plain.pt", zipfile.ZIP_STORED),
+        repacked(tmp_path / "plain.pt", zipfile.ZIP_STORED, swapped),
+        repacked(tmp_path / "plain.pt", zipfile.ZIP_DEFLATED, swapped),
+        tmp_path / "views.pt",
+    ):
+        for whole in (False, True):
+            dataset = open_file(path, 0.1, whole=whole)
+            assert np.array_equal(everything(dataset, "train"), both[:18])
+            numbers = np.array([17, 0, 3])
+            assert np.array_equal(dataset.train.read(numbers).inputs, both[numbers])
+
+
+def test_a_pt_file_whose_records_are_not_its_tensors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({name: torch.from_numpy(array) for name, array in tensors().items()}, tmp_path / "plain.pt")
+    cut = lambda name, data: data[:40] if name.endswith("data/0") else data  # noqa: E731
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with pytest.raises(UserError, match=r'no record has the 800 bytes of "source"|record size \(40 bytes\)'):
+            open_file(repacked(tmp_path / "plain.pt", compression, cut), 0.1)
+    with (
+        zipfile.ZipFile(repacked(tmp_path / "plain.pt", zipfile.ZIP_STORED), "a") as archive,
+        pytest.warns(UserWarning, match="Duplicate name"),
+    ):
+        archive.writestr(next(name for name in archive.namelist() if name.endswith("data/0")), bytes(800))
+    with pytest.raises(UserError, match="two records have one name"):
+        open_file(tmp_path / "again.pt", 0.1)
+    monkeypatch.setattr(tensor_files, "MOST_UNPACKED_BYTES", 1000)
+    with pytest.raises(UserError, match="its records are compressed, and have more than"):
+        open_file(repacked(tmp_path / "plain.pt", zipfile.ZIP_DEFLATED), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets", "told"),
+    [
+        ([4, 2, 3], [0, 96], "tensors overlap"),
+        ([4, 2, 3], [100, 196], "leave a gap, at byte"),
+        ([-4, -2, 3], [96, 192], r'"target" has the shape \[-4, -2, 3\]'),
+        ([1 << 32, 1 << 32, 1], [96, 96], '"target" of .* has 0 bytes'),  # the product is 0 in 64 bits
+    ],
+)
+def test_a_safetensors_header_that_would_map_other_numbers(
+    shape: list[int], offsets: list[int], told: str, tmp_path: Path
+) -> None:
+    entry = {"dtype": "F32", "shape": [4, 2, 3], "data_offsets": [0, 96]}
+    header = json.dumps({"source": entry, "target": entry | {"shape": shape, "data_offsets": offsets}}).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(max(96, offsets[1]))
+    (tmp_path / "mine.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match=told):
+        open_file(tmp_path / "mine.safetensors", 0.5)
+
+
+def test_hdf5_of_another_byte_order_and_compressed(tmp_path: Path) -> None:
+    given = tensors()
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        file.create_dataset("source", data=given["source"].astype(">f4"), dtype=">f4", chunks=(7, 1, 3))
+        file.create_dataset("target", data=given["target"].astype(">f8"), dtype=">f8", compression="gzip")
+    both = np.concatenate([given["source"], given["target"]], axis=1)
+    assert np.array_equal(everything(open_file(tmp_path / "mine.h5", 0.1), "train"), both[:18])
+
+
+def test_our_own_arrays_are_written_row_by_row(tmp_path: Path) -> None:
+    array = np.arange(12, dtype=np.int32).reshape(3, 4).T
+    write_array(tmp_path / "a.npy", array)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), array)
+    assert np.array_equal(open_npy(tmp_path / "a.npy", "")[0:4], array)
+    np.save(tmp_path / "b.npy", array)
+    with pytest.raises(UserError, match="columns follow each other"):
+        open_npy(tmp_path / "b.npy", "")

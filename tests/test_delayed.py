@@ -40,9 +40,9 @@ def test_between_two_updates_of_the_momentum_a_change_counts_alone() -> None:
 def test_a_slow_worker_takes_the_share_of_its_speed() -> None:
     speeds = Speeds(8)
     assert speeds.steps(0) == 8
-    for worker, seconds in ((0, 8.0), (1, 32.0), (2, 8.1), (3, 800.0)):
+    for worker, seconds in ((0, 8.0), (1, 32.0), (2, 8.1), (3, 800.0), (5, 12.0)):
         speeds.record(worker, 8, seconds)
-    assert [speeds.steps(worker) for worker in range(5)] == [8, 2, 8, 1, 8]
+    assert [speeds.steps(worker) for worker in range(6)] == [8, 2, 8, 1, 8, 5]  # 5.6 steps would end after the fastest
 
 
 def test_a_closed_version_refuses_what_comes_later() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import called, environment, make_project
+from test_transport import all_descriptors
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
@@ -595,6 +597,29 @@ def test_who_only_connects_is_no_finding(meeting: Meeting) -> None:
 
 
 @linux
+def test_a_stranger_that_takes_all_descriptors_shuts_no_rank_out(meeting: Meeting) -> None:
+    """Its connections say nothing. While they are there, rank 0 can accept none; the ranks come again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    meeting.thread.start()
+    meeting.connect().close()
+    with socket.socket() as one, socket.socket() as other:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (other.fileno() + 1, hard)
+        )  # no descriptor is free below this number
+        filled = list(all_descriptors())
+        try:
+            for silent in (one, other):
+                silent.connect(("127.0.0.1", meeting.port))  # the kernel has accepted it, and rank 0 cannot
+            time.sleep(0.5)
+        finally:
+            for descriptor in filled:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with meeting.join(1), meeting.join(2):
+            assert meeting.findings() == []
+
+
+@linux
 def test_another_token_is_no_finding_where_all_ranks_came(meeting: Meeting) -> None:
     meeting.thread.start()
     meeting.connect().close()
@@ -734,6 +759,8 @@ def test_with_torchruns_store_the_port_is_another_one() -> None:
         (["site.time=00:10:00"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
         (["--to", "slurm", "--nodes", "2", "--devices", "4"], "--to slurm needs the time limit"),
         (["--to", "ssh"], "--to ssh needs the names of the machines"),
+        (["--hosts", "a:1", "--out", "x.sh"], "--out: is for the script of --to"),
+        (["--to", "local", "--nodes", "1", "--devices", "1", "--out", "no/x.sh"], "there is no folder"),
         (["--json", "no/such/file"], "there is no folder"),
         (["--json", "run.toml"], "--json run.toml: it exists, and is no report of this command"),
         (["--json", "."], "it exists, and is no report of this command"),

@@ -13,8 +13,9 @@ from questions import files, vocabulary
 from runs import called, make_project
 
 from codescent.build import build
+from codescent.config import effects
 from codescent.config.effects import ONLY
-from codescent.config.load import load, shipped
+from codescent.config.load import load, shipped, to_toml
 from codescent.config.words import KEYS
 from codescent.data.text.prepare import prepare
 from codescent.preflight import without_effect
@@ -32,7 +33,7 @@ ALWAYS = {
 }
 """Sections whose keys always have an effect, or are refused."""
 EVERY_RUN = {
-    *("data.task", "data.folder", "data.seq_len", "data.prefetch"),
+    *("data.task", "data.folder", "data.seq_len", "data.prefetch", "data.verify"),
     *("train.num_steps", "train.global_batch_size", "train.microbatch_size", "train.precision", "train.device"),
     *("train.num_epochs", "train.global_batch_tokens"),
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
@@ -42,7 +43,7 @@ EVERY_RUN = {
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
     *("parallel.cut", "parallel.recompute", "parallel.offload", "parallel.data_parallel"),
     *("parallel.bucket_bytes", "parallel.reduce_dtype", "parallel.restarts", "parallel.timeout_s"),
-    *("parallel.meet_s", "parallel.listen"),
+    *("parallel.meet_s", "parallel.listen", "parallel.stopped_s"),
     *("parallel.average_every", "parallel.wire", "parallel.gossip", "parallel.servers"),
     *("checkpoint.every", "checkpoint.last", "checkpoint.keep_last", "profile.active"),
 }
@@ -112,6 +113,17 @@ WIRE = ("parallel.wire=int4", "parallel.wire_from=20")
 SPEEDS = ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.local_steps=by_speed")
 
 
+def test_a_config_that_codescent_writes_has_no_key_without_effect(tmp_path: Path) -> None:
+    loaded = load("default", ["log.sample_tokens=0"])
+    useless = {key for key, _ in effects.without_effect(loaded.config)}
+    assert useless == {"log.sample_prompt", "log.sample_temperature"}
+    (tmp_path / "config.toml").write_text(to_toml(effects.effective(loaded.config)))
+    written = load(tmp_path / "config.toml", [])
+    assert without_effect(written) == []
+    changed = {key for key in KEYS if effects.value_of(written.config, key) != effects.value_of(loaded.config, key)}
+    assert changed == useless, "nothing else is lost"
+
+
 @pytest.mark.parametrize(
     ("words", "useless", "useful", "key", "why"),
     [
@@ -144,9 +156,9 @@ def test_the_key_of_json_lines_needs_json_lines(config: Path, suffix: str) -> No
     for words in ((f"data.corpus={more}",), (f"data.corpus={corpus}", f"data.validation={more}")):
         found = said(config, *words, "data.text_key=body")
         assert bool(found) == (suffix == "txt")
-        assert all(
-            "needs JSON lines (.jsonl, .ndjson), and there are none in the corpus" in one for one in found.values()
-        )
+        assert all("needs JSON lines, and there are none in the corpus" in one for one in found.values())
+    as_text = said(config, f"data.corpus={more}", "data.text_key=body", "data.as_text=true")
+    assert as_text["data.text_key"].endswith("is for JSON lines, and data.as_text reads every file as plain text")
 
 
 def test_what_token_shards_make_useless(config: Path) -> None:

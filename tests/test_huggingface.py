@@ -31,13 +31,18 @@ from transformers import (
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.config.sections import Model
 from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from codescent.huggingface import KINDS, tokens
-from codescent.huggingface.folder import open_folder, parts_of
+from codescent.huggingface.folder import keys_of_model, open_folder, parts_of
+from codescent.huggingface.kind import INERT, NEUTRAL
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import CONTROLS, Controls, tokenizer_files, tokenizer_text
 from codescent.huggingface.write import shards, write_weights
+from codescent.models import SIZES, shape_of
+from codescent.models.llama.declare import LlamaShape
+from codescent.operators.rotary import frequencies
 from codescent.plan import Parameter
 
 GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 24, "vocab_size": 61, "n_positions": 32, "bos_token_id": None}
@@ -147,8 +152,83 @@ def test_llama_3_1_has_its_rotary_scaling_in_the_words_of_transformers_4_and_5(t
     assert difference(model, ours(tmp_path)) < 1e-5
     change(tmp_path, rope_parameters=None, rope_theta=500000.0, rope_scaling=scaling)
     assert difference(model, ours(tmp_path)) < 1e-5
-    change(tmp_path, rope_scaling={**scaling, "factor": 32.0})
-    with pytest.raises(UserError, match=r"rotary scaling .*32\.0.*: codescent has only that of Llama 3\.1"):
+
+
+@pytest.mark.parametrize(
+    ("factor", "low", "high", "length"),
+    [(32.0, 1.0, 4.0, 8192), (2, 0.5, 7.5, 40), (0.5, 1, 2, 16), (8.0, 1.0, 4.0, None)],
+)
+def test_any_rotary_scaling_of_llama_3_has_the_frequencies_and_logits_of_transformers(
+    factor: float, low: float, high: float, length: int | None, tmp_path: Path
+) -> None:
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+    scaling |= {} if length is None else {"original_max_position_embeddings": length}
+    model = llama(rope_parameters={**scaling, "rope_theta": 500.0}, max_position_embeddings=16384)
+    model.save_pretrained(tmp_path)
+    folder = open_folder(tmp_path)
+    assert isinstance(folder.shape, LlamaShape)
+    found = frequencies(folder.shape.head_dim, folder.shape.rope_theta, folder.shape.rope_scaling)
+    torch.testing.assert_close(found.float(), model.model.rotary_emb.inv_freq, rtol=1e-6, atol=0.0)
+    assert difference(model, ours(tmp_path)) < 1e-5
+    # the run's config has the same factors, and an export writes them
+    keys = Model(**keys_of_model(tmp_path)).model_dump()
+    assert shape_of("llama", {name: keys[name] for name in SIZES if name != "head"}) == folder.shape
+    assert open_folder(tmp_path).kind.write(folder.shape)["rope_scaling"] == {
+        **scaling,
+        "original_max_position_embeddings": length or 16384,
+    }
+
+
+def test_rotary_scaling_that_is_none_is_refused(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    scaling = {"rope_type": "llama3", "factor": "8", "low_freq_factor": float("inf"), "high_freq_factor": 4.0}
+    change(tmp_path, rope_parameters={**scaling, "original_max_position_embeddings": 0})
+    with pytest.raises(UserError, match=r'factor = "8", low_freq_factor = Infinity, .*: llama3 needs a number above 0'):
+        open_folder(tmp_path)
+    numbers = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}
+    change(tmp_path, rope_parameters={**scaling, **numbers})
+    with pytest.raises(UserError, match=r"rope_low_freq_factor = 4\.0: must be below .*rope_high_freq_factor = 4\.0"):
+        open_folder(tmp_path)
+    with pytest.raises(UserError, match=r"model\.rope_original_seq_len: given without model\.rope_factor"):
+        shape_of(
+            "llama", {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "vocab_size": 9, "rope_original_seq_len": 8}
+        )
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, bert])
+def test_keys_that_change_no_logit_in_transformers_are_taken_and_named(
+    build: Callable[[], Any], tmp_path: Path
+) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    before = open_folder(tmp_path)
+    assert not before.inert
+    kind = before.kind
+    values = {"num_labels": 3, "_num_labels": 1, "top_k": 3, "temperature": 0.3, "min_length": 2, "num_beams": 2}
+    values |= {"is_llama_config": True, "transformers.js_config": {"dtype": "q4"}, "prefix": "a", "is_decoder": False}
+    keys = {name: values.get(name, 1) for name in (*INERT.split(), *kind.inert.split())}
+    keys |= {name: spellings[0] for name, spellings in {**NEUTRAL, **kind.neutral}.items()}
+    known = set(json.loads((tmp_path / "config.json").read_text())) | set(kind.fixed) | set(kind.ignored.split())
+    keys = {name: value for name, value in keys.items() if name not in known and value is not None}
+    change(tmp_path, **keys)
+    assert {"transformers.js_config", "_num_labels"} <= set(keys)
+    assert (
+        type(model).from_pretrained(tmp_path)(torch.arange(9)[None]).logits.equal(model(torch.arange(9)[None]).logits)
+    )
+    folder = open_folder(tmp_path)
+    assert set(folder.inert) == set(keys)
+    assert folder.shape == before.shape
+    assert difference(model, ours(tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"rope_interleaved": True}, {"sliding_window": 8}, {"pruned_heads": {"0": [1]}}, {"is_encoder_decoder": True}],
+)
+def test_the_same_keys_with_values_that_change_the_model_are_refused(keys: dict[str, Any], tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    change(tmp_path, **keys)
+    with pytest.raises(UserError, match=f"{next(iter(keys))} = .*: not known for llama.*delete it from config"):
         open_folder(tmp_path)
 
 

@@ -254,6 +254,13 @@ def test_data_that_is_not_there(project: Path) -> None:
     ]
 
 
+def test_a_tokenizer_that_the_plan_does_not_need_may_be_on_the_other_machine(project: Path) -> None:
+    words = [*TINY, "data.tokenizer=elsewhere/tokenizer.json", "model.vocab_size=512", *SLURM, CPU]
+    said = "data.tokenizer: elsewhere/tokenizer.json: no such file"
+    assert said in notes(project, *words)
+    assert refused(project, *words, "--submit") == [said]
+
+
 def test_data_that_must_be_downloaded_is_prepared_before(project: Path) -> None:
     words = ["gpt2_124m", "data.corpus=openwebtext", "data.folder=a b", *SLURM, GPU, "--submit"]
     assert refused(project, *words) == [

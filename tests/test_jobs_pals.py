@@ -108,7 +108,7 @@ def test_f18_saved_before_the_limit_and_submitted_again(
     done = ended(text, project, made, nodes=2, ranks=1)
     assert done.returncode == 0, done.stderr
     assert "stopped at step" in done.stdout
-    assert "by the time limit of the job; saved in" in done.stdout
+    assert "by the time limit of the job (CODESCENT_STOP_AT=" in done.stdout
     submitted = (project / "qsub.words").read_text().splitlines()
     assert submitted[-1] == str(project / "job.pbs")
     (variable,) = [word for word in submitted if "CODESCENT_START=1" in word]

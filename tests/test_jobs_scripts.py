@@ -26,6 +26,9 @@ from codescent.jobs.slurm import directive
 from codescent.record import RunFolder
 from codescent.verbs import cli
 
+END = str(int(time.time()) + 100_000)
+"""When SLURM says that the job ends."""
+
 FULL = (
     "site.time=04:00:00", "site.interface=ib0", "site.scratch=scratch/$USER", 'site.modules=["cuda/12.4"]',
     'site.before=["export NCCL_DEBUG=WARN"]',
@@ -72,7 +75,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
         "--open-mode=append", "--requeue", "--signal=USR1@60", "--mail-type=BEGIN,END,FAIL,REQUEUE",
         '--mail-user=me@x.org', '--constraint="a100&ib"',
     ]  # fmt: skip
-    code, found = run_script(text, tmp_path, SAYS_apptainer="70", SLURM_JOB_END_TIME="1000000")
+    code, found = run_script(text, tmp_path, SAYS_apptainer="70", SLURM_JOB_END_TIME=END)
     folders, srun = [one for one in found if one.name == "srun"]
     assert folders.words == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "mkdir", "-p", "scratch/me"]
     image = ["apptainer", "exec", "my image.sif"]
@@ -81,7 +84,7 @@ def test_slurm_starts_a_rank_for_each_device(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert len(srun.env["CODESCENT_TOKEN"]) == 64
     assert srun.env["CODESCENT_MARK"] == str(tmp_path / "runs" / "gpt2_124m")
-    assert srun.env["CODESCENT_STOP_AT"] == str(1_000_000 - 70)  # the end of the job as SLURM says it
+    assert srun.env["CODESCENT_STOP_AT"] == str(int(END) - 70)  # the end of the job as SLURM says it
     assert (srun.env["TMPDIR"], srun.env["GLOO_SOCKET_IFNAME"]) == ("scratch/me", "ib0")
     asked = [one.words for one in found if one.name == "apptainer"]
     assert asked == [[*image[1:], "python3", "-P", "-m", "codescent.jobs.grace", "runs/gpt2_124m", "7200"]]
@@ -112,6 +115,10 @@ def test_slurm_requeues_what_was_saved_before_its_limit(
     stops = {"STOPS_srun": str(code)} if code > 1 else {}
     ended, found = run_script(text, tmp_path, SLURM_JOB_ID="7", **stops, **env)
     assert ended == ends
+    is_last = env == {"SLURM_RESTART_COUNT": "2"}
+    assert (
+        "the last of 3 starts (site.requeues=2). The run goes on by: sbatch " in (tmp_path / "said").read_text()
+    ) == is_last
     asked = [one.words for one in found if one.name == "scontrol" and one.words[0] == "requeue"]
     assert asked == ([["requeue", requeued]] if requeued else [])
     shown = [one.words for one in found if one.name == "scontrol" and one.words[0] == "show"]
@@ -148,6 +155,8 @@ def test_pbs_starts_ranks_by_pals_and_goes_on(tmp_path: Path, capsys: pytest.Cap
         submitted = [one.words for one in found if one.name == "qsub"]
         assert submitted == ([["-v", f"CODESCENT_START={again}", str(tmp_path / "job.pbs")]] if again else [])
         assert code == (0 if again else 75)
+        is_last = f"the last of 21 starts (site.requeues=20). The run goes on by: qsub {tmp_path / 'job.pbs'}"
+        assert (is_last in (tmp_path / "said").read_text()) == (again is None)
     assert run_script(text, tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", CODE_OF_qsub="1")[0] == 75
     _, found = run_script(text, tmp_path, PBS_NODEFILE=nodes, STOPS_mpiexec="75", PBS_ARRAY_INDEX="3")
     (again,) = [one.words for one in found if one.name == "qsub"]  # of an array the element alone
@@ -414,12 +423,17 @@ def test_grace_follows_the_longest_save(tmp_path: Path, capsys: pytest.CaptureFi
     assert (done.returncode, "MOST is a whole number of seconds" in done.stderr) == (2, True), done.stderr
     text = script_of([*CONFIG, *SLURM, GPUS], capsys)
     assert "#SBATCH --signal=USR1@270\n" in text
-    _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME="1000000")
-    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(1_000_000 - 300)
-    _, found = run_script(
-        text.replace("python3 -P -m codescent.jobs.grace", "false"), tmp_path, SLURM_JOB_END_TIME="1000000"
-    )
-    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(1_000_000 - 270)  # as it was when it was written
+    _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME=END)
+    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(int(END) - 300)
+    _, found = run_script(text.replace("python3 -P -m codescent.jobs.grace", "false"), tmp_path, SLURM_JOB_END_TIME=END)
+    assert starts(found, "srun").env["CODESCENT_STOP_AT"] == str(int(END) - 270)  # as it was when it was written
+    for none in (
+        "Unknown",
+        "1700000000",
+    ):  # SLURM knows no end; that of an earlier job, of the shell that has submitted
+        began = int(time.time())
+        _, found = run_script(text, tmp_path, GRACE="300", SLURM_JOB_END_TIME=none)
+        assert int(starts(found, "srun").env["CODESCENT_STOP_AT"]) >= began + 4 * 3600 - 300
 
 
 def test_the_time_limit_counts_from_the_begin_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

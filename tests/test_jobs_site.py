@@ -12,7 +12,7 @@ import pytest
 
 from codescent.base.errors import UserError
 from codescent.jobs.options import ASKED
-from codescent.jobs.site import DEFAULT, KEYS, keys_markdown, load_site, seconds_of
+from codescent.jobs.site import DEFAULT, KEYS, keys_markdown, load_site, memory_bytes, seconds_of
 from codescent.jobs.targets import CHECKED, TARGETS
 from codescent.verbs import cli
 
@@ -33,6 +33,7 @@ def test_a_site_is_a_file_or_a_section_of_one(name: str, where: str) -> None:
     loaded = load_site(name, ["site.time=1-00:30:00", "site.devices=ngpus={n}"])
     assert (loaded.site.account, loaded.site.modules, loaded.site.cores) == ("physics", ["cuda/12.4"], 8)
     assert seconds_of(str(loaded.site.time)) == 24 * 3600 + 1800
+    assert [memory_bytes(f"3{unit}") for unit in "KMGT"] == [3 * 2**power for power in (10, 20, 30, 40)]  # as SLURM
     assert loaded.origins["site.account"] == where
     assert (loaded.origins["site.time"], loaded.origins["site.qos"]) == ("command line", DEFAULT)
     assert loaded.given() == ["account", "time", "cores", "devices", "modules"]

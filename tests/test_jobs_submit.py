@@ -169,7 +169,7 @@ def test_an_accepted_job_keeps_its_script(
     answers(programs, "sbatch", "17\n")
     answers(programs, "qsub", "17\n")
 
-    def fails(path: Path, text: object) -> None:
+    def fails(path: Path, text: object, within: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("codescent.jobs.submitted.write_json", fails)
@@ -427,17 +427,17 @@ def test_a_run_begins_beside_its_jobs() -> None:
 
 
 KILLED = """
-import os, pathlib, sys
+import os, sys
 from codescent.record import RunFolder
-before = pathlib.Path.rename
+before = os.rename
 count = int(sys.argv[2])
-def rename(self, to):
+def rename(name, to, **folders):
     global count
     count -= 1
     if count < 0:
         os._exit(9)
-    return before(self, to)
-pathlib.Path.rename = rename
+    return before(name, to, **folders)
+os.rename = rename
 RunFolder.create(sys.argv[1], "first", {})
 """
 
@@ -559,15 +559,14 @@ def test_other_names_among_the_jobs_do_no_harm() -> None:
 
 
 def test_what_cannot_be_created_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Path.mkdir
+    made = os.mkdir
 
-    def fails(path: Path, *words: object, **named: object) -> None:
-        if path.name == JOBS:
-            RUN.mkdir(parents=True)
+    def fails(path: str, *words: object, **named: object) -> None:
+        if path == JOBS:
             raise OSError(28, "No space left on device")
         made(path, *words, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Path, "mkdir", fails)
+    monkeypatch.setattr(os, "mkdir", fails)
     with pytest.raises(UserError, match="No space left on device"):
         new_folder(RUN)
     assert not RUN.parent.exists()

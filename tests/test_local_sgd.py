@@ -197,6 +197,11 @@ def test_rounds_are_those_of_the_formulas(forker: Forker, tmp_path: Path, name: 
     counts = torch.randint(1, 9, (steps, ranks), generator=generator).tolist()
     config = case("fp64", dp_replicate=ranks, model={"num_layers": 4}, **keys)["config"]
     found = forker.call("local_sgd_ranks:averaged", tmp_path, ranks, config=config, pulls=pulls, losses=counts)
+    distances = [one.pop("distance") for one in found]
+    for one in distances if name == "mean" else ():  # each round alone, whatever the rounds before it had
+        assert len(one) == 4 * steps // keys["average_every"]
+        for begin in range(0, len(one), 4):
+            assert one[begin : begin + 2] == pytest.approx(one[begin + 2 : begin + 4], rel=1e-9)
     for number, parameter in enumerate(found[0]):
         fragment = block_of(parameter, 4) % keys.get("fragments", 1)
         wanted = simulated(number, LEAVES[name][fragment], pulls, counts, keys)

@@ -105,6 +105,34 @@ def test_full_recompute_adds_the_forward_pass_of_the_blocks(kind: str) -> None:
     assert full.hardware_flops == full.total_flops + full.recomputed_flops
 
 
+def test_the_head_of_a_bert_counts_at_the_positions_that_it_reads() -> None:
+    """Counted by hand: 19 of 128 positions have a loss. Nothing of the head reads the others."""
+    length, masked, norm = 128, 19, 2 * D
+    words = {"num_layers": 3, "num_heads": H, "hidden_dim": D, "ffn_dim": F, "seq_len": length}
+    found = build(
+        Config.model_validate({"model": {"kind": "bert", **words}, "train": {"global_batch_size": BATCH}}), V, 1
+    ).flops()
+    block = (3 * D * D + 3 * D) + (D * D + D) + (D * F + F) + (F * D + D) + 2 * norm
+    everywhere = (length + 2) * D + norm + 3 * block  # positions and segments, their norm
+    head = (D * D + D) + norm + V * D + V
+    assert found.dense_flops == pytest.approx(6 * BATCH * (length * everywhere + masked * head), rel=1e-12)
+
+
+@pytest.mark.parametrize("norm_is", ["first", "last"])
+def test_the_norms_of_an_encoder_decoder_count_in_their_own_sequence(norm_is: str) -> None:
+    source, target, norm = 8, 4, 2 * D
+    words = {"num_encoder_layers": 3, "num_decoder_layers": 2, "num_heads": H, "hidden_dim": D, "ffn_dim": F}
+    words |= {"source_len": source, "target_len": target, "norm": norm_is}
+    found = build(
+        Config.model_validate({"model": {"kind": "transformer", **words}, "train": {"global_batch_size": BATCH}}), V, 1
+    ).flops()
+    square, ffn = D * D + D, (D * F + F) + (F * D + D)
+    encoder = 3 * (4 * square + ffn + 2 * norm) + norm
+    decoder = 2 * (4 * square + 2 * square + ffn + 3 * norm) + norm + V * D
+    cross = 2 * 2 * square  # keys and values of the source
+    assert found.dense_flops == pytest.approx(6 * BATCH * (source * (encoder + cross) + target * decoder), rel=1e-12)
+
+
 @pytest.mark.parametrize("kind", SIZES)
 def test_selective_recompute_adds_the_products_of_queries_and_keys(kind: str) -> None:
     assert flops("selective", kind).recomputed_flops == BATCH * 3 * 2 * T * T * D
@@ -137,9 +165,8 @@ def test_an_encoder_decoder_recomputes_each_stream(causal: bool) -> None:
         for recompute in ("full", "selective")
     }
     square, ffn = D * D, 2 * D * F
-    norms = 3 * D * (source + target)  # 6 N counts a norm at all positions; the encoder has one at its end
-    encoder = source * (4 * square + ffn) + norms
-    decoder = target * (4 * square + 2 * square + ffn) + source * 2 * square + norms
+    encoder = source * (4 * square + ffn + 3 * D)  # the third norm is at the encoder's end
+    decoder = target * (4 * square + 2 * square + ffn + 3 * D) + source * 2 * square
     pairs = source**2 + 2 * (target**2 + target * source)
     assert found["full"].recomputed_flops == BATCH * (2 * (encoder + 2 * decoder) + 4 * pairs * D)
     assert found["selective"].recomputed_flops == (BATCH * 2 * 2 * target**2 * D if causal else 0)

@@ -192,6 +192,7 @@ def test_by_the_same_update_a_failed_run_goes_on_from_its_newest_checkpoint(proj
 
 def test_the_advice_lowers_the_rates_of_muon_and_of_the_outer_optimizer_too() -> None:
     report, optimizer = Report.__new__(Report), Optimizer(kind="muon", learning_rate=0.003, muon_learning_rate=0.02)
+    report.bad_data = []
     report.run = SimpleNamespace(  # type: ignore[assignment]
         path=Path("runs/a"),
         checkpoints=SimpleNamespace(newest_step=lambda before: 3),

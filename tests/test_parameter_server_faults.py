@@ -7,7 +7,9 @@ import functools
 import json
 import re
 import signal
+import socket
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -127,6 +129,65 @@ def test_a_worker_that_hangs_is_named(runs: Runs, words: tuple[str, ...], server
 
 
 LONG = ("train.num_steps=40", "checkpoint.every=10", "optimizer.decay_steps=40")
+
+
+ROUNDS = ("parallel.average_every=2",)
+GOSSIP = ("parallel.gossip=pairs", "parallel.gossip_mode=asynchronous")
+LIES = [
+    ("PUSH portion [null,1]", MODES["synchronous"]),
+    ('PUSH portion "none"', MODES["asynchronous"]),
+    ('PUSH loss "NaN"', MODES["synchronous"]),
+    ("PUSH losses -1", MODES["synchronous"]),
+    ("PUSH ticket", MODES["asynchronous"]),
+    ("PUSH stop 0.5", MODES["synchronous"]),
+    ("PUSH count 1e999", ROUNDS),
+    ("PUSH first 7", ROUNDS),
+    ("PULL have [1]", MODES["synchronous"]),
+    ("PULL after NaN", MODES["asynchronous"]),
+    ("ASK known 1000000", MODES["synchronous"]),
+    ("ASK known {}", GOSSIP),
+    ("ASK report.portion [1,2,3]", GOSSIP),
+    ("EXCHANGE average null", GOSSIP),
+]
+
+
+@pytest.mark.parametrize(("lie", "words"), LIES)
+def test_a_rank_that_sends_nonsense_is_named_and_all_ranks_end(runs: Runs, lie: str, words: tuple[str, ...]) -> None:
+    """No launcher ends the ranks here: each hears why the run is over, long before it has waited for its timeout."""
+    name = lie.split()[1]
+    codes, said = with_nonsense(runs, f"lies {lie}", words)
+    assert set(codes) - {None} == {1}, said
+    assert f"rank {int(not lie.startswith('EXCHANGE'))} (on {socket.gethostname()}) sent " in said
+    assert ("with steps 7 to" if name == "first" else name.rpartition(".")[2]) in said
+    assert "Traceback" not in said
+
+
+def test_gradients_that_do_not_decode_are_nonsense(runs: Runs) -> None:
+    codes, said = with_nonsense(runs, "sends_outside 3", ("parallel.wire=topk:0.1",))
+    assert set(codes) - {None} == {1}, said
+    assert "sent a push with gradients that are none" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("words", [MODES["synchronous"], MODES["asynchronous"], ROUNDS])
+def test_a_rank_that_alone_pushes_nan_is_named_not_the_optimizer(runs: Runs, words: tuple[str, ...]) -> None:
+    codes, said = with_nonsense(runs, "poisons 3", words)
+    assert set(codes) - {None} == {1}, said
+    assert f"rank 1 (on {socket.gethostname()})" in said
+    assert "look at" in said
+    assert "optimizer.learning_rate" not in said
+
+
+def with_nonsense(runs: Runs, fault: str, words: Sequence[str]) -> tuple[list[int], str]:
+    """A run of two workers, and a server where it has one. Rank 1 has a fault; rank 0, if it begins averages alone.
+
+    Returns exit codes, and what was said. None: a rank was slow, and the forker has ended it soon after the others.
+    """
+    servers = () if "parallel.gossip=pairs" in words else ("parallel.servers=1",)
+    name = f"run.name=nonsense-{zlib.crc32(repr((fault, words)).encode())}"
+    options = {"words": [*FP64, *servers, *words, name], "fault": fault, "rank": int("EXCHANGE" not in fault)}
+    codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 2 + len(servers), options)
+    return codes, said
 
 
 def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:

@@ -1,10 +1,9 @@
-"""In: times of products and of steps. Out: the peak is the fastest product ever measured; MFU is relative to it.
+"""In: times of products and of steps. Out: the peak is the fastest product at the begin; MFU is relative to it.
 Does not measure this machine: the times are given."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,31 +65,12 @@ def test_matrices_of_the_peak_are_no_part_of_the_memory_of_a_run(monkeypatch: py
     assert not asked
 
 
-def reporting(peaks: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> tuple[Report, list[Any], Iterator[float]]:
-    """A report of two ranks whose first product was 1 GFLOP/s and the next ones `peaks`; its events; what is left."""
-    left, events = iter(peaks), []
-    monkeypatch.setattr(machine, "peak_flops_per_s", lambda device, precision: next(left))
+def test_a_step_above_the_peak_is_not_cut_off_and_no_report_measures_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is that of the begin: rank 0 would measure it while the others wait in their next step."""
+    monkeypatch.setattr(machine, "peak_flops_per_s", lambda device, precision: pytest.fail("measured beside a step"))
+    monkeypatch.setattr(torch, "mm", lambda *_: pytest.fail("a report multiplies matrices"))
     report = Report.__new__(Report)
-    report.peak, report.above = 1e9, 0
-    folder = SimpleNamespace(event=lambda kind, **fields: events.append((kind, fields)))
+    report.peak = 1e9
     world = SimpleNamespace(device=CPU, place=SimpleNamespace(world_size=2))
-    report.run = SimpleNamespace(  # type: ignore[assignment]
-        folder=folder, world=world, plan=SimpleNamespace(devices=1), machine={"peak_precision": "fp32"}
-    )
-    return report, events, left
-
-
-def test_a_step_above_the_peak_measures_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, events, left = reporting([4e9, 9e9], monkeypatch)
-    assert report._mfu(1, 1e9) == 0.5
-    assert report._mfu(2, 4e9) == 0.5  # 200 % of the first measurement
-    assert events == [("peak", {"step": 2, "peak_flops_per_s": 4e9})]
-    assert report._mfu(3, 2e9) == 0.25
-    assert next(left) == 9e9
-
-
-def test_a_step_that_stays_above_is_not_cut_off_and_is_not_measured_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, events, left = reporting([0.5e9] * 9, monkeypatch)
-    assert [report._mfu(step, 4e9) for step in range(100)] == [2.0] * 100
-    assert events == []
-    assert len(list(left)) == 9 - 7  # after 1, 2, 4, 8, 16, 32, 64 steps
+    report.run = SimpleNamespace(world=world, plan=SimpleNamespace(devices=1))  # type: ignore[assignment]
+    assert [report._mfu(flops) for flops in (1e9, 4e9, 2e9)] == [0.5, 2.0, 1.0]

@@ -4,6 +4,7 @@ Skips without root or SLURM's programs (tests/slurm_cluster.py says what to inst
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from scripts import script_of
 from slurm_cluster import Cluster
 
 from codescent.record import RunFolder
+from codescent.verbs import cli
 
 SITE = ("site.time=00:10:00", "site.devices=none")
 TWO = (*SITE, "--to", "slurm", "--nodes", "2", "--devices", "1")
@@ -131,6 +133,51 @@ def test_sbatch_finds_nothing_wrong(slurm: Cluster, project: Path, capsys: pytes
     script = saved(project, capsys, "places.py", *TWO)
     assert "to start at" in slurm.tried("sbatch", "--test-only", str(script)).stderr
     assert slurm.called("squeue", "--noheader") == ""
+
+
+# the doctor
+
+
+def test_the_doctor_knows_its_own_job_and_an_earlier_start(
+    slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """srun and the script are no leftovers, though they are above no rank. The hosts of this test share all processes,
+    also with other tests."""
+    assert cli.run(["doctor", "run.toml", "--no-bandwidth", *TWO]) == 0
+    path = project / "job.sbatch"
+    path.write_text(capsys.readouterr().out)
+    (mark,) = re.findall(r"export CODESCENT_MARK=(.*)", path.read_text())
+    assert f"the run {mark} is still there" not in told(slurm, project, path)
+    env = {**os.environ, "CODESCENT_MARK": mark, "CODESCENT_TOKEN": "of an earlier start"}
+    with subprocess.Popen(["sleep", "600"], env=env) as left:
+        said = told(slurm, project, path)
+        left.kill()
+    assert f"the run {mark} is still there: process {left.pid} (sleep 600) " in said
+
+
+def told(slurm: Cluster, project: Path, script: Path) -> str:
+    """What the doctor says as a job, in one line."""
+    job = slurm.submit(script)
+    slurm.ended(job)
+    said = " ".join(next(project.glob(f"*-{job}.log")).read_text().split())
+    assert said.startswith("2 ranks on 2 hosts")
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [("--nodes", "1", "--devices", "4"), ("--nodes", "2", "--devices", "1")])
+def test_a_config_that_is_refused_ends_the_job_with_2(
+    slurm: Cluster, project: Path, capsys: pytest.CaptureFixture[str], nodes: tuple[str, ...]
+) -> None:
+    """srun ends the ranks that are slower by SIGTERM, and ends with 143 itself. The message is printed once."""
+    script = saved(project, capsys, "run.toml", "run.name=wrong", *SITE, "--to", "slurm", *nodes)
+    config = (project / "run.toml").read_text()
+    (project / "run.toml").write_text(f"{config}\n[nosuch]\nkey = 1\n")
+    job = slurm.submit(script)
+    state = slurm.ended(job)
+    log = log_of(project, "wrong", job)
+    assert state == ("FAILED", "2:0"), log
+    assert log.count("error: run.toml") == 1, log
 
 
 # runs

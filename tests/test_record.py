@@ -276,7 +276,7 @@ from codescent.record import RunFolder
 seen = 0
 def hook(event, arguments):
     global seen
-    if event in ("os.mkdir", "os.rename") or (event == "open" and isinstance(arguments[2], int) and arguments[2] & 1):
+    if event in ("os.mkdir", "os.rename") or (event == "open" and isinstance(arguments[2], int) and arguments[2] & 3):
         seen += 1
         if seen == int(sys.argv[2]):
             os.kill(os.getpid(), 9)

@@ -14,6 +14,7 @@ import pytest
 from reported import STEP_S, make_run, plan_of
 from runs import called
 
+from codescent.base.amounts import of_rate
 from codescent.plan.pipeline import SCHEDULES
 from codescent.report import findings
 from codescent.report.markdown import markdown, plain
@@ -146,6 +147,17 @@ def test_a_rank_that_others_wait_for_is_named(tmp_path: Path, words: tuple[str, 
     ]
 
 
+def test_a_server_counts_as_a_rank_and_has_a_row(tmp_path: Path) -> None:
+    make_run(tmp_path / "served", 3, "parallel.servers=1", "train.global_batch_size=8")
+    run = open_run(tmp_path / "served")
+    assert (run.num_ranks, run.num_workers, len(run.hosts), len(run.peak_memory_bytes)) == (3, 2, 3, 3)
+    assert [parts.rank for parts in parts_of_ranks(run)] == [0, 1], "means are over the ranks that compute"
+    text = markdown(report([run]))
+    assert "on 3 ranks" in text
+    assert "dp\\_replicate 2, 1 server" in text
+    assert "served, rank 2: server" in text
+
+
 def test_a_slow_stage_is_compared_by_the_work_that_the_plan_gives_it(tmp_path: Path) -> None:
     """More work is not slow."""
     words = ("parallel.pp=4",)
@@ -181,6 +193,52 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
         *(line for line in odd if "should have the losses of" in line),
     ]
     assert any(line.startswith("other: should have the losses of nan") for line in odd)
+
+
+def test_a_run_that_computes_much_slower_on_the_same_processor_is_named(tmp_path: Path) -> None:
+    """Computing is compared, by core. Waiting for others, another processor, and less than 3 times name no run."""
+    others = {"peak_others": {"cores": 64, "used": 60.25, "wanted": 1}}
+    alike = {0: 13.0, 1: 13.0}
+    make_run(tmp_path / "fast", 2, environment={"peak_others": {"x": 1}})
+    make_run(tmp_path / "waits", 2, slower={0: 0.9, 1: 2.9})
+    make_run(tmp_path / "slow", 2, slower=alike, environment={"peak_flops_per_s": 1e11, **others})
+    make_run(tmp_path / "elsewhere", 2, slower=alike, environment={"processor": "another"})
+    make_run(tmp_path / "as slow", 2, slower=alike)
+    answers = said(tmp_path, "fast", "waits", "slow", "elsewhere", "as slow")
+    plan = plan_of(2)
+    fast, slow = (of_rate(plan.flops().total_flops / seconds / 2, "FLOP/s") for seconds in (0.06, 0.78))
+    begin = f"computes 13 times slower than fast, the same model on the same processor: {slow} a core, not {fast}."
+    assert [line for line in answers["What is odd?"] if "times slower" in line] == [
+        f"slow: {begin} Why: products of matrices were 10.0 times slower when it began, while other programs used "
+        "60.2 of 64 cores.",
+        f"as slow: {begin} Other programs may have used the cores.",
+    ]
+    (line,) = [line for line in answers["How fast is it?"] if line.startswith("slow:")]
+    assert line.endswith("of the measured peak (other programs used 60.2 of 64 cores then).")
+
+
+def test_one_process_does_not_communicate(tmp_path: Path) -> None:
+    """Older versions counted as waiting what one rank does to complete its gradients."""
+    make_run(tmp_path / "one", slower={0: 0.5})
+    (one,) = summaries([open_run(tmp_path / "one")])
+    assert one.shares["communication_s"] == 0
+    assert one.shares["other_s"] > 0.2
+    assert sum(one.shares.values()) == pytest.approx(1)
+    lines = [line for line in markdown(report([one.run])).splitlines() if line.startswith("|")]
+    for column in ("communication", "bubble", "sent", "bubble, measured"):
+        titles, cells = next(
+            (lines[number].split("|"), lines[number + 2].split("|"))
+            for number, line in enumerate(lines)
+            if f"| {column} |" in line
+        )
+        assert cells[titles.index(f" {column} ")].strip() == "–", column
+
+
+def test_what_runs_do_beside_their_steps_is_said(tmp_path: Path) -> None:
+    events = [("beside", {"seconds": {"validation": 2.0, "save": 0.5}}), ("beside", {"seconds": {"validation": 1.0}})]
+    make_run(tmp_path / "run", 2, events=(*events, ("beside", {"seconds": "damaged"}), ("end", {})))
+    text = markdown(report([open_run(tmp_path / "run")]))
+    assert "run: 3.50 s beside its steps: validation 3.00 s, save 500 ms." in " ".join(text.split())
 
 
 def test_one_plan_and_one_config_are_called_the_same(tmp_path: Path) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from reported import make_run
 from runs import called
+
+from codescent.study import Kind
+from codescent.study.folder import Definition, StudyFolder
+from codescent.study.points import Spec
 
 pytestmark = pytest.mark.browser
 
@@ -81,6 +86,30 @@ def test_nothing_is_wider_than_the_window(page: tuple[Any, list[str]], width: in
     bright = [sum(map(int, colour[4:-1].split(","))) > 380 for colour in (ink, paper)]
     assert bright == ([False, True] if scheme == "light" else [True, False])
     assert said == []
+
+
+def test_a_study_begins_with_its_figures_and_its_tables_need_no_scrolling(browser: Any, tmp_path: Path) -> None:
+    specs = [
+        Spec(f"batch=16 threads={n}", f"b-{n}", {"batch": 16, "threads": n}, {"train.num_threads": n}, 1)
+        for n in (1, 2, 16)
+    ]
+    definition = Definition(
+        name="threads", kind=Kind.THREADS, config="default", repeats=3, steps=15, warmup=5, baseline={"threads": 1},
+        axes=["batch", "threads"], specs=specs, refused={},
+    )  # fmt: skip
+    folder = StudyFolder.create(tmp_path / "threads", definition)
+    for spec in specs:
+        make_run(folder.run_path(spec, 1), steps=20, environment={"num_threads": spec.axes["threads"]})
+    assert called(tmp_path, "report", "threads", "--out", "report.html").returncode == 0
+    found = browser.new_page()
+    found.set_viewport_size({"width": 1280, "height": 900})
+    found.goto((tmp_path / "report.html").as_uri())
+    assert found.locator("figure.picture").first.bounding_box()["y"] < 300
+    widths = "[...document.querySelectorAll('#study .wide')].map((one) => [one.scrollWidth, one.clientWidth])"
+    shown = found.evaluate(widths)
+    assert len(shown) == 3, "times, rates, laws"
+    assert all(needed <= there for needed, there in shown)
+    found.close()
 
 
 def test_tables_sort_by_number_and_back(page: tuple[Any, list[str]]) -> None:

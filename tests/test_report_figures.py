@@ -166,17 +166,24 @@ def test_points_without_workers_are_bars() -> None:
 def test_a_study_without_numbers_has_no_figures_but_its_table() -> None:
     study = replace(STUDY, groups=[Group("", [REFUSED, LOST], "ranks=1")])
     assert pictures(study) == {}
-    table = study_tables.points(study)
+    table, marks = study_tables.tables(study)
+    assert isinstance(table, Table)
+    assert isinstance(marks, Words)
     assert [row[1].text for row in table.rows] == ["refused", "out of memory"]
     assert all(row[1].odd for row in table.rows)
 
 
 def test_the_tables_of_a_study() -> None:
-    table = study_tables.points(STUDY)
-    titles = [column.title for column in table.columns]
-    row = dict(zip(titles, table.rows[1], strict=True))
-    assert (row["point"].text, row["speed-up"].text, row["efficiency"].text) == ("ranks=2 batch=4", "2.29x", "114 %")
-    assert (row["step"].text, row["GFLOP/s"].text, row["marks"].text) == ("3.50 s ± 15 %", "0.286", "super-linear")
+    times, rates, marks = study_tables.tables(STUDY)
+    assert isinstance(times, Table)
+    assert isinstance(rates, Table)
+    assert isinstance(marks, Words)
+    row = dict(zip([column.title for column in times.columns], times.rows[1], strict=True))
+    assert (row["point"].text, row["speed-up"].text, row["efficiency"].text) == ("ranks=2 batch=4", "2.3x", "110 %")
+    assert (row["step"].text, row["marks"].text) == ("3.50 s ± 15 %", "1")
+    assert marks.paragraphs[0] == "1. ranks=2 batch=4: super-linear"
+    row = dict(zip([column.title for column in rates.columns], rates.rows[1], strict=True))
+    assert (row["point"].text, row["GFLOP/s"].text) == ("ranks=2 batch=4", "0.29")
     fits = list(study_tables.fits(STUDY))
     assert isinstance(fits[0], Table)
     assert [cell.text for cell in fits[0].rows[0]] == [
@@ -185,7 +192,7 @@ def test_the_tables_of_a_study() -> None:
     assert isinstance(fits[1], Words)
     assert fits[1].paragraphs == ["Not fitted, Gustafson: too few points (batch=4, batch=8)."]
     answers = {answer.question: answer.sentences for answer in study_tables.answers(STUDY, [])}
-    assert answers["Which points are the fastest?"][0] == ("ranks=8 batch=8", "50.0 tokens/s, 4.00 times its baseline.")
+    assert answers["Which points are the fastest?"][0] == ("ranks=8 batch=8", "50.0 tokens/s, 4.0 times its baseline.")
     assert ("ranks=4 batch=8", "out of memory: it needs 9 GiB") in answers["Which points are missing or marked?"]
 
 

@@ -29,6 +29,7 @@ from codescent.results import (
     open_run,
     open_runs,
     parts_of_ranks,
+    rate,
     spread,
     stopped_by_signals,
 )
@@ -114,6 +115,14 @@ def test_what_all_commands_ask_of_a_run(tmp_path: Path) -> None:
     assert (older.peak_memory_bytes, older.hosts, older.crowd) == ([2**30], ["", "", ""], None)
 
 
+def test_a_row_of_ranks_counts_as_many_times_as_it_has_steps(tmp_path: Path) -> None:
+    """One step at twice the speed, after rows of 40 steps: (40 x 0.06 + 0.03) / 41 s of passes."""
+    folder = make_run(tmp_path / "run", 1)
+    write(folder.path, [of_rank(41, 1, 0, 0.5)])
+    (parts,) = parts_of_ranks(open_run(folder.path))
+    assert (parts.steps, parts.compute_s) == (41, pytest.approx((40 * 0.06 + 0.03) / 41))
+
+
 def test_a_plan_whose_lists_cannot_be_walked_is_named(pipeline: RunFolder, tmp_path: Path) -> None:
     plan = json.loads((pipeline.path / "plan.json").read_text())
     whole = plan["schedule"]["programs"][0]
@@ -157,6 +166,21 @@ def test_the_bootstrap_has_the_interval_of_the_normal_mean() -> None:
 def test_a_ratio_of_two_samples() -> None:
     found = bootstrap([2.0, 2.0, 2.0], [1.0, 1.0], statistic=lambda a, b: np.median(a, axis=-1) / np.median(b, axis=-1))
     assert found == (2.0, 2.0, 2.0)
+
+
+def test_two_samples_are_drawn_by_themselves() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    found = bootstrap(values, values, statistic=lambda a, b: np.median(a, axis=-1) / np.median(b, axis=-1))
+    assert found.value == 1
+    assert found.low < 0.6 < 1.6 < found.high
+
+
+def test_a_rate_is_the_median_work_over_the_median_time() -> None:
+    """The median of 10 / 1 and 10 / 3 is 6.7; what is done in the median time of 2 s is 5 a second."""
+    found = rate([10.0, 10.0], [1.0, 3.0])
+    assert found.value == 5
+    assert (found.low, found.high) == (pytest.approx(10 / 3), pytest.approx(10))
+    assert rate([10.0, 30.0], [1.0, 3.0]) == (10, 10, 10), "work and time of a repeat are drawn together"
 
 
 def test_the_interval_of_many_values_is_that_of_the_bootstrap() -> None:

@@ -141,16 +141,30 @@ def test_one_process_answers_at_once(project: Path, forker: Forker, runs: list[R
     assert resumed_steps(project, forker) == 0
 
 
-def test_a_rank_for_which_the_others_waited_in_vain_is_the_cause(project: Path, runs: list[Run]) -> None:
-    words = [sys.executable, "-m", "codescent", "train", "run.toml", "--ranks", "2", "parallel.timeout_s=4", *ENDLESS]
+@pytest.mark.parametrize(
+    ("word", "says", "ends"),
+    [
+        ("parallel.timeout_s=4", r"for 4 s \(parallel\.timeout_s\), then the run ends; with parallel\.stopped_s=", 1),
+        ("parallel.stopped_s=2", r"for 2 s \(parallel\.stopped_s\), then it is ended", 137),
+    ],
+)
+def test_a_rank_for_which_the_others_waited_in_vain_is_the_cause(
+    project: Path, runs: list[Run], word: str, says: str, ends: int
+) -> None:
+    words = [sys.executable, "-m", "codescent", "train", "run.toml", "--ranks", "2", word, *ENDLESS]
     runs.append(run := Run(project, 2, words))
     run.steps()
     victim = run.ranks[1]
     victim.send_signal(signal.SIGSTOP)
     code, _, err = run.end()
-    assert code == 1
+    assert code == ends
+    assert re.search(rf"rank 1 of 2 \(pid {victim.pid}\) is stopped .*: the others wait for it {says}", err)
     assert re.search(rf"codescent: the cause: rank 1 \(pid {victim.pid}\) is stopped", err)
-    assert err.index("the cause: rank 1") < err.index("rank 0 of 2")
+    is_ended = (
+        f"rank 1 of 2 (pid {victim.pid}) is stopped (SIGCONT continues it), and is ended now (parallel.stopped_s)"
+    )
+    assert (is_ended in err) == (ends == 137)
+    assert ends == 137 or err.index("the cause: rank 1") < err.index("rank 0 of 2")
 
 
 @pytest.mark.parametrize("address", ["", pytest.param("localhost", marks=pytest.mark.slow), socket.gethostname()])

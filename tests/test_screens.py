@@ -106,6 +106,26 @@ def shown(width: int | None, step: int, num_steps: int, rate: float, mfu: float,
     return out.getvalue()
 
 
+def test_the_losses_stay_above_the_bar_and_the_last_step_comes_before_the_end() -> None:
+    """On a terminal of 80 columns, as a person sees it: what is printed stays, the bar is gone."""
+    display, out = Display(shown=True, num_steps=9, first_step=0), io.StringIO()
+    display.console = Console(file=out, force_terminal=True, width=80, highlight=False, soft_wrap=True)
+    with display:
+        for step in range(1, 8):
+            display.step(step, 8.0 - step, 1e4, 0.5, 2**30, due=step % 3 == 0)
+        display.last()
+        display.say("stopped at step 7")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert "━" in text, "a bar at 80 columns"
+    kept = [line for line in re.split(r"[\r\n]+", text) if "tok/s" in line or "stopped" in line]
+    assert [line.split("  loss")[0].strip() for line in kept] == [
+        "step 3/9",
+        "step 6/9",
+        "step 7/9",
+        "stopped at step 7",
+    ]
+
+
 @given(
     st.sampled_from((None, 80, 120)),
     st.integers(1, 600_000),
@@ -116,7 +136,7 @@ def shown(width: int | None, step: int, num_steps: int, rate: float, mfu: float,
 def test_a_step_is_one_line_of_80_columns(width: int | None, step: int, rate: float, mfu: float, peak: int) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown(width, step, 600_000, rate, mfu, peak, 12.345678))
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
-    line = lines[-1].rstrip("━╸╺ ")
+    line = next(line for line in lines if "tok/s" in line)
     assert len(line) <= 80
     number = r"[\d.,]+"
     parts = (f"loss {number}", f"{number}[kM]? tok/s", f"MFU {number}%", f"peak {number} [GM]iB", r"ETA [\d:dh]+")

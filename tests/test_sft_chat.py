@@ -280,14 +280,44 @@ ASKED = {"role": "user", "content": "no?"}
         ({"messages": None}, '"messages": a list of messages is needed, found NoneType'),
         ({"messages": []}, '"messages": the list is empty'),
         ({"messages": ["hello", SAID]}, "message 1: an object with a role and a content is needed, found str"),
-        ({"messages": [{"content": "a"}, SAID]}, "message 1: no role: it must be one of system, user, assistant"),
-        ({"messages": [{**ASKED, "role": "human"}, SAID]}, 'message 1: the role "human": it must be one of system, us'),
+        ({"messages": [{"content": "a"}, SAID]}, "message 1: no role: it must be one of system, developer, user"),
+        ({"messages": [{**ASKED, "role": "human"}, SAID]}, 'message 1: the role "human": it must be one of system, de'),
         ({"messages": [{**ASKED, "role": ["user"]}, SAID]}, 'message 1: the role ["user"]: it must be one of'),
         ({"messages": [ASKED, {"role": "assistant"}]}, 'message 2: the "content" of the role "assistant" is missing'),
         (
             {"messages": [{**ASKED, "content": [1]}, SAID]},
-            'message 1: the "content" of the role "user" is list, not te',
+            'message 1: part 1 of the "content" of the role "user": an object with a type is needed, found int',
         ),
+        (
+            {"messages": [{**ASKED, "content": [{"type": "image_url"}]}, SAID]},
+            'message 1: part 1 of the "content" of the role "user": the type is "image_url"; models read text only',
+        ),
+        (
+            {"messages": [{**ASKED, "content": [{"type": "text"}]}, SAID]},
+            'message 1: part 1 of the "content" of the role "user": it has no "text"',
+        ),
+        ({"messages": [{**ASKED, "content": 1}, SAID]}, 'message 1: the "content" of the role "user" is int, not text'),
+        ({"messages": [ASKED, {**SAID, "content": None}]}, 'message 2: the "content" of the role "assistant" is NoneT'),
+        (
+            {"messages": [ASKED, {**SAID, "content": [], "tool_calls": []}]},
+            "message 2: the content of the assistant is",
+        ),
+        (
+            {"messages": [ASKED, {**SAID, "tool_calls": "f()"}]},
+            'message 2: its "tool_calls": a list of objects is need',
+        ),
+        ({"messages": [ASKED, {**SAID, "weight": 0.5}]}, "message 2: its weight is 0.5: it must be 0 (no losses) or 1"),
+        ({"messages": [ASKED, {**SAID, "weight": 0}]}, 'every message of the role "assistant" has weight 0: there is'),
+        ({"messages": [ASKED, SAID], "tools": {}}, '"tools": a list of objects, one for each tool, is needed, found d'),
+        (
+            {"messages": [ASKED, SAID], "tools": "[1]"},
+            '"tools": a list of objects, one for each tool, is needed, found',
+        ),
+        (
+            {"messages": [ASKED, SAID], "tools": "[{"},
+            '"tools": a list of objects, one for each tool, is needed, found s',
+        ),
+        ({"messages": [ASKED, SAID], "tools": [{"a": "\ud800"}]}, '"tools" holds half of a surrogate pair'),
         ({"messages": [{**ASKED, "content": "\ud800"}, SAID]}, 'message 1: its "content" holds half of a surrogate'),
         ({"messages": [{**ASKED, "a": [{"\udc00": 1}]}, SAID]}, 'message 1: its "a" holds half of a surrogate'),
         ({"messages": [ASKED, {**SAID, "content": ""}]}, "message 2: the content of the assistant is empty"),
@@ -303,15 +333,21 @@ def test_lines_that_are_no_conversations(tmp_path: Path, line: object, expected:
     assert caught.value.problems[1] == f"{corpus}:3: a JSON object is needed, found list"
 
 
-def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_told(tmp_path: Path) -> None:
+def test_messages_after_a_prompt_are_refused_and_each_problem_is_told_once(tmp_path: Path) -> None:
     pair = {"prompt": "a", "response": "b"}
+    wrong = [{"messages": [{**ASKED, "role": f"r{n}"}, SAID]} for n in range(25)]
     corpus = Path(write(tmp_path / "a.jsonl", pair, *[{"messages": [ASKED, SAID]}] * 30))
-    with pytest.raises(UserError, match="all lines must have one kind") as caught:
+    with pytest.raises(UserError) as caught:
         read_conversations(corpus, Data.model_construct(), with_template=True)
-    assert caught.value.problems[0].startswith(
-        f"{corpus}:2: messages, but the first line ({corpus}:1) has a prompt and a response"
+    assert caught.value.problems == (
+        f"{corpus}:2: messages, but the first line ({corpus}:1) has a prompt and a response: all lines must have one "
+        "kind (and 29 more lines)",
     )
-    assert caught.value.problems[20:] == (f"{corpus}: 10 more problems",)
+    write(corpus, *wrong)
+    with pytest.raises(UserError) as caught:
+        read_conversations(corpus, Data.model_construct(), with_template=True)
+    assert caught.value.problems[19].startswith(f"{corpus}:20: message 1: the role ")
+    assert caught.value.problems[20:] == (f"{corpus}: 5 more problems",)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from codescent.cost.memory import kept_kinds, wire_bytes
 from codescent.cost.network import Link, Network
 from codescent.cost.ranks_walk import walk
 from codescent.cost.simulate import Costs, Deadlock, simulate
-from codescent.cost.walked import RankTimes, Walk
+from codescent.cost.walked import RankTimes, Walk, mean_step_s
 from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.state import kept_bytes
 from codescent.preflight import plan_of
@@ -441,6 +441,13 @@ def test_neighbours_that_come_in_turn_are_walked_once_round() -> None:
     seconds = arithmetic(of, 0.1)
     one, two = (walk(of, seconds, Link(6.12e6), ranks_per_host=2, warm_up=turns) for turns in (1, 2))
     assert one.step_s == pytest.approx(two.step_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"), [((1.0, 3.0), 1.5), ((2.0, 2.0), 2.0), ((1.0, 0.0), 2.0), ((0.0,), 0.0)]
+)
+def test_speeds_of_ranks_add_up_and_not_their_seconds(seconds: tuple[float, ...], wanted: float) -> None:
+    assert mean_step_s([RankTimes(step_s, step_s, 0.0, 0.0) for step_s in seconds]) == pytest.approx(wanted)
 
 
 def test_a_rank_without_a_step_computes_nothing() -> None:

@@ -20,8 +20,8 @@ import pytest
 from runs import codescent, environment, make_project
 from test_running import ENDLESS, TIMEOUT_S, Run
 
-from codescent.base.errors import UserError
-from codescent.base.stopping import GRACE_S, LATER, exit_code_of, stop_at
+from codescent.base.stopping import LATER, exit_code_of
+from codescent.base.time_limit import GRACE_S, OLD_S, forget_others, stop_at
 from codescent.data.text.request import make_request
 from codescent.launch.launchers import TORCHRUN_SET
 from codescent.record import RunFolder
@@ -127,7 +127,7 @@ def test_a_run_saves_before_the_time_is_over(
     runs.append(run := Run(project, ranks))
     code, out, err = run.end()
     assert code == LATER, err
-    assert "stopped at step 1 by the time limit of the job; saved in" in out
+    assert "stopped at step 1 by the time limit of the job (CODESCENT_STOP_AT=" in out
     monkeypatch.delenv("CODESCENT_STOP_AT")
     goes_on(project)
 
@@ -231,7 +231,9 @@ def test_a_time_limit_ends_the_preparation_of_data(project: Path, runs: list[Run
     runs.append(run := Run(project, 1, WORDS, CODESCENT_STOP_AT=str(int(time.time()))))
     code, _, err = run.end()
     assert code == LATER, err
-    assert "codescent: the time limit of the job: stopped before the run began" in err
+    assert re.search(
+        r"codescent: the time limit of the job \(CODESCENT_STOP_AT=.*\): stopped before the run began", err
+    )
     assert not (project / "runs").exists()
 
 
@@ -284,6 +286,32 @@ def test_ranks_end_together_where_the_launcher_ends_all_when_one_has_ended(proje
     assert "saved in runs/endless/checkpoints" in said[0][0]
 
 
+@pytest.mark.parametrize(("words", "ends"), [(("train.num_steps=0",), 2), ((), -signal.SIGTERM)])
+def test_a_rank_that_is_ended_while_it_begins_still_refuses_a_wrong_config(
+    project: Path, words: tuple[str, ...], ends: int
+) -> None:
+    """As by srun --kill-on-bad-exit, when a faster rank has refused it: the largest code of all counts there."""
+    env = environment(CODESCENT_EXIT_FILE=str(project / "code"), CODESCENT_TOKEN="a secret")
+    place = dict(zip(TORCHRUN_SET, ("1", "1", "2", "2", "127.0.0.1", "29400"), strict=True))
+    rank = subprocess.Popen([*WORDS, *words], cwd=project, env={**env, **place}, stdout=-1, stderr=-1, text=True)
+    mask, end = 1 << (signal.SIGTERM - 1), time.monotonic() + TIMEOUT_S
+    while not int(re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{rank.pid}/status").read_text())[0], 16) & mask:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    rank.send_signal(signal.SIGTERM)
+    _, err = rank.communicate(timeout=TIMEOUT_S)
+    assert rank.returncode == ends, err
+    assert ("train.num_steps" in err) == (ends == 2)
+    assert (project / "code").exists() == (ends == 2)
+    if ends == 2:  # the script takes this code, whatever the launcher says
+        assert (project / "code").read_text() == "2\n"
+        env["CODESCENT_STOP_AT"] = str(int(time.time()))
+        done = subprocess.run(
+            WORDS, cwd=project, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert (done.returncode, (project / "code").read_text()) == (0, "75\n"), done.stderr
+
+
 def path(*folders: Path) -> str:
     """PYTHONPATH, with these folders first."""
     return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
@@ -301,8 +329,52 @@ def test_the_time_is_that_of_the_script_else_of_slurm() -> None:
     assert stop_at({}) == float("inf")
     assert stop_at({"SLURM_JOB_END_TIME": "1000"}) == 1000 - GRACE_S
     assert stop_at({"SLURM_JOB_END_TIME": "1000", "CODESCENT_STOP_AT": "900"}) == 900
-    with pytest.raises(UserError, match="SLURM_JOB_END_TIME"):
-        stop_at({"SLURM_JOB_END_TIME": "1e3"})
+    assert stop_at({"SLURM_JOB_END_TIME": "1000", "CODESCENT_STOP_AT": ""}) == 1000 - GRACE_S
+
+
+NOW, LATER_S, OLD = (str(round(time.time() + more_s)) for more_s in (0, 3_600, -OLD_S - 3_600))
+OF_A_JOB = {"SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"SLURM_JOB_END_TIME": LATER_S, **OF_A_JOB}, ""),
+        ({"SLURM_JOB_END_TIME": LATER_S, "SLURM_JOBID": "7"}, ""),  # as older versions call it
+        ({"SLURM_JOB_END_TIME": NOW, **OF_A_JOB}, "is past, so it is of a job that has ended"),
+        ({"SLURM_JOB_END_TIME": LATER_S}, "there is no SLURM_JOB_ID"),
+        ({"SLURM_JOB_END_TIME": "Unknown", **OF_A_JOB}, "it is no time in seconds since 1970"),
+        ({"SLURM_JOB_END_TIME": "\u00b2" * 50, **OF_A_JOB}, "it is no time in seconds since 1970"),
+        ({"SLURM_JOB_END_TIME": "9" * 18, **OF_A_JOB}, ""),
+        ({"CODESCENT_STOP_AT": NOW}, ""),  # the run takes a step, and saves
+        ({"CODESCENT_STOP_AT": OLD}, "is past for more than a day"),
+        ({"CODESCENT_STOP_AT": OLD, "SLURM_JOB_END_TIME": NOW}, "is past for more than a day"),
+        ({"CODESCENT_STOP_AT": LATER_S, "SLURM_JOB_END_TIME": "Unknown"}, ""),  # the first decides
+    ],
+)
+def test_a_limit_of_another_job_is_ignored_with_a_line(env: dict[str, str], why: str) -> None:
+    left = dict(env)
+    said = forget_others(left)
+    assert bool(said) == bool(why), said
+    if why:
+        name = next(iter(env))
+        assert said[0].startswith(f"{name}={env[name][:40]}")
+        assert why in said[0]
+        assert name not in left
+        assert stop_at(left) == float("inf")
+    else:
+        assert left == env
+
+
+def test_a_run_in_the_shell_of_an_ended_job_does_all_its_steps(
+    project: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell is that of tmux, or of an editor's server, which was started in the job."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
+    done = codescent(project, "train", "run.toml", "train.num_steps=3", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("codescent: SLURM_JOB_END_TIME=1700000000 is ignored: this time, 2023-11-14 ") == 1
+    assert "stopped" not in done.stdout
 
 
 def test_exit_codes_of_stops() -> None:

@@ -247,7 +247,7 @@ def test_a_loop_knows_the_time_limit(tmp_path: Path, loops: list[Loop], by: str)
     loops.append(loop := Loop(tmp_path / "loop", COMMANDS[by], 10**6, CODESCENT_STOP_AT=str(int(time.time()))))
     code, _, err = loop.end()
     assert code == LATER, err
-    assert "codescent: stopped by the time limit of the job; to be started again" in err
+    assert "codescent: stopped by the time limit of the job (CODESCENT_STOP_AT=" in err
     assert len(loop.losses()) == 1
 
 

@@ -176,12 +176,31 @@ def test_strangers_that_say_nothing_keep_nobody_out(served: Served) -> None:
             one.close()
 
 
-def test_a_peer_that_breaks_the_protocol_is_let_go(served: Served) -> None:
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b'{"do": "launch", "sizes": []}\n',
+        b'{"do": "set", "key": {}, "sizes": [1]}\n1',
+        b'{"do": "set", "key": "a", "sizes": []}\n',
+        b'{"do": "add", "key": "b", "amount": 1e999, "sizes": []}\n',
+        b'{"do": "wait", "keys": ["b"], "timeout_s": NaN, "sizes": []}\n',
+        b'{"do": "wait", "keys": ["b"], "timeout_s": 1e999, "sizes": []}\n',
+        b'{"do": "check", "keys": 7, "sizes": []}\n',
+        b'{"do": "clock", "sizes": "many"}\n',
+        b"[" * 100_000,
+        b"7\n",
+        b"\xff\n",
+    ],
+)
+def test_a_peer_that_breaks_the_protocol_is_let_go(
+    served: Served, request_: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
     good, bad = served.join(), served.join()
     (connection,) = bad._idle
-    connection.send_bytes(b'{"do": "launch", "sizes": []}\n')
+    connection.send_bytes(request_)
     with pytest.raises((EOFError, OSError)):
         connection.recv_bytes()
+    assert f"codescent: a rank at {LOOPBACK} sent the store a request without sense" in capfd.readouterr().err
     good.set("a", "1")
     assert good.get("a") == b"1"
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,8 @@ def test_points_are_run_in_rounds_and_evaluated(project: Path, started: list[str
     write(project)
     done = called(project, "study", "study.toml")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("config  run.toml\n") == 1, "the config that is measured"
+    assert "config: run.toml\n" in done.stdout
     assert started == ["ranks-1/1", "ranks-2/1", "ranks-2/2", "ranks-1/2"], "each round in the opposite order"
     assert max(map(len, done.stdout.partition("* ranks=")[0].splitlines())) <= 80
 
@@ -110,7 +113,7 @@ def test_points_are_run_in_rounds_and_evaluated(project: Path, started: list[str
     assert two.serial_share is not None
     gain = two.speed_up.total.value
     assert two.efficiency.total.value == pytest.approx(gain / 2)
-    assert two.serial_share == pytest.approx((1 / gain - 1 / 2) / (1 - 1 / 2))
+    assert two.serial_share.value == pytest.approx((1 / gain - 1 / 2) / (1 - 1 / 2))
     assert [fit.law for fit in group.fits] == ["Amdahl", "Gustafson", "universal scalability law"]
     assert all(not fit.parameters for fit in group.fits)
     assert study.paragraphs[0].startswith("2 ranks are ")
@@ -168,6 +171,7 @@ def test_an_interrupted_study_goes_on_and_takes_the_last_run_again(
     stopped = called(project, "study", "study.toml")
     assert stopped.returncode == 130
     assert "goes on" in stopped.stderr
+    assert [row["state"] for row in rows(project)] == ["to do", "to do"], "the table is there after Ctrl-C, too"
     assert {point.state for point in study_of(project).groups[0].points} == {PointState.TO_DO}
     monkeypatch.setattr(runner, "train_run", real)
     assert called(project, "study", "study.toml").returncode == 0
@@ -215,7 +219,7 @@ def test_a_weak_study_grows_the_batch(project: Path, started: list[str]) -> None
     assert two.serial_share is not None
     gain = 2 * one.step_s.total.value / two.step_s.total.value
     assert two.speed_up.total.value == pytest.approx(gain)
-    assert two.serial_share == pytest.approx(2 - gain), "Gustafson: speed-up = serial + (1 - serial) x 2"
+    assert two.serial_share.value == pytest.approx(2 - gain), "Gustafson: speed-up = serial + (1 - serial) x 2"
 
 
 def test_repeats_that_failed_and_other_machines_are_marked(project: Path, started: list[str]) -> None:
@@ -234,7 +238,7 @@ def test_repeats_that_failed_and_other_machines_are_marked(project: Path, starte
     assert f"other machine: processor another, not {facts['processor']}" in point.marks
     assert "threads of a rank: 7, of the baseline: 1; train.num_threads sets them" in point.marks
     assert "a repeat failed: the disk is full" in point.marks
-    assert "1 of 2 repeats" in point.marks
+    assert "repeats: 1 of 2" in point.marks
 
 
 def test_points_that_their_data_refuses_are_listed(project: Path, started: list[str]) -> None:
@@ -317,6 +321,35 @@ def test_runs_of_other_machines_are_collected(project: Path, forker: Forker) -> 
     forker.run(project, 2, [*words, "train.global_batch_size=8", "run.folder=study-runs/tiny/ranks-2_batch-8/1"])
     states = {point.name: point.state for group in study_of(project).groups for point in group.points}
     assert states["ranks=2 batch=8"] is PointState.DONE, "a listed command leaves its run where the study looks"
+
+
+def test_scripts_of_a_study_are_written_all_or_none(project: Path) -> None:
+    write(project, "ranks = [1, 2]\nbatch = [4, 8]")
+    wrong = called(project, "study", "study.toml", "--list", "--to", "slurm")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("4 points: --to slurm needs the time limit") == 1, "what all points lack is said once"
+    assert not list(project.glob("study-runs/tiny/scripts/*"))
+    assert "add --list" in called(project, "study", "study.toml", "--to", "slurm").stderr
+    assert "add --to TARGET" in called(project, "study", "study.toml", "--list", "--site", "x").stderr
+    (project / "sites").mkdir()
+    (project / "sites" / "lab.toml").write_text('[site]\ntime = "01:00:00"\ndevices = "none"\n')
+    done = called(project, "study", "study.toml", "--list", "--to", "slurm", "--site", "lab")
+    assert done.returncode == 0, done.stderr
+    files = [project / line for line in done.stdout.splitlines()]
+    assert len(files) == 4 * 2 == len(set(files)), "one for each repeat of each point"
+    last = files[-1].read_text()
+    assert "#SBATCH --ntasks-per-node=2\n" in last
+    assert "run.folder=study-runs/tiny/ranks-2_batch-8/2" in last
+    assert "train.global_batch_size=8" in last
+
+
+@pytest.mark.slow
+def test_a_script_of_a_study_leaves_its_run_where_the_study_looks(project: Path) -> None:
+    write(project, "ranks = [2]", repeats=1, baseline="ranks = 2")
+    (file,) = called(project, "study", "study.toml", "--list", "--to", "local").stdout.splitlines()
+    done = subprocess.run(["bash", file], cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert study_of(project).groups[0].points[0].state is PointState.DONE
 
 
 def test_other_values_and_other_models_are_refused(project: Path, started: list[str]) -> None:

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codescent.base.amounts import of_measured
+from codescent.results import PARTS
+from codescent.study import Kind, PointState
 from codescent.study.batch import Line, batch_that_keeps
+from codescent.study.evaluate import Taken, evaluated
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
+from codescent.study.repeat import Repeat
+from codescent.study.words import folded
 
 WORKERS = [1, 2, 4, 8, 16]
 SHARES = st.floats(0.001, 0.9)
@@ -58,6 +64,56 @@ def test_the_interval_contains_the_law_behind_noisy_repeats() -> None:
     assert found.low < found.value < found.high
     assert found.contains(0.1)
     assert found == fitted(AMDAHL, WORKERS, speeds).parameters["serial share"], "the same numbers, the same interval"
+
+
+def test_the_maximum_of_the_universal_law_counts_the_contention() -> None:
+    """Gunther 2007, equation 4.33: sqrt((1 - 0.5) / 0.005) = 10 workers, and not sqrt(1 / 0.005) = 14."""
+    speeds = [[p / (1 + 0.5 * (p - 1) + 0.005 * p * (p - 1))] for p in WORKERS]
+    assert "fastest with 10;" in fitted(UNIVERSAL, WORKERS, speeds).said
+
+
+def test_the_repeats_of_each_point_are_drawn_by_themselves() -> None:
+    """The same disturbances at every point cancel in the share only if all points are drawn alike."""
+    disturbed = [0.8, 0.9, 1.0, 1.1, 1.2]
+    speeds = [[factor / (0.1 + 0.9 / p) for factor in disturbed] for p in WORKERS]
+    found = fitted(AMDAHL, WORKERS, speeds).parameters["serial share"]
+    assert found.high - found.low > 0.01
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "said"),
+    [
+        (1_140_405.0, 975_000.0, "1,100,000"), (4792.0, 1500.0, "5,000"), (2.174, 0.04, "2.17"), (2.174, 0.3, "2.2"),
+        (0.028, 0.3, "0.03"), (0.0, 1.0, "0"), (13_421.0, math.nan, "13,420"), (9.96, 0.2, "10.0"),
+        (math.nan, 1.0, "–"),
+    ],
+)  # fmt: skip
+def test_a_number_has_the_digits_that_its_spread_allows(value: float, half: float, said: str) -> None:
+    assert of_measured(value, half) == said
+
+
+def test_marks_that_differ_in_numbers_are_one() -> None:
+    marks = [(f"ranks={n}", f"spreads {n}.5 %") for n in (10, 2, 8, 4)]
+    marks += [("ranks=2", "a repeat failed: exit code 3"), ("ranks=4", "a repeat failed: exit code 4")]
+    assert [(one.about, one.mark) for one in folded(marks)] == [
+        ("4 points", "spreads 2.5 to 10.5 %"),
+        ("ranks=2", "a repeat failed: exit code 3"),
+        ("ranks=4", "a repeat failed: exit code 4"),
+    ]
+    assert [one.mark for one in folded([("a", "repeats: 3 of 5"), ("b", "repeats: 3 of 5")])] == ["repeats: 3 of 5"]
+
+
+def test_a_batch_is_not_named_where_the_repeats_spread_too_much() -> None:
+    def taken(workers: int, seconds: list[float]) -> Taken:
+        forward = 0.6 if workers > 1 else 1.0
+        shares = {**dict.fromkeys(PARTS, 0.0), "forward_s": forward, "communication_s": 1 - forward}
+        repeats = [Repeat(step_s=one, tokens=64.0, parts_s={n: s * one for n, s in shares.items()}) for one in seconds]
+        return Taken({"ranks": workers}, workers, PointState.DONE, repeats=repeats)
+
+    calm = evaluated("s", Kind.STRONG, {"ranks": 1}, [taken(1, [1.0, 1.01, 1.02]), taken(2, [0.8, 0.81, 0.82])])
+    wild = evaluated("s", Kind.STRONG, {"ranks": 1}, [taken(1, [0.2, 1.01, 3.0]), taken(2, [0.2, 0.81, 3.0])])
+    assert "would need about " in calm.paragraphs[0]
+    assert "cannot be said: the repeats spread too much" in wild.paragraphs[0]
 
 
 def test_no_coefficient_is_negative() -> None:

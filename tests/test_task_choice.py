@@ -23,8 +23,9 @@ from codescent.base.errors import UserError
 from codescent.build import task_request
 from codescent.config.load import load
 from codescent.config.sections import Data
-from codescent.data.text.sources import read_blocks
+from codescent.data.text.sources import Reading, read_blocks
 from codescent.preflight import notes
+from codescent.tasks import refusals
 from codescent.tasks.answers.squad import has_questions, read_questions
 from codescent.tasks.conversations.conversations import PAIR, first_kind, read_conversations
 from codescent.verbs.cli import run as cli
@@ -121,14 +122,22 @@ def test_questions_beside_a_text_are_named(project: Path, monkeypatch: pytest.Mo
     """As the validation file of a text, and in a folder of texts."""
     monkeypatch.chdir(project)
     text = next(path for path in project.iterdir() if path.suffix == ".txt")
-    (note,) = notes(load("run.toml", [f"data.corpus={text}", "data.validation=dev.json"]))
+    words = [f"data.corpus={text}", "data.validation=dev.json"]
+    (refused,) = refusals(task_request(load("run.toml", words).config))
+    assert refused.startswith(
+        'data.task = "lm": data.validation = dev.json holds questions in SQuAD\'s form; data.task'
+    )
+    assert refused.endswith("to read it as plain text, give data.as_text = true (`codescent data`: --as-text)")
+    (note,) = notes(load("run.toml", [*words, "data.as_text=true"]))
     assert note.startswith('data.task = "lm": data.validation = dev.json holds questions in SQuAD\'s form, and is read')
     folder = project / "texts"
     folder.mkdir()
     (folder / "a.txt").write_bytes(text.read_bytes())
     assert notes(load("run.toml", ["data.corpus=texts"])) == []
     (folder / "dev.json").write_bytes((project / "dev.json").read_bytes())
-    (note,) = notes(load("run.toml", ["data.corpus=texts"]))
+    (refused,) = refusals(task_request(load("run.toml", ["data.corpus=texts"]).config))
+    assert "data.corpus = texts has a file texts/dev.json, which holds questions in SQuAD's form; " in refused
+    (note,) = notes(load("run.toml", ["data.corpus=texts", "data.as_text=true"]))
     assert "data.corpus = texts has a file texts/dev.json, which holds questions in SQuAD's form, and is read" in note
     done = called(project, "data", "texts")
     assert (done.returncode, done.stderr.startswith("error: texts/dev.json: holds questions")) == (2, True)
@@ -184,16 +193,16 @@ def test_archives_and_other_compression_are_refused_with_what_to_do(tmp_path: Pa
         archive.add(tmp_path / "inner.json", "inner.json")
     (tmp_path / "q.json.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(200))
     (tmp_path / "q.json").write_bytes(gzip.compress(text))
+    assert len(read_questions(tmp_path / "q.json").questions) > 0
     for name, told in (
         ("q.json.tar.gz", "q.json.tar.gz: an archive of files: unpack it, and give one of the files"),
-        ("q.json.zst", "byte 0xb5 at 1; it looks like Zstandard, which is not read: unpack it"),
-        ("q.json", "byte 0x8b at 1; it looks like gzip: its name must end with .gz"),
+        ("q.json.zst", "q.json.zst: is Zstandard: unpack it"),
     ):
         with pytest.raises(UserError) as found:
             read_questions(tmp_path / name)
         assert str(found.value).endswith(told)
-    with pytest.raises(UserError, match="it looks like Zstandard"):
-        list(read_blocks(tmp_path / "q.json.zst", "text"))
+    with pytest.raises(UserError, match=r"is Zstandard: unpack it; to read it as plain text, give data\.as_text"):
+        list(read_blocks(tmp_path / "q.json.zst", Reading("text")))
 
 
 def test_a_plan_names_the_task(project: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from forker import Forker, Runs
 from runs import assert_same, called, losses, make_project
 
@@ -13,7 +15,10 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load
 from codescent.config.sections import Config
+from codescent.data.loader import Sampler
 from codescent.plan import Plan
+from codescent.record import RunFolder
+from codescent.tasks.tensors.dataset import open_file
 
 SIZES = (
     "model.kind=transformer",
@@ -69,6 +74,36 @@ def test_a_resumed_run_is_the_same_bitwise(runs: Runs, storage: str) -> None:
     runs.run(1, "train.num_steps=8", "train.eval_every=0", "checkpoint.every=4", "train.num_steps=4")
     words = ("train.num_steps=8", "train.eval_every=0", "checkpoint.every=4", f"data.format={storage}")
     assert losses(runs.run(1, *words, resume=True)) == losses(runs.of_one())
+
+
+def test_a_sample_that_is_not_finite_is_named_by_file_and_number_on_its_rank(runs: Runs) -> None:
+    """And the run is not led to another optimizer. Sample 7 is of rank 0 or 1 once in an epoch of two steps."""
+    rng = np.random.default_rng(3)
+    given = {name: torch.from_numpy(rng.random((18, length, 12))) for name, length in (("source", 2), ("target", 5))}
+    given["target"][7, 3, 1] = torch.nan
+    torch.save(given, runs.project / "one.pt")
+    words = ("data.corpus=one.pt", "train.num_steps=2", "train.eval_every=0", "parallel.dp_replicate=2")
+    done = runs.forker.run(runs.project, 2, [*SIZES, *words, "run.name=bad_sample", "data.validation_fraction=0.1"])
+    run = RunFolder.open(runs.project / "runs" / "bad_sample")
+    (found,) = [event for event in run.read_events() if event["kind"] == "data_not_finite"]
+    dataset = open_file(runs.project / "one.pt", 0.1)
+    order = Sampler(1337, 16, 8).indices_of_steps(0, 2, 0, 8)
+    ((step, place),) = np.argwhere(order == 7).tolist()
+    assert dataset.train.read(np.arange(16)).not_finite == {7: f"{runs.project / 'one.pt'}: sample 7 of target"}
+    assert found["step"] == step + 1
+    assert found["samples"] == [f"rank {place // 4}: one.pt: sample 7 of target"]
+    assert (
+        f"step {step + 1}: the data holds NaN or infinity: rank {place // 4}: one.pt: sample 7 of target" in done.said
+    )
+    assert [event["step"] for event in run.read_events() if event["kind"] == "skipped_step"] == [step + 1]
+    given["target"][:] = torch.inf
+    torch.save(given, runs.project / "all.pt")
+    done = runs.forker.run(runs.project, 1, [*SIZES, *words[1:3], "data.corpus=all.pt", "run.name=bad_data"])
+    assert done.codes == [1]
+    ended = done.said[done.said.index("ended at step 2, which is not saved") :]
+    assert "the data holds NaN or infinity: rank 0: all.pt: sample " in ended
+    assert "and 13 more: mend the data, and begin a new run" in ended
+    assert "optimizer" not in ended
 
 
 def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:

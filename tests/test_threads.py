@@ -17,7 +17,16 @@ from codescent.launch.group import Group
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.train import threads, world
-from codescent.train.threads import StepTimes, advice, candidates, fastest, of_slowest_rank, said, used_by_others
+from codescent.train.threads import (
+    StepTimes,
+    advice,
+    busy_said,
+    candidates,
+    fastest,
+    of_slowest_rank,
+    said,
+    used_by_others,
+)
 
 
 @pytest.mark.parametrize(
@@ -209,3 +218,15 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
             assert kept == {"choice": 2, "most": 2, "trial": {}, "by_most": {}}
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("others", "wanted"),
+    [
+        (None, ""),
+        ({"cores": 2, "used": 0.4, "wanted": 2}, ""),
+        ({"cores": 2, "used": 1.25, "wanted": 2}, " while other programs used 1.2 of 2 cores"),
+    ],
+)
+def test_the_peak_is_said_with_what_other_programs_used(others: dict[str, float] | None, wanted: str) -> None:
+    assert busy_said({"peak_others": others}) == wanted

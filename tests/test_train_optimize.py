@@ -163,6 +163,16 @@ def rates(steps: int, workers: int = 1, **values: object) -> list[float]:
     return [learning_rate(config, 100, workers, step) for step in range(steps)]
 
 
+@pytest.mark.parametrize(("schedule", "last"), [("linear", 1e-3 / 900), ("cosine", 3.046e-9), ("constant", 1e-3)])
+def test_rates_of_the_first_and_last_steps_are_those_of_the_page(schedule: str, last: float) -> None:
+    """The example of docs/learning_rate.md: no step has rate 0, and the last one is not yet at the minimum."""
+    words = {"learning_rate": 1e-3, "min_learning_rate": 0.0, "warmup_steps": 100, "schedule": schedule}
+    config = OptimizerConfig.model_validate(words)
+    found = [learning_rate(config, 1000, 1, step) for step in (0, 99, 100, 999)]
+    assert found == pytest.approx([1e-3 / 101, 1e-3 * 100 / 101, 1e-3, last], rel=1e-3)
+    assert learning_rate(config, 1000, 1, 1000) == (1e-3 if schedule == "constant" else 0.0)
+
+
 def test_warm_up_then_cosine_to_the_minimum() -> None:
     curve = rates(101, warmup_steps=10)
     assert curve[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])

@@ -32,6 +32,7 @@ from codescent.transport import (
     Kind,
     Refused,
     ServerLost,
+    accept,
     authenticate,
     frames,
     listen,
@@ -194,7 +195,6 @@ def test_a_deadline_ends_a_frame_that_does_not_go_on() -> None:
 def served() -> Iterator[tuple[Any, Weights]]:
     service = Weights(steps=4, staleness=1)
     made = serve(listen(LOOPBACK), service)
-    made.address = made._listener.getsockname()  # type: ignore[attr-defined]
     yield made, service
     made.close()
     assert made.failure is None
@@ -396,9 +396,9 @@ def test_slow_ones_are_cut_off_and_too_many_of_them_are_not_let_in(
     monkeypatch.setattr(authenticate, "HANDSHAKE_S", 0.5)
     threads = threading.active_count()
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(stranger(made.address)) for _ in range(server.MOST_HANDSHAKES + 40)]
+        slow = [stack.enter_context(stranger(made.address)) for _ in range(accept.MOST_STRANGERS + 40)]
         time.sleep(0.2)
-        assert threading.active_count() - threads <= server.MOST_HANDSHAKES
+        assert threading.active_count() - threads <= accept.MOST_STRANGERS
         for i, one in enumerate(slow):
             with contextlib.suppress(ConnectionError):
                 one.sendall(bytes([i % 256]))  # a byte now and then is no progress
@@ -459,7 +459,7 @@ def test_a_connection_for_which_no_thread_starts_is_ended_and_the_next_one_is_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It gives its place among those that have not proved the key to the next one: here there is one place."""
-    monkeypatch.setattr(server, "MOST_HANDSHAKES", 1)
+    monkeypatch.setattr(accept, "MOST_STRANGERS", 1)
     whole, refused = threading.Thread.start, list[str]()
 
     def start(self: threading.Thread) -> None:
@@ -501,7 +501,7 @@ def test_a_defect_of_the_service_is_shown_to_the_owner(monkeypatch: pytest.Monke
     made = serve(listen(LOOPBACK), service)
     monkeypatch.setattr(service, "_ask", lambda _: json.loads("{"))
     with pytest.raises(ServerLost, match="has not answered rank 0"):
-        Client(made._listener.getsockname(), KEY, 0, "server 0", timeout_s=0.3).request(Kind.ASK)
+        Client(made.address, KEY, 0, "server 0", timeout_s=0.3).request(Kind.ASK)
     made.close()
     assert isinstance(made.failure, json.JSONDecodeError)
 

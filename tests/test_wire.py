@@ -398,6 +398,11 @@ def test_matrices_with_a_sum_of_low_rank_arrive_exactly(forker: Forker, tmp_path
         assert min(found) > 1e-2
 
 
+def test_powersgd_goes_on_from_the_last_right_factors(forker: Forker, tmp_path: Path) -> None:
+    for found in forker.call("wire_ranks:warm_start", tmp_path, 2, text="powersgd:4", rows=40, columns=30):
+        assert max(found) < 1e-9
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_delivered_approaches_what_is_given(forker: Forker, tmp_path: Path, ranks: int) -> None:
     """A residual is bounded, so the error of the mean of T sums falls like 1/T.

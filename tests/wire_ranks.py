@@ -140,6 +140,23 @@ def low_rank(place: Place, text: str, rows: int, columns: int, true_rank: int) -
     return found
 
 
+def warm_start(place: Place, text: str, rows: int, columns: int) -> list[float]:
+    """How far the right factors with which PowerSGD goes on are from (sum of M)^T P / |...| (Vogels et al. 2019), after
+    each of three sums; M has what the rank gives and its residual."""
+    group = place.join()
+    one, found = WireSum(Wire.parse(text), [[rows, columns]], group, CPU, "fp64"), []
+    for step in range(3):
+        (tensor,) = given([[rows, columns]], place.rank, step, "fp64")
+        whole = tensor + one.state()["residual"].view(rows, columns)
+        dist.all_reduce(whole, group=group)
+        before = one.state()["projector"].view(columns, -1)
+        right = whole.t() @ torch.linalg.qr(whole @ before).Q
+        one.sum_([tensor])
+        found.append(float((one.state()["projector"].view(columns, -1) - right / right.norm()).abs().max()))
+    one.close()
+    return found
+
+
 def beside(place: Place, wires: Sequence[str], shapes: Shapes, steps: int) -> dict[str, Any]:
     """By wire, the bits of sums of two WireSums: blocking, and started on one channel while this thread computes."""
     whole = place.join()

@@ -62,6 +62,27 @@ def of_number(number: float | None) -> str:
     return three_digits(float(f"{number:.4g}"))
 
 
+def of_measured(value: float | None, half: float = math.nan) -> str:
+    """A measured number down to the digit in which the half width of its interval begins, such as "4,800", "2.2".
+
+    At least one digit counts, and at most three where they are behind the point. `half`: NaN or 0 give `of_number`.
+    """
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if not value or not math.isfinite(half) or not half:
+        return of_number(value)
+    first = math.floor(math.log10(abs(value)))
+    place = min(first, max(first - 2, math.floor(math.log10(abs(half)))))
+    return f"{round(value, -place):,.{max(0, -place)}f}"
+
+
+def of_measured_share(value: float | None, half: float = math.nan) -> str:
+    """A measured share in per cent, with the digits that its interval allows; else as `of_share`."""
+    if value is None or not math.isfinite(half) or not half:
+        return of_share(value)
+    return f"{of_measured(100 * value, 100 * half)} %"
+
+
 def three_digits(number: float) -> str:
     """The number with three digits that count; more before the point stay."""
     if number == 0:

@@ -43,6 +43,11 @@ def has_met() -> None:
     _mine.has_met = True
 
 
+def has_begun() -> bool:
+    """Whether the ranks have met."""
+    return _mine.has_met
+
+
 def may_be_shared(env: Mapping[str, str]) -> Rank | None:
     """The rank of this process, if an error comes before the ranks have met: others may have the same one."""
     rank = _mine.rank

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from codescent.base.stopping import TIME_LIMIT
+from codescent.base.time_limit import in_words
 
 
 class StopAsked(Exception):
@@ -40,6 +41,19 @@ def listen(numbers: Collection[int], end_s: float = math.inf) -> None:
     for number in numbers:
         signal.signal(number, _record)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def defer_end() -> None:
+    """From now on SIGTERM waits until `may_be_ended`.
+
+    A launcher ends all ranks when one has refused the config. This one shall refuse it, too, not seem to have stopped.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def may_be_ended() -> None:
+    """This rank has read its config: a SIGTERM that has waited ends it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def first_signal() -> int | None:
@@ -71,7 +85,7 @@ def raise_if_asked() -> None:
     if _may_end:
         raise_if_signalled()
         if time.time() >= _end_s:
-            raise StopAsked(TIME_LIMIT)
+            raise StopAsked(f"{TIME_LIMIT}{in_words(os.environ)}")
 
 
 def raise_if_signalled() -> None:

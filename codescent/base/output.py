@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.visible import visible
 
 MOST_EARLY_BYTES = 65_536
@@ -68,15 +69,22 @@ def warn(*lines: str) -> None:
     sys.stderr.flush()
 
 
+def new_line() -> str:
+    """What a message begins with that comes at any time: a terminal has a bar or ^C in its last line."""
+    return "\n" if os.isatty(2) else ""
+
+
 def copy_to(path: Path) -> None:
     """From now on append to a file, too, what this process prints, and what it has printed already.
 
+    The folder of the file is made in one that the user has named.
     Only what Python prints, with `tolerate_write_errors`: native code writes past it. Raises OSError.
     """
     global _copy
-    path.parent.mkdir(exist_ok=True)
+    writing.make_folder(path.parent)
     if _early or isinstance(getattr(getattr(sys.stderr, "buffer", None), "raw", None), _Tolerant):
-        _copy = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with writing.open_own(path, path.parent.parent, appends=True, makes=True) as file:
+            _copy = os.dup(file.fileno())
         os.write(_copy, b"".join(_early))
     _early.clear()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from codescent.base import writing
 from codescent.base.durable import sync_folder
 from codescent.base.errors import UserError
 
@@ -48,22 +49,25 @@ def published(
     except OSError as error:
         raise UserError(f"{path}: {in_words(error)}: nothing was saved") from error
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        writing.remove_folder(making, ignore_errors=True)
 
 
-def begin(making: Path, needs_bytes: int = 0) -> None:
-    """Create a hidden folder and its parents. Raises OSError (ENOSPC): fewer than `needs_bytes` are free."""
-    making.parent.mkdir(parents=True, exist_ok=True)
+def begin(making: Path, needs_bytes: int = 0, within: Path | None = None) -> None:
+    """Create a hidden folder and its parents; `within`: see writing.py.
+
+    Raises OSError: fewer than `needs_bytes` are free (ENOSPC), or a link is below `within`.
+    """
+    writing.make_parents(making.parent)
     if (free_bytes := shutil.disk_usage(making.parent).free) < needs_bytes:
         said = f"it needs {needs_bytes:,} bytes, {free_bytes:,} are free"
         raise OSError(errno.ENOSPC, said, str(making.parent))
-    making.mkdir()
+    writing.make_folder(making, within, exist_ok=False)
 
 
-def commit(making: Path, path: Path) -> None:
-    """Rename a hidden folder to `path` durably. Its files must be synced already."""
+def commit(making: Path, path: Path, within: Path | None = None) -> None:
+    """Rename a hidden folder to `path` durably; `within`: see writing.py. Its files must be synced already."""
     sync_folder(making)
-    making.rename(path)
+    writing.move(making, path, within)
     sync_folder(path.absolute().parent)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
+from codescent.base.reading import open_regular
 
 _MAX_BYTES = 100_000_000  # limit of the safetensors library
 
@@ -43,7 +44,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     Raises:
         OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError: not a complete safetensors file.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
         header_bytes = int.from_bytes(stream.read(8), "little")
         if not 2 <= header_bytes <= min(_MAX_BYTES, size_bytes - 8):

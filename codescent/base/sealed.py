@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.durable import write_json
+from codescent.base.reading import read_json
 
 SEAL = "digest"
 
@@ -19,10 +20,10 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def write_sealed(path: Path, fields: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically. Its field SEAL is the digest of the other fields."""
+def write_sealed(path: Path, fields: Mapping[str, Any], within: Path | None = None) -> None:
+    """Replace a JSON file atomically; `within`: see writing.py. Its field SEAL is the digest of the other fields."""
     values = {name: value for name, value in fields.items() if name != SEAL}
-    write_json(path, {**values, SEAL: digest(values)})
+    write_json(path, {**values, SEAL: digest(values)}, within)
 
 
 def is_sealed(fields: Mapping[str, Any]) -> bool:
@@ -33,7 +34,7 @@ def is_sealed(fields: Mapping[str, Any]) -> bool:
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Read a file of `write_sealed`. None: the file is missing, unreadable or changed."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = read_json(path)
     except (OSError, ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) and is_sealed(fields) else None

@@ -1,14 +1,14 @@
-"""In: a signal, environment variables. Out: the exit code for it, and where that is written; when the time is over.
-Does not handle signals (early.py, train/stop.py and launch/local.py do)."""
+"""In: a signal, environment variables. Out: the exit code for it, and where that is written.
+Does not handle signals (early.py, train/stop.py and launch/local.py do). Time limits: time_limit.py."""
 
 from __future__ import annotations
 
-import math
+import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from codescent.base.errors import UserError
 from codescent.base.output import warn
 
 LATER = 75
@@ -25,11 +25,6 @@ TIME_LIMIT = "the time limit of the job"
 
 EXIT_FILE = "CODESCENT_EXIT_FILE"
 """Variable with the path of a file on this host, which gets the exit code of a stop on request: see `reported`."""
-
-STOP_AT, JOB_END = "CODESCENT_STOP_AT", "SLURM_JOB_END_TIME"
-"""Variables with a time in seconds since 1970: when to save and stop; when SLURM will end the job."""
-GRACE_S = 60.0
-"""Seconds before the end of the job at which a run stops, where nobody has set STOP_AT."""
 
 
 def exit_code_of(number: int) -> int:
@@ -51,7 +46,7 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
     path = env.get(EXIT_FILE, "")
     if not (code and path):
         return code
-    if writes:
+    if writes and not _has_error(path):
         try:
             Path(path).write_text(f"{code}\n", encoding="ascii")
         except OSError as error:
@@ -60,19 +55,30 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
     return 0
 
 
-def stop_at(env: Mapping[str, str]) -> float:
-    """When the run has to save and stop, in seconds since 1970; infinite: nobody knows of a limit.
+def report_error(code: int, env: Mapping[str, str]) -> None:
+    """Write the exit code of a rank that has refused the run before it began.
 
-    Raises UserError: a variable is not a number.
+    Its launcher then ends the other ranks by SIGTERM. Some of them would end by the signal, as if they had saved and
+    stopped, and the launcher would take the largest code of all.
     """
-    found = math.inf
-    for name, before_s in ((STOP_AT, 0.0), (JOB_END, GRACE_S)):
-        text = env.get(name, "").strip()
-        if not text:
-            continue
-        if not (text.isascii() and text.isdigit()):
-            raise UserError(f'environment: {name}: given "{text}"; must be seconds since 1970, a whole number')
-        if name == JOB_END and STOP_AT in env:
-            continue  # the script has set STOP_AT, which knows how long a save takes
-        found = min(found, float(text) - before_s)
-    return found
+    path = env.get(EXIT_FILE, "")
+    if path:
+        with suppress(OSError):  # the message is printed, and the code of this process says it
+            Path(path).write_text(f"{code}\n", encoding="ascii")
+
+
+def forget_code(env: Mapping[str, str]) -> None:
+    """The ranks have met: an earlier start, whose code is in the file, was refused, and this one was not."""
+    path = env.get(EXIT_FILE, "")
+    if path and _has_error(path):
+        with suppress(OSError):
+            os.truncate(path, 0)
+
+
+def _has_error(path: str) -> bool:
+    """Whether the file has the code of an error, not of a stop."""
+    try:
+        text = Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:  # it is not there yet
+        return False
+    return text.isdecimal() and int(text[:9]) < 128 and int(text[:9]) != LATER

@@ -16,7 +16,7 @@ from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.build.resolve import Resolved, resolve_into
 from codescent.config.decided import undivided, with_samples
-from codescent.plan import AXES, Layout, Mesh, Scalar, Work
+from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
 from codescent.strategies.refusals import near_copies, near_degrees, near_meshes, near_ranks, too_long
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 MAX_MICROBATCHES = 100_000
 """Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
-
-MOST_RANKS = 1_000_000
-"""More ranks than this are refused: the largest clusters have some hundred thousand devices."""
 
 MOST_TRIED = 64
 """Changes, or combinations of them, that are tried. Each takes some milliseconds, also of a large model."""

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from codescent.base.errors import UserError
 from codescent.build.plan import build
 from codescent.config.sections import Config
+from codescent.config.toml_file import loads
 from codescent.plan import Mesh, OlderPlan, Plan
 from codescent.record import RunFolder
 
@@ -34,7 +35,7 @@ def saved_plan(folder: RunFolder) -> Plan:
 def _built_again(folder: RunFolder) -> Plan:
     """The plan of a run's config, in the form of this version."""
     try:
-        config = Config.model_validate(tomllib.loads(folder.config_text))
+        config = Config.model_validate(loads(folder.config_text))
         mesh = Mesh(**folder.plan["mesh"])
         return build(config, folder.plan["work"]["vocab_size"] or None, mesh.world_size)
     except (ValidationError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:

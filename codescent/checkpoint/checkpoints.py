@@ -20,6 +20,7 @@ import torch
 from codescent.base.agreement import RanksFailed, alone, rank, shortened, together, world_size
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
+from codescent.checkpoint.folders import discard, listed, remove
 from codescent.checkpoint.hold import hold, unheld
 from codescent.checkpoint.manifest import (
     MANIFEST,
@@ -29,12 +30,7 @@ from codescent.checkpoint.manifest import (
     damaged_files,
     read_manifest,
 )
-from codescent.checkpoint.storage import (
-    CheckpointWriter,
-    discard,
-    read_into,
-    remove,
-)
+from codescent.checkpoint.storage import CheckpointWriter, read_into
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
 
@@ -62,14 +58,16 @@ class Checkpoints:
         folder: on a file system that all ranks share; created at the first save.
         keep_last: number of newest checkpoints that are not deleted, at least 1.
         keep_best: True: the checkpoint with the lowest validation loss is not deleted either.
+        of_run: the folder is one of a run, so it may be no link (base/writing.py). Else the user has named it.
     """
 
-    def __init__(self, folder: Path, keep_last: int, keep_best: bool) -> None:
+    def __init__(self, folder: Path, keep_last: int, keep_best: bool, *, of_run: bool = False) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: the newest checkpoint has to stay")
         self.folder = Path(folder)
         self.keep_last = keep_last
         self.keep_best = keep_best
+        self.of_run = of_run
 
     def save(
         self,
@@ -93,7 +91,7 @@ class Checkpoints:
         Returns the folder. Raises CheckpointError on every rank: the disk is full, or the file system failed. Older
         checkpoints stay.
         """
-        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss)
+        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss, self._within)
         try:
             writer.write(tensors)
         except (CheckpointError, RanksFailed) as error:  # every rank has finished writing
@@ -175,7 +173,7 @@ class Checkpoints:
         later = [path for other, path in self._found().items() if other > step]
         for path in later:
             try:
-                discard(path)
+                discard(path, self._within)
             except OSError as error:
                 raise CheckpointError(f"{path}: {error.strerror}: delete it, then resume the run") from error
         return later
@@ -195,7 +193,7 @@ class Checkpoints:
     def clean(self) -> None:
         """Delete the folders of `incomplete`. Must not run during a save."""
         for path in self.incomplete():
-            remove(path)
+            remove(path, self._within)
 
     def load(
         self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box], is_optional: Callable[[str], bool] | None = None
@@ -238,7 +236,11 @@ class Checkpoints:
         return found
 
     def _inside(self) -> list[Path]:
-        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        return listed(self.folder)
+
+    @property
+    def _within(self) -> Path:
+        return self.folder.parent if self.of_run else self.folder
 
     def _way_back(self, step: int, path: Path) -> str:
         older = self.newest_step(before=step)
@@ -267,7 +269,7 @@ class Checkpoints:
         for step in sorted(set(losses) - keep):
             with unheld(found[step]) as free:
                 if free:
-                    discard(found[step])
+                    discard(found[step], self._within)
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:

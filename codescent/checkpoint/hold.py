@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
+from codescent.base.reading import open_unbuffered
 from codescent.checkpoint.manifest import MANIFEST
 
 
@@ -19,7 +20,7 @@ def hold(folder: Path) -> FileIO | None:
     The lock is a shared lock on the manifest. Nothing is written.
     """
     try:
-        file = (folder / MANIFEST).open("rb", buffering=0)
+        file = open_unbuffered(folder / MANIFEST)
     except FileNotFoundError:
         return None
     try:
@@ -36,9 +37,11 @@ def hold(folder: Path) -> FileIO | None:
 def unheld(folder: Path) -> Iterator[bool]:
     """Lock a checkpoint exclusively during the block. Yields False if a reader holds it."""
     try:
-        descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # on NFS an exclusive lock needs a file open for writing
+        descriptor = os.open(
+            folder / MANIFEST, os.O_RDWR | os.O_NONBLOCK
+        )  # on NFS an exclusive lock needs a file open for writing
     except PermissionError:
-        descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
+        descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NONBLOCK)
     try:
         _lock(descriptor, fcntl.LOCK_EX)
         yield True

@@ -23,6 +23,7 @@ from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import is_full
+from codescent.base.reading import open_unbuffered, read_bytes
 
 MANIFEST = "manifest.json"
 FORMAT = "codescent checkpoint"
@@ -34,6 +35,9 @@ _FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
 
 DEEPEST = 100
 """Highest number of nested lists and objects in a state. Copying and encoding recurse once per level."""
+
+MOST_BYTES = 1 << 30
+"""Most bytes of a manifest: some hundred for each chunk of a tensor."""
 
 MOST_CUT = 8
 """Highest number of dims along which a tensor is cut. The time of the check doubles with each dim."""
@@ -121,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, MOST_BYTES)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing: this checkpoint is not complete") from error
     except OSError as error:
@@ -166,7 +170,7 @@ def damaged_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> lis
 
 def _damage(path: Path, manifest: Manifest, expected: StoredFile) -> str | None:
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_unbuffered(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected.size_bytes:
                 cut = "truncated" if size < expected.size_bytes else "too long"

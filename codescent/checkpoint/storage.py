@@ -8,9 +8,7 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import socket
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +22,16 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem
 
+from codescent.base import writing
 from codescent.base.agreement import decided, rank
 from codescent.base.durable import write_synced
 from codescent.base.published import begin, commit
+from codescent.base.reading import open_unbuffered
 from codescent.base.safetensors_header import encode_header
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint import manifest as stored
 from codescent.checkpoint.box import Box
+from codescent.checkpoint.folders import discard, remove
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
 
 PART_BYTES = 256 << 20  # approximate size of a file; one thread hashes and writes each file
@@ -41,9 +42,13 @@ HEADER_BYTES = 1024  # upper bound for the entries of a tensor in header and man
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """Values of a save that rank 0 sends to all ranks: the folder to write to, and metadata of the files."""
+    """Values of a save that rank 0 sends to all ranks: the folder to write to, and metadata of the files.
+
+    `within`: the user's folder around it, see base/writing.py.
+    """
 
     folder: Path
+    within: Path
     step: int
     save_id: str
     needed_bytes: int
@@ -87,12 +92,15 @@ class CheckpointWriter:
         folder: folder of all checkpoints of the run.
         step: the step to save, equal on every rank.
         state, validation_loss: values for the manifest.
+        within: `folder`, or a folder above it that the user has named.
     """
 
-    def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
+    def __init__(
+        self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None, within: Path
+    ) -> None:
         self.final = folder / f"step_{step:08d}"
         save_id = os.urandom(4).hex()
-        self._order = SaveOrder(folder / f".partial_{self.final.name}_{save_id}", step, save_id, 0)
+        self._order = SaveOrder(folder / f".partial_{self.final.name}_{save_id}", within, step, save_id, 0)
         self._state = state
         self._validation_loss = None if validation_loss is None else float(validation_loss)
 
@@ -111,14 +119,14 @@ class CheckpointWriter:
             return {"step": self._order.step, "items": [_described(item) for item in items]}
 
         order, chosen = decided(CheckpointError, describe, self._begin)
-        self._order = SaveOrder(Path(order.pop("folder")), **order)
+        self._order = SaveOrder(Path(order.pop("folder")), Path(order.pop("within")), **order)
         mine = [items[number] for number in chosen[rank()]]
         decided(CheckpointError, lambda: self._write(mine, planner), self._finish)
 
     def abandon(self) -> None:
         """Delete the hidden folder (rank 0), to free the disk space."""
         if rank() == 0 and self._order.folder.exists():
-            remove(self._order.folder)
+            remove(self._order.folder, self._order.within)
 
     def _begin(self, ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[int]]]:
         """Create the folder if the disk has enough space. Returns the SaveOrder, and each rank's items to write."""
@@ -132,10 +140,10 @@ class CheckpointWriter:
         needed_bytes = tensors_bytes + len(json.dumps(self._state)) + 4096  # fails if the state is not JSON data
         order = self._order = dataclasses.replace(self._order, needed_bytes=needed_bytes)
         try:
-            begin(order.folder, needed_bytes)
+            begin(order.folder, needed_bytes, order.within)
         except OSError as error:
             raise refusal(error, Path(error.filename or order.folder), needed_bytes) from error
-        return dataclasses.asdict(order) | {"folder": str(order.folder)}, chosen
+        return dataclasses.asdict(order) | {"folder": str(order.folder), "within": str(order.within)}, chosen
 
     def _write(self, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Any]:
         """Write this rank's chunks. Returns its files, and each chunk with its tensor's name, dtype and shape."""
@@ -178,14 +186,14 @@ class CheckpointWriter:
             if (size := (order.folder / name).stat().st_size) != expected.size_bytes:
                 raise CheckpointError(f"{order.folder / name}: {size:,} bytes, expected {expected.size_bytes:,}")
         manifest = Manifest(order.step, order.save_id, self._validation_loss, self._state, files, tensors)
-        write_synced(order.folder / MANIFEST, stored.encode_manifest(manifest))
+        write_synced(order.folder / MANIFEST, stored.encode_manifest(manifest), within=order.within)
         if self.final.exists():  # rename replaces empty folders only. The set-aside folder still counts as a checkpoint
             if replaced.exists():
-                discard(replaced)
-            self.final.rename(replaced)
-        commit(order.folder, self.final)
+                discard(replaced, order.within)
+            writing.move(self.final, replaced, order.within)
+        commit(order.folder, self.final, order.within)
         if replaced.exists():
-            discard(replaced)
+            discard(replaced, order.within)
 
 
 def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
@@ -247,7 +255,7 @@ def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tens
         by_file[chunks[item.storage_index][1].file].append(item)
 
     def read_file(name: str) -> None:
-        with (folder / name).open("rb", buffering=0) as file:
+        with open_unbuffered(folder / name) as file:
             for item in by_file[name]:
                 tensor, chunk = chunks[item.storage_index]
                 target = planner.resolve_tensor(item).detach()
@@ -294,7 +302,7 @@ def _write_part(
     header, starts = _header(order, items)
     hasher = hashlib.sha256()
     try:
-        with (order.folder / name).open("xb", buffering=0) as file:
+        with writing.open_new(order.folder / name, within=order.within) as file:
             _write_hashed(file, hasher, memoryview(header))
             for item in items:
                 data = planner.resolve_data(item)
@@ -361,20 +369,3 @@ def _read_exactly(file: FileIO, view: memoryview) -> None:
         if not count:
             raise OSError(f"{file.name!s}: ended early")
         view = view[count:]
-
-
-def discard(path: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so a kill never leaves an incomplete folder under a checkpoint name."""
-    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
-    path.rename(leaving)
-    remove(leaving)
-
-
-def remove(path: Path) -> None:
-    """Delete a folder. Warns if that fails."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        pass  # another process has deleted it
-    except OSError as error:  # training continues; the next `clean` tries again
-        warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)

@@ -43,6 +43,15 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         yield "parallel.local_steps", "needs parallel.average_every >= 2, which is 1"
 
 
+def effective(config: Config) -> Config:
+    """The config with the defaults of the keys that have no effect: what codescent writes has no such key."""
+    sections: dict[str, dict[str, Any]] = {}
+    for section, name in (key.split(".") for key, _ in without_effect(config)):
+        sections.setdefault(section, {})[name] = SECTIONS[section].model_fields[name].default
+    changed = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    return config.model_copy(update=changed)
+
+
 def _begin_too_late(config: Config) -> Iterator[tuple[str, str]]:
     """Keys whose effect begins after the last step. With train.num_epochs the last step is not known here."""
     parallel, steps = config.parallel, config.train.num_steps

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,6 +156,7 @@ def describe(resolved: LoadedConfig) -> list[DescribedKey]:
     ]
 
 
+@cache
 def shipped() -> dict[str, Path]:
     """Paths of the shipped configs by name: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
@@ -201,7 +203,7 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, Gi
             problems += [_Problem(origin, key, text) for text in error.problems]
             break
         base = table.pop("base", None)
-        origin, key = f"{file}:{lines.get(('base',), 1)}", "base"
+        origin, key = _at(file, lines.get(("base",), 1)), "base"
         if base is not None and not (isinstance(base, str) and base.strip()):
             problems.append(_Problem(origin, key, f"given {shown(base)}; must be the path of a file, in quotes"))
             base = None
@@ -243,13 +245,19 @@ def _find(path: Path) -> Path:
     raise UserError(f"{path}: {reason}; {hint}")
 
 
+def _at(file: Path, line: int | None) -> str:
+    """A file and a line of it, such as "run.toml:3", "default.toml:46 (shipped)"; without a line the file."""
+    own = file in shipped().values()
+    return f"{file.name if own else file}{'' if line is None else f':{line}'}{' (shipped)' * own}"
+
+
 def _flatten(
     table: Mapping[str, Any], file: Path, lines: Mapping[tuple[str, ...], int], problems: list[_Problem]
 ) -> Iterator[tuple[str, Given]]:
     """The values of the known keys of a file. Unknown keys are added to `problems`."""
 
     def origin(*path: str) -> str:
-        return f"{file}:{lines[path]}" if path in lines else str(file)
+        return _at(file, lines.get(path))
 
     def refuse(text: str, *path: str) -> None:
         problems.append(_Problem(origin(*path), ".".join(path), text))

@@ -57,9 +57,13 @@ class Optimizer(Section):
         "number format of the Newton-Schulz steps; auto: train.precision; bf16: as in torch.optim.Muon",
         only=_MUON,
     )
-    max_grad_norm: float = key(1.0, "global gradient norm is clipped to this; 0: no clipping", ge=0)
+    max_grad_norm: float = key(
+        1.0, "gradients are clipped: times min(1, this / (global norm + 1e-6)); 0: no clipping", ge=0
+    )
     schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
-    warmup_steps: int = key(0, "steps over which the learning rate rises from 0", ge=0)
+    warmup_steps: int = key(
+        0, "so many first steps: step s, from 0, has (s + 1) / (warmup_steps + 1) of the rate", ge=0
+    )
     decay_steps: int | None = auto(
         "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps",
         ge=1,

@@ -180,6 +180,12 @@ class Parallel(Section):
         0, "how often a worker of asynchronous servers that has died is started again, and joins the others", ge=0
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
+    stopped_s: float | None = auto(
+        "seconds after which the command that has started the ranks ends one that is stopped (SIGSTOP) or frozen; "
+        "auto: parallel.timeout_s ends the run",
+        gt=0,
+        le=604_800,
+    )
     meet_s: float = key(300.0, "seconds that a rank waits at its start until all ranks are there", gt=0, le=604_800)
     listen: Text | None = auto(
         'network interface at which rank 0 listens, such as "eth0", or "all"; auto: loopback where all ranks are on '

@@ -82,6 +82,21 @@ class Model(Section):
     source_len: int | None = auto("tokens of a sample that the encoder reads (transformer)", ge=1)
     target_len: int | None = auto("tokens after the source, which the decoder reads and predicts (transformer)", ge=1)
     rope_theta: float | None = auto("base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
+    rope_factor: float | None = auto(
+        "long waves of the rotary frequencies are divided by it, as Llama 3.1 and 3.2 do (llama); auto without a "
+        "preset: no frequency is",
+        gt=0,
+    )
+    rope_low_freq_factor: float | None = auto(
+        "waves longer than rope_original_seq_len / this are divided by rope_factor (llama); auto: 1.0", gt=0
+    )
+    rope_high_freq_factor: float | None = auto(
+        "waves shorter than rope_original_seq_len / this stay; between both the change is gradual (llama); auto: 4.0",
+        gt=0,
+    )
+    rope_original_seq_len: int | None = auto(
+        "longest sequence, in tokens, before the frequencies were scaled (llama); auto: 8192", ge=1
+    )
     norm_eps: float | None = auto(
         "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
     )
@@ -154,6 +169,11 @@ class Data(Section):
         "WordPiece) or the path of a tokenizer JSON",
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
+    verify: Literal["changed", "always"] | None = auto(
+        "when the files of the data are read and hashed before a run: always: in every run; changed: if size or times "
+        "are not those of an earlier reading; auto: always if this takes less than 1 % of the run or the data has at "
+        "most 64 MiB, else changed, which the run then says",
+    )
     seq_len: int | None = auto(
         "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
     )
@@ -161,6 +181,9 @@ class Data(Section):
         0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
     )
     text_key: Text = key("text", "key of a JSONL line that holds the text")
+    as_text: bool = key(
+        False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
+    )
     validation: TextOrPath | None = auto(
         "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
         "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"

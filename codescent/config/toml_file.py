@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_bytes
 from codescent.base.secret import is_secret_name, secret_of
 
+MOST_BYTES = 1 << 20
+"""A larger file is no config. A part of what tomllib does takes the square of the length of a key."""
+MOST_DEPTH = 64
+"""Most parts of a key, such as the two of section.key."""
+_MARKS = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|' + r"'''.*?'{3,5}" + r'|"(?:\\.|[^"\\\n])*"' + r"|'[^'\n]*'" + r"|#[^\n]*|[\[\]{}\n]",
+    re.DOTALL,
+)
+"""Strings and comments of a TOML text, its brackets and newlines."""
 KEY = re.compile(r"\s*(?:[\w.\"'-]+\.)?[\"']?([\w-]+)[\"']?\s*=")
 """A key at the begin of a line; its last part is the group."""
 
@@ -27,7 +37,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
         UserError: the file is unreadable, not UTF-8 text or not TOML. The text has line and column (from 1).
     """
     try:
-        data = file.read_bytes()
+        data = read_bytes(file, MOST_BYTES)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
     try:
@@ -39,9 +49,21 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
         byte = f"byte 0x{read[error.start]:02x}"
         raise UserError(f"{file}:{line}:{column}: not UTF-8 text, at {byte}{hint}; save it as UTF-8") from error
     try:
-        return tomllib.loads(text), _lines_of_keys(text)
+        return loads(text), _lines_of_keys(text)
     except (ValueError, RecursionError) as error:
         raise UserError(_syntax_problem(file, text, str(error))) from error
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The content of a TOML text. Raises tomllib.TOMLDecodeError, also for what tomllib itself cannot hold."""
+    if line := _too_deep(text):
+        raise tomllib.TOMLDecodeError(f"A key of more than {MOST_DEPTH} parts (at line {line}, column 1)")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists
+        raise tomllib.TOMLDecodeError(str(error)) from error
 
 
 def _syntax_problem(file: Path, text: str, message: str) -> str:
@@ -78,27 +100,41 @@ def _has_secret(lines: Sequence[str]) -> bool:
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
     """The line of each key of a valid TOML text. tomllib does not report lines.
 
-    Lines are joined until they parse as TOML, because strings and lists may span several lines.
+    Each statement is parsed alone, once.
     """
     lines: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()
-    statement, first = "", 1
-    for number, line in enumerate(text.split("\n"), start=1):
-        first = first if statement else number
-        statement += line + "\n"
-        try:
-            table = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:
+    for first, statement in _statements(text):
+        paths = list(_paths(tomllib.loads(statement)))
+        if not paths:
             continue
-        paths = list(_paths(table))
         if statement.lstrip().startswith("["):
             header, paths = (), [max(paths, key=len)]
         for path in paths:
             lines.setdefault(header + path, first)
         if statement.lstrip().startswith("["):
             header = paths[0]
-        statement = ""
     return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of a valid TOML text, each with its first line: a newline in a string or a list ends none."""
+    begin, depth, first, line = 0, 0, 1, 1
+    for mark in _MARKS.finditer(text):
+        found = mark[0]
+        depth += (found in ("[", "{")) - (found in ("]", "}"))
+        line += found.count("\n")
+        if found == "\n" and depth == 0:
+            yield first, text[begin : mark.end()]
+            begin, first = mark.end(), line
+    yield first, text[begin:]
+
+
+def _too_deep(text: str) -> int:
+    """The line of a key with more than MOST_DEPTH parts; 0: there is none."""
+    bare = _MARKS.sub(lambda mark: "\n" * mark[0].count("\n") or mark[0] if mark[0] in "[]{}" else '""', text)
+    found = re.search(rf"(?<![^\s.=,])(?:[^\s.=,]++[ \t]*\.[ \t]*){{{MOST_DEPTH}}}", bare)
+    return bare.count("\n", 0, found.start()) + 1 if found else 0
 
 
 def _paths(table: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -67,10 +67,12 @@ class HostLinks:
     Attributes:
         common: of each host that has none of its own.
         own: by host.
+        inside: of each rank, to the other ranks of its host and to the host's memory; None: these take no time.
     """
 
     common: Link
     own: Mapping[int, Link] = field(default_factory=dict)
+    inside: Link | None = None
 
     def of(self, host: int) -> Link:
         """The link of a host."""
@@ -134,7 +136,9 @@ class _Meeting:
 class Network:
     """Cards as queues, and the collectives of groups of ranks.
 
-    Ranks of one host exchange in no time. A collective is a ring of messages (Patarasuk and Yuan 2009): each member
+    Ranks of one host have a card each for what stays inside; without such a link they exchange in no time.
+
+    A collective is a ring of messages (Patarasuk and Yuan 2009): each member
     sends `Traffic.wire_bytes` to the next one. In an all-to-all each member sends to each other one. It begins when its
     slowest member has arrived, and when the group's collective before it is done: a process group does one at a time.
     It ends when the slowest message has arrived.
@@ -147,6 +151,9 @@ class Network:
         links = link if isinstance(link, HostLinks) else HostLinks(link)
         self.clock, self.hosts = clock, hosts
         self.cards = {host: Card(links.of(host)) for host in hosts}
+        inside = links.inside
+        self.inside = [Card(inside) for _ in hosts] if inside else []  # by rank
+        self.copies_free_s = [0.0 for _ in hosts]  # by rank: when its link to the host's memory is free again
         self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
         self.pieces = 0  # that have waited so far
@@ -176,14 +183,27 @@ class Network:
         What comes from a card is as slow as it is: it fills no second queue.
         """
         for sender, receiver in ((one, other), (other, one)):
-            if self.hosts[sender] != self.hosts[receiver]:
-                card = self.cards[self.hosts[sender]]
+            if self._takes_time(sender, receiver):
+                card, _ = self._cards(sender, receiver)
                 is_busy = card.sends_free_s > self.clock.now_s
                 yield self.latency_s(sender, receiver) + is_busy * card.link.queue_s
 
+    def copy(self, rank: int, payload_bytes: float) -> Event:
+        """A rank copies between its device and its host, copy after copy. Returns the end."""
+        done = Event()
+        self.clock.start(self._copy(rank, payload_bytes, done))
+        return done
+
+    def _copy(self, rank: int, payload_bytes: float, done: Event) -> Process:
+        if self.inside:
+            link, start_s = self.inside[rank].link, max(self.clock.now_s, self.copies_free_s[rank])
+            self.copies_free_s[rank] = start_s + payload_bytes / link.bytes_per_s
+            yield self.copies_free_s[rank] + link.latency_s - self.clock.now_s
+        self.clock.happens(done)
+
     def latency_s(self, one: int, other: int) -> float:
         """Seconds of a small message from a rank to another."""
-        if self.hosts[one] == self.hosts[other]:
+        if not self._takes_time(one, other):
             return 0.0
         return sum(card.link.latency_s for card in self._cards(one, other)) / 2
 
@@ -208,7 +228,7 @@ class Network:
         return meeting.done
 
     def _carry(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
-        if self.hosts[sender] != self.hosts[receiver]:
+        if self._takes_time(sender, receiver):
             arrives_s = self._transfer(sender, receiver, payload_bytes) + self.latency_s(sender, receiver)
             yield arrives_s - self.clock.now_s
         self.clock.happens(arrived)
@@ -217,7 +237,7 @@ class Network:
         self, sender: int, receiver: int, payload_bytes: float, largest_bytes: float, arrived: Event
     ) -> Process:
         """Piece after piece. The others that wait come first then."""
-        if self.hosts[sender] != self.hosts[receiver]:
+        if self._takes_time(sender, receiver):
             of_largest = max(1, min(PIECES, PIECES_OF_A_CARD // len(self.cards)))
             pieces = max(1, math.ceil(of_largest * payload_bytes / largest_bytes)) if largest_bytes else 1
             for _ in range(pieces):
@@ -300,7 +320,7 @@ class Network:
         Of an all-to-all a host sends what its members have for those of other hosts, here as one message.
         """
         if record.collective is not Collective.ALL_TO_ALL:
-            yield from ((rank, after, size) for rank, after in ring if self.hosts[rank] != self.hosts[after])
+            yield from ((rank, after, size) for rank, after in ring if self._takes_time(rank, after))
             return
         members: dict[int, list[int]] = defaultdict(list)
         for rank in group:
@@ -309,6 +329,9 @@ class Network:
         for ranks, after in zip(members.values(), (*firsts[1:], firsts[0])):
             if others := len(group) - len(ranks):
                 yield ranks[0], after, size * len(ranks) * others / (len(group) - 1)
+            for rank, next_one in zip(ranks, (*ranks[1:], ranks[0])):
+                if self._takes_time(rank, next_one):  # to those of its own host
+                    yield rank, next_one, size * (len(ranks) - 1) / (len(group) - 1)
 
     def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
         """Bytes leave as soon as both cards are free. Returns when the last one has crossed the slower card."""
@@ -322,7 +345,13 @@ class Network:
         self._look_later(out, into)
         return max(out.sends_free_s, into.receives_free_s)
 
+    def _takes_time(self, sender: int, receiver: int) -> bool:
+        """Whether a message between two ranks has a link."""
+        return sender != receiver and (bool(self.inside) or self.hosts[sender] != self.hosts[receiver])
+
     def _cards(self, sender: int, receiver: int) -> tuple[Card, Card]:
+        if self.hosts[sender] == self.hosts[receiver]:
+            return self.inside[sender], self.inside[receiver]
         return self.cards[self.hosts[sender]], self.cards[self.hosts[receiver]]
 
 

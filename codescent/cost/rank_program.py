@@ -41,13 +41,17 @@ Program = Sequence[tuple[Instruction, Sums]]
 
 
 def program_of(plan: Plan, stage: int, number: int, coding: Coding) -> Program:
-    """The list of a stage in step `number`, with the collectives that more than one rank runs."""
+    """The list of a stage in step `number`, with its copies, and the collectives that more than one rank runs."""
     program = plan.schedule.program(stage, number)
     found, coded = {at: Sums() for at in program}, around(plan, coding, stage, number)
     for record in plan.traffic:
         if record.stage not in (None, stage) or record.verb in SENDS or not record.runs_in(number):
             continue
-        if plan.mesh.degree(record.axis) == 1 or record.collective in (Collective.PUSH, Collective.PULL):
+        copies = record.collective is Collective.COPY
+        if (plan.mesh.degree(record.axis) == 1 and not copies) or record.collective in (
+            Collective.PUSH,
+            Collective.PULL,
+        ):
             continue
         if plan.layout.averages_beside:  # pairs_walk.py has them
             continue

@@ -233,6 +233,8 @@ class RankVerbs:
 
     def _join(self, rank: SimulatedRank, record: Traffic, times: float, *, in_pieces: bool) -> Event:
         """The rank's next collective of a group; counts its bytes."""
+        if record.collective is Collective.COPY:
+            return self.network.copy(rank.number, times * record.inside_bytes)
         key = record.axis, rank.number
         if key not in self.groups:
             self.groups[key] = self.plan.mesh.group(*key)

@@ -19,7 +19,7 @@ from codescent.cost.rank_program import Program, program_of
 from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
 from codescent.cost.served_walk import Servers
 from codescent.cost.simulate import Deadlock, Flight, Span
-from codescent.cost.walked import RankTimes, Walk
+from codescent.cost.walked import RankTimes, Walk, mean_step_s
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.gossip_graphs import DRAWN, graph_of
 
@@ -54,7 +54,7 @@ def walk(
     Args:
         plan: of a run.
         seconds: of arithmetic, see `arithmetic`.
-        link: of each host, or of all; ranks of one host exchange in no time.
+        link: of each host, or of all. Without a link inside hosts, ranks of one host exchange, and copy, in no time.
         coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
         ranks_per_host: neighbouring ranks share a host and its card.
         cores: hosts on one machine share so many. A thread has one at most, and `seconds` are those of a whole core.
@@ -104,8 +104,7 @@ class _Walk(RankVerbs):
         self._run([self._steps(rank) for rank in self.ranks])
         begin_s = max(rank.ends_s[self.warm_up - 1] for rank in self.ranks) if self.warm_up else 0.0
         ranks = tuple(_times(rank, self.warm_up) for rank in self.ranks)
-        speed = sum(1 / rank.step_s if rank.step_s else 0.0 for rank in ranks) / len(ranks)
-        return self._walk(1 / speed if speed else 0.0, ranks, begin_s)
+        return self._walk(mean_step_s(ranks), ranks, begin_s)
 
     def _run(self, processes: Sequence[Process]) -> None:
         for process in processes:

@@ -3,6 +3,7 @@ Does not simulate (ranks_walk.py does)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codescent.cost.simulate import Flight, Span
@@ -32,12 +33,19 @@ class RankTimes:
         return max(0.0, self.step_s - self.busy_s)
 
 
+def mean_step_s(ranks: Sequence[RankTimes]) -> float:
+    """Seconds of a step of all ranks: the inverse of their mean rate, because the speeds of ranks add up, not their
+    seconds. A rank that took no step adds no speed. 0: none took one."""
+    rate = sum(1 / rank.step_s if rank.step_s else 0.0 for rank in ranks) / len(ranks)
+    return 1 / rate if rate else 0.0
+
+
 @dataclass(frozen=True)
 class Walk:
     """What the ranks did.
 
     Attributes:
-        step_s: seconds of a step, the mean of all ranks.
+        step_s: seconds of a step of all ranks: see `mean_step_s`.
         tokens_per_s: of all ranks together.
         ranks: by rank.
         servers: for each server the share of the time in which its card receives or sends, whichever is longer.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.base.reading import open_regular, open_unbuffered
 from codescent.data.verified import hash_of, stamp_of
 
 RESTORE = "restore the file, then continue the run: codescent train --resume RUN"
@@ -26,7 +27,7 @@ class Watched:
     def __init__(self, path: Path, sha256: str = "") -> None:
         self.path, self._sha256 = path, sha256
         try:
-            self._file = path.open("rb", buffering=0)
+            self._file = open_unbuffered(path)
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from error
         self._stamp = stamp_of(os.fstat(self._file.fileno()))
@@ -97,7 +98,9 @@ class FileArray:
 def open_npy(path: Path, sha256: str) -> FileArray:
     """Open an array that `data.prepared.write_array` wrote. Raises UserError: the file cannot be read."""
     file = Watched(path, sha256)
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         np.lib.format.read_magic(stream)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
+        if by_columns and len(shape) > 1:
+            raise UserError(f"{path}: an array whose columns follow each other: it was not written by codescent")
         return FileArray(file, np.dtype((dtype, shape[1:])), stream.tell(), shape[0])

@@ -143,12 +143,13 @@ class Portion:
     """One rank's micro-batches of a step.
 
     `losses` counts the step's losses on all ranks: the mean divides by it. `own_losses` counts those of the replica, if
-    replicas train apart; else it is `losses`.
+    replicas train apart; else it is `losses`. `not_finite` names the samples that hold NaN or infinity.
     """
 
     batches: list[Batch]
     losses: int
     own_losses: int
+    not_finite: tuple[str, ...] = ()
 
 
 class ReadAhead(ABC):
@@ -269,21 +270,26 @@ class Loader(ReadAhead):
             return [Portion([], *numbers) for numbers in zip(losses, own)]
         start, stop = self._positions[0][0], self._positions[-1][1]
         numbers = self._sampler.indices_of_steps(first, count, start, stop)
-        batch = _batch(self._source, numbers.ravel(), self._pin_memory)
-        offsets = [step * (stop - start) - start for step in range(count)]
+        samples = self._source.read(numbers.ravel())
+        batch, size = _batch(samples, self._pin_memory), stop - start
+        offsets = [step * size - start for step in range(count)]
         parts = ([batch[begin + offset : end + offset] for begin, end in self._positions] for offset in offsets)
-        return [Portion(batches, *numbers) for batches, *numbers in zip(parts, losses, own)]
+        wrong = [
+            tuple(what for row, what in samples.not_finite.items() if row // size == step) for step in range(count)
+        ]
+        return [Portion(*of_step) for of_step in zip(parts, losses, own, wrong)]
 
     def part(self, step: int, part: int, parts: int) -> Portion:
         """The micro-batches of another part of a step than this rank's own. Parts are of equal size."""
         size = self._sampler.global_batch_size // parts
         start = self._positions[0][0]
         numbers = self._sampler.indices_of_steps(step, 1, part * size, (part + 1) * size)
-        batch = _batch(self._source, numbers.ravel(), self._pin_memory)
+        samples = self._source.read(numbers.ravel())
+        batch = _batch(samples, self._pin_memory)
         batches = [batch[begin - start : end - start] for begin, end in self._positions]
         (losses,) = self._losses(step, 1, 0, self._sampler.global_batch_size)
         (own,) = self._losses(step, 1, part * size, (part + 1) * size)
-        return Portion(batches, losses, own)
+        return Portion(batches, losses, own, tuple(samples.not_finite.values()))
 
     def _losses(self, first: int, count: int, start: int, stop: int) -> list[int]:
         """Number of losses of each step, of the samples [start, stop) of the global batch. No rank needs another one
@@ -323,9 +329,10 @@ class InOrder(ReadAhead):
         numbers = self._numbers[number * self._batch : (number + 1) * self._batch]
         losses = int(self._source.losses(numbers).sum()) if len(numbers) else 0
         read = numbers if len(numbers) else np.zeros(1, np.int64)
-        return Portion([_batch(self._source, read, self._pin_memory)], losses, losses)
+        samples = self._source.read(read)
+        return Portion([_batch(samples, self._pin_memory)], losses, losses, tuple(samples.not_finite.values()))
 
 
-def _batch(source: Source, numbers: Numbers, pin_memory: bool) -> Batch:
-    batch = Batch.of(source.read(numbers))
+def _batch(samples: Samples, pin_memory: bool) -> Batch:
+    batch = Batch.of(samples)
     return batch.pinned() if pin_memory else batch

@@ -6,9 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,11 +17,13 @@ from typing import Annotated, Any, Generic, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from codescent.base import writing
 from codescent.base.durable import sha256_of, write_synced
 from codescent.base.early import raise_if_asked
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.published import NO_SPACE, commit, is_full
+from codescent.base.reading import open_regular, read_json
 from codescent.base.sealed import SEAL, digest, is_sealed, write_sealed
 from codescent.data.verified import hashes
 
@@ -94,29 +94,28 @@ def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path]
     if existing(target, verify):
         return target
     partial = target.with_name(f".partial-{target.name}")
-    with claimed(partial):
+    with claimed(partial) as handle:
         if not existing(target, verify):  # else another process has built it in the meantime
-            for leftover in partial.iterdir():
-                leftover.unlink()
+            writing.empty_folder(handle)
             make(partial)
             commit(partial, target)
     return target
 
 
 @contextmanager
-def claimed(partial: Path) -> Iterator[None]:
-    """Create a hidden folder and hold its lock; wait while another process holds it.
+def claimed(partial: Path) -> Iterator[int]:
+    """Create a hidden folder and hold its lock; wait while another process holds it. Yields its open descriptor.
 
     At the end a folder without a journal is deleted. Raises UserError: the disk is full or cannot be used.
     """
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
+        writing.make_parents(partial.parent)
         handle = _lock(partial)
         try:
-            yield
+            yield handle
         finally:
             if _is_held(partial, handle) and not (partial / JOURNAL).exists():
-                shutil.rmtree(partial, ignore_errors=True)
+                writing.remove_folder(partial, ignore_errors=True)
             os.close(handle)
     except OSError as error:
         if not is_full(error) and error.errno != errno.EFBIG:
@@ -134,6 +133,7 @@ def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> N
 
 def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
     """Write an array in the format of np.save. Unlike np.save, an OSError has the reason that the disk gave."""
+    array = np.ascontiguousarray(array)  # its bytes are written row by row, as the header then says
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     write_synced(path, header.getvalue() + array.tobytes())
@@ -142,7 +142,7 @@ def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
 def unchecked_description(folder: Path) -> dict[str, Any]:
     """The content of description.json, without a check; {} if the file is missing or cannot be read."""
     try:
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        description = read_json(folder / DESCRIPTION)
     except (ValueError, RecursionError, OSError):
         return {}
     return description if isinstance(description, dict) else {}
@@ -154,7 +154,7 @@ def checked_description(folder: Path, model: type[BaseModel], what: str) -> dict
     """
     path = folder / DESCRIPTION
     try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        description: dict[str, Any] = read_json(path)
         model.model_validate(description)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
@@ -207,7 +207,7 @@ def user_file_sha256(path: Path, what: str) -> str:
 
 def edges_of(path: Path) -> bytes:
     """The first and the last 64 KiB of a file."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         first = stream.read(_EDGE_BYTES)
         stream.seek(-min(_EDGE_BYTES, path.stat().st_size), 2)
         return first + stream.read(_EDGE_BYTES)
@@ -216,10 +216,9 @@ def edges_of(path: Path) -> bytes:
 def _lock(partial: Path) -> int:
     """Create the folder if it does not exist, and lock it. Returns its open file descriptor."""
     while True:
-        with suppress(FileExistsError):  # exist_ok=True checks a second time and fails if the folder is gone by then
-            partial.mkdir()
         try:
-            handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+            writing.make_folder(partial)
+            handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue  # another process has just removed it
         try:
@@ -251,6 +250,6 @@ def _wait_for(handle: int) -> None:
 def _is_held(partial: Path, handle: int) -> bool:
     """Whether the locked folder still has the name `partial`."""
     try:
-        return os.path.samestat(partial.stat(), os.fstat(handle))
+        return os.path.samestat(partial.lstat(), os.fstat(handle))
     except FileNotFoundError:
         return False

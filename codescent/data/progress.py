@@ -1,5 +1,5 @@
 """In: the total size of some work, and the size of each finished piece. Out: a bar on a terminal, else lines.
-Does not print more than one line in ten seconds where there is no terminal. A request to stop ends the work."""
+Does not print a line about little work. A request to stop ends the work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from codescent.base.amounts import of_seconds
 from codescent.base.early import raise_if_asked
 from codescent.base.visible import visible
 
 LINE_EVERY_S = 10.0
+LITTLE_BYTES = 1_000_000
+"""Less work has no lines: it ends at once."""
 
 
 @contextmanager
@@ -47,11 +50,18 @@ def _shown(title: str, total: int, enabled: bool, done: int) -> Iterator[Callabl
             bar = bars.add_task(title, total=total or None, completed=done)
             yield lambda count: bars.advance(bar, count)
     else:
-        yield _lines(title, total, done)
+        with _lines(title, total, done) as advance:
+            yield advance
 
 
-def _lines(title: str, total: int, done: int) -> Callable[[int], None]:
-    last_s = time.monotonic()
+@contextmanager
+def _lines(title: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A line at the begin, one in LINE_EVERY_S, and one at the end."""
+    last_s = begin_s = time.monotonic()
+    has_lines = not 0 < total < LITTLE_BYTES
+    if has_lines:
+        size = f": {total / 1e6:,.0f} MB" if total else " ..."
+        print(f"{title}{size}", file=sys.stderr, flush=True)
 
     def advance(count: int) -> None:
         nonlocal done, last_s
@@ -59,6 +69,8 @@ def _lines(title: str, total: int, done: int) -> Callable[[int], None]:
         if time.monotonic() - last_s >= LINE_EVERY_S:
             last_s = time.monotonic()
             share = f" ({100 * done / total:.0f} %)" if total else ""
-            print(f"{title}: {done / 1e6:.0f} MB{share}", file=sys.stderr, flush=True)
+            print(f"{title}: {done / 1e6:,.0f} MB{share}", file=sys.stderr, flush=True)
 
-    return advance
+    yield advance
+    if has_lines:
+        print(f"{title}: done in {of_seconds(time.monotonic() - begin_s)}", file=sys.stderr, flush=True)

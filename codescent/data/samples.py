@@ -33,11 +33,13 @@ class Samples:
             answer begins and ends, or float32 [n, X, D] vectors.
         extras: further inputs, which layers at every depth read: argument name of the model ("segments_BT",
             "lengths_B") -> int64 array with n rows.
+        not_finite: rows that hold NaN or infinity, each with the place of the numbers in words.
     """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
     extras: Mapping[str, Numbers] = field(default_factory=dict)
+    not_finite: Mapping[int, str] = field(default_factory=dict)
 
 
 class Source(Protocol):

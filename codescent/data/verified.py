@@ -7,8 +7,9 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from codescent.base.cache import cache_folder
 from codescent.base.cores import available_cores
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.reading import open_unbuffered
 from codescent.base.sealed import digest, read_sealed, write_sealed
+from codescent.base.writing import make_parents
 from codescent.data.progress import stage
 
 NOTES = "verified"
@@ -27,6 +30,10 @@ LONG_BYTES = 1 << 29
 SETTLED_NS = 2_000_000_000
 """Only files with an older ctime are cached. A change in the same tick of the file system's clock keeps the ctime."""
 
+_from_notes: dict[Path, int] = {}
+"""Bytes of each file whose hash this process knows from a note alone."""
+_ignores_notes = False
+
 Stamp = tuple[int, ...]
 Advance = Callable[[int], None]
 
@@ -35,6 +42,23 @@ class _Read(NamedTuple):
     sha256: str
     stamp: Stamp
     settled: bool
+
+
+def relied_on() -> dict[Path, int]:
+    """The files whose hash this process knows from a note alone, with their bytes: their size and times are those of an
+    earlier reading."""
+    return dict(_from_notes)
+
+
+@contextmanager
+def without_notes() -> Iterator[None]:
+    """Read the files of `relied_on` that are opened in the block. What this process has read is not read twice."""
+    global _ignores_notes  # as a cache: one for each process
+    _ignores_notes = True
+    try:
+        yield
+    finally:
+        _ignores_notes = False
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -69,10 +93,12 @@ def hashes(
         name: entry["sha256"]
         for name, expected in files.items()
         if not again
+        and not (_ignores_notes and folder / name in _from_notes)
         and (entry := known.get(name))
         and expected in (None, entry["sha256"])
         and entry["stamp"] == _stamp(folder / name)
     }
+    _from_notes.update({folder / name: known[name]["stamp"][0] for name in found})
     paths = [folder / name for name in files if name not in found]
     size_bytes = sum((_stamp(path) or [0])[0] for path in paths)
     problems: dict[str, str] = {}
@@ -82,6 +108,7 @@ def hashes(
             problems[path.name] = outcome
             continue
         found[path.name] = outcome.sha256
+        _from_notes.pop(path, None)
         if outcome.settled:
             settled[path.name] = {"sha256": outcome.sha256, "stamp": outcome.stamp}
     if settled:
@@ -111,7 +138,7 @@ def _read(path: Path, advance: Advance) -> _Read | str:
     """A file's sha256 and stamp, or a message why it cannot be read."""
     began_ns = time.time_ns()
     try:
-        with path.open("rb", buffering=0) as stream:
+        with open_unbuffered(path) as stream:
             before = os.fstat(stream.fileno())
             sha256 = hash_of(stream.fileno(), advance)
             after = os.fstat(stream.fileno())
@@ -144,7 +171,7 @@ def _write_cache(place: Path | None, folder: Path, files: Mapping[str, Any], siz
     try:
         if place is None:
             raise OSError(0, "there is no home folder")
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(place.parent)
         write_sealed(place, {"folder": str(folder), "files": files})
     except OSError as error:
         if size_bytes >= LONG_BYTES:

@@ -17,6 +17,7 @@ from typing import Any
 from codescent import __version__
 from codescent.base.code_digest import code_digest
 from codescent.base.cores import OUR_THREADS, available_cores, memory_bytes
+from codescent.base.loopback import missing_loopback
 from codescent.base.rank import Rank
 from codescent.doctor.devices import VISIBLE, chosen, devices, visible
 from codescent.doctor.interfaces import interfaces
@@ -67,6 +68,7 @@ def facts_of(place: Rank, env: Mapping[str, str], address: str) -> dict[str, Any
         "shm": _shm(),
         "infiniband": INFINIBAND.is_dir() and any(INFINIBAND.iterdir()),
         "interfaces": interfaces(),
+        "no_loopback": missing_loopback(),
         "named_interfaces": {name: env[name] for name in (GLOO, NCCL) if env.get(name)},
         "devices": found,
         "visible": env.get(VISIBLE),

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.published import in_words
+from codescent.base.reading import read_bytes
 
 SEEN_S = 3.0
 """A network file system may show a new file of another host so late."""
 AGAIN_S = 0.1
+MOST_BYTES = 1 << 16
 
 
 def look(path: str, name: str, text: str, ready: str = "") -> dict[str, Any]:
@@ -42,10 +45,9 @@ def look(path: str, name: str, text: str, ready: str = "") -> dict[str, Any]:
         room = os.statvfs(exists)
         found |= {"free_bytes": room.f_bavail * room.f_frsize, "all_bytes": room.f_blocks * room.f_frsize}
         file = exists / name
-        with file.open("x", encoding="ascii") as made:
+        with writing.open_new(file, within=exists) as made:
             found["written"] = str(file)
-            made.write(text)
-            made.flush()
+            writing.write_all(made, text.encode("ascii"))
             os.fsync(made.fileno())
     except OSError as error:
         found["error"] = in_words(error)
@@ -65,7 +67,7 @@ def seen(folder: str, texts: Mapping[str, str]) -> list[str]:
 def remove(file: str) -> bool:
     """Remove a file that `look` has written. Returns whether it has gone."""
     if file:
-        Path(file).unlink(missing_ok=True)
+        writing.remove_file(Path(file), missing_ok=True)
     return True
 
 
@@ -78,6 +80,6 @@ def _is_folder(path: Path) -> bool:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii")
+        return read_bytes(file, MOST_BYTES).decode("ascii")
     except (OSError, UnicodeDecodeError):
         return ""

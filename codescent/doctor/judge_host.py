@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
+from codescent.base.loopback import FIX
 from codescent.doctor.facts import ABSENT, Facts, Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
 from codescent.train.interfaces import GLOO, unknown_to_gloo
@@ -162,6 +163,8 @@ def _limits(host: Host, world_size: int) -> Iterator[Finding]:
 
 
 def _named_interfaces(host: Host) -> Iterator[Finding]:
+    if why := host.first.get("no_loopback"):  # a rank of another release does not say it
+        yield Finding(WRONG, "interfaces", (host.name,), why, "one: ranks of one machine meet there", FIX)
     there = [one["name"] for one in host.first["interfaces"] if one["addresses"]]
     for name, value in host.first["named_interfaces"].items():
         if _is_there(name, value, there):

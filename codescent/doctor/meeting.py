@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 import zlib
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
@@ -29,6 +31,7 @@ from codescent.train.addresses import (
     route_to,
 )
 from codescent.train.interfaces import is_loopback
+from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.sockets import has_gone, watch
 
@@ -91,12 +94,13 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
 
     Raises UserError: rank 0 cannot listen.
     """
+    if is_local(place):
+        refuse_without_loopback()
     listener, taken = _listen(place, listen)
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
     change = threading.Condition()
-    with listener:
-        threading.Thread(target=_accept, args=(listener, key, place, found, change), daemon=True).start()
+    with closing(Acceptor(listener, partial(_admit, key, place, found, change), "codescent doctor")):
         with change:
             change.wait_for(lambda: len(found.facts) == place.world_size, wait_s)
             found.is_over = True
@@ -104,8 +108,6 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
             own = (peer.getsockname()[0] for peer in found.connections.values())
             found.address = next((one for one in own if not is_loopback(one)), route_to(place.master_addr))
             found.facts[0]["address"] = found.address
-        with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # a thread that accepts would keep the port open
     return found
 
 
@@ -159,30 +161,40 @@ def _address(place: Rank, listen: str | None) -> str:
     return address
 
 
-def _accept(listener: socket.socket, key: bytes, place: Rank, found: Gathered, change: threading.Condition) -> None:
-    """Let processes in, each by a thread of its own: a stranger that says nothing holds nobody up."""
-
-    def admit(peer: socket.socket, address: str) -> None:
-        try:
-            prove(peer, key, serves=True, purpose=PURPOSE)
-            hello = receive(peer, HELLO_S)
-            with change:
-                why = _enter(peer, address, hello, place.world_size, found)
-                change.notify_all()
-            if why:
-                send(peer, why)
-                peer.close()
-        except NotProved:
+def _admit(
+    key: bytes,
+    place: Rank,
+    found: Gathered,
+    change: threading.Condition,
+    peer: socket.socket,
+    address: str,
+    is_known: Known,
+) -> None:
+    """Let a process in, or not. Each has a thread of its own: a stranger that says nothing holds nobody up."""
+    try:
+        prove(peer, key, serves=True, purpose=PURPOSE)
+        hello = receive(peer, HELLO_S)
+        with change:
+            why = _enter(peer, address, hello, place.world_size, found)
+            change.notify_all()
+        if why:
+            send(peer, why)
             peer.close()
-            with change:
-                found.rejected.append(address)
-        except (OSError, KeyError, TypeError, ValueError):  # a probe of ports, a rank that was cut off, no rank at all
-            peer.close()
-
-    with suppress(OSError):  # the listener is closed
-        while True:
-            peer, address = listener.accept()
-            threading.Thread(target=admit, args=(peer, address[0]), daemon=True).start()
+    except NotProved:
+        peer.close()
+        with change:
+            found.rejected.append(address)
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+    ):  # a probe of ports, a rank that was cut off, no rank at all
+        peer.close()
+    finally:
+        is_known()
 
 
 def _enter(peer: socket.socket, address: str, hello: dict[str, Any], world_size: int, found: Gathered) -> str:
@@ -216,6 +228,8 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
 
     Raises UserError: it cannot be reached in time, has another token, or refuses this rank.
     """
+    if is_local(place):
+        refuse_without_loopback()
     host = LOOPBACK if is_local(place) else place.master_addr
     end_s, problems = time.monotonic() + wait_s, dict[int, OSError]()
     while True:

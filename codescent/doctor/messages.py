@@ -31,5 +31,5 @@ def receive(peer: socket.socket, within_s: float) -> Any:
     peer.settimeout(None)
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConnectionError("a message that is no JSON: this is no rank of codescent doctor") from error

@@ -16,6 +16,7 @@ from typing import Any
 from codescent.doctor.meeting import CONNECT_S, PURPOSE
 from codescent.doctor.messages import receive, send
 from codescent.doctor.mtu import echo
+from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import exactly, prove
 from codescent.transport.sockets import listen
 
@@ -39,7 +40,7 @@ class PairServer:
         self._tcp = listen(address)
         self._udp = socket.socket(self._tcp.family, socket.SOCK_DGRAM)
         self._udp.bind((address, 0))
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = Acceptor(self._tcp, self._answer, "codescent pairs")
         threading.Thread(target=echo, args=(self._udp, nonce), daemon=True).start()
 
     @property
@@ -49,20 +50,17 @@ class PairServer:
 
     def close(self) -> None:
         """Listen no more."""
-        for server in (self._tcp, self._udp):
-            with suppress(OSError):  # UDP says that nobody is connected, and lets its thread go all the same
-                server.shutdown(socket.SHUT_RDWR)  # a thread that waits would keep the port open
-            server.close()
+        self._acceptor.close()
+        with suppress(OSError):  # UDP says that nobody is connected, and lets its thread go all the same
+            self._udp.shutdown(socket.SHUT_RDWR)  # a thread that waits would keep the port open
+        self._udp.close()
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                peer, _ = self._tcp.accept()
-                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
-
-    def _answer(self, peer: socket.socket) -> None:
+    def _answer(self, peer: socket.socket, address: str, is_known: Known) -> None:
         with peer, suppress(OSError):
-            prove(peer, self._key, serves=True, purpose=PURPOSE)
+            try:
+                prove(peer, self._key, serves=True, purpose=PURPOSE)
+            finally:
+                is_known()
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             seconds = receive(peer, PEER_S)["seconds"]
             if seconds:

@@ -4,37 +4,41 @@ Does not end a process (jobs/leftovers.py does, on request)."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from codescent.base.token import TOKEN
 from codescent.doctor.devices import processes
-from codescent.jobs.leftovers import MARK, PROC, above, command_of, marked
+from codescent.jobs.leftovers import MARK, PROC, above, command_of, has, marked
 
 LISTENS = "0A"
 
 
-def left_behind(ranks: Collection[int], env_mark: str | None) -> list[dict[str, Any]]:
+def left_behind(ranks: Collection[int], env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Processes with a mark of a run: "pid", "command", "mark". Those of the present ranks are left out.
+
+    What hangs on a launcher with the mark of the ranks belongs to them. So does a process with their mark and their
+    token: srun, for example, is above no rank, since the daemon of SLURM starts them. A script draws a new token for
+    each start, so processes of an earlier one have another.
 
     Args:
         ranks: process ids of the ranks of this host.
-        env_mark: their own mark. What hangs on a launcher with this mark belongs to them.
+        env: of one of them.
     """
+    env_mark, token = env.get(MARK), env.get(TOKEN, "")
+    same = os.fsencode(f"{TOKEN}={token}")
     every = marked()
     own_marked = {left.pid for left, mark in every if mark == env_mark}
     own = {pid for rank in ranks for pid in above(rank)}
     launchers = own & own_marked
     found = []
     for left, mark in every:
+        if token and mark == env_mark and has(left.pid, same):
+            continue
         if left.pid not in own and not launchers.intersection(above(left.pid)):
             found.append({"pid": left.pid, "command": left.command, "mark": mark})
     return found
-
-
-def own_mark() -> str | None:
-    """The mark of this process."""
-    return os.environ.get(MARK)
 
 
 def on_devices(ranks: Collection[int]) -> list[dict[str, str]]:

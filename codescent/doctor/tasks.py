@@ -3,6 +3,7 @@ Does not decide what is asked (examine.py does)."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +13,7 @@ from codescent.doctor import folders, pairs
 from codescent.doctor.hub import FAILED, Request
 from codescent.doctor.mtu import path_mtu
 from codescent.doctor.names import resolved
-from codescent.doctor.processes import left_behind, listener, on_devices, own_mark
+from codescent.doctor.processes import left_behind, listener, on_devices
 
 
 class Tasks:
@@ -72,4 +73,4 @@ def _addresses(peers: Mapping[str, list[Any]]) -> dict[str, tuple[str, int]]:
 
 
 def _processes(pids: list[int]) -> dict[str, Any]:
-    return {"left": left_behind(pids, own_mark()), "on_devices": on_devices(pids)}
+    return {"left": left_behind(pids, os.environ), "on_devices": on_devices(pids)}

@@ -20,9 +20,11 @@ from codescent import models
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.reading import open_regular, read_json, refuse_unreadable
 from codescent.base.safetensors_header import read_header
 from codescent.huggingface import KINDS, Kind, tokens
 from codescent.huggingface.correspond import TheirTensor, correspond
+from codescent.huggingface.kind import is_same
 from codescent.plan import Parameter
 
 CONFIG = "config.json"
@@ -37,6 +39,7 @@ _PICKLES = (
     "flax_model.msgpack",
 )
 _REAL = ("norm_eps",)  # sizes that need not be whole numbers
+_REAL_KEYS = ("rope_theta", "norm_eps", "dropout")
 _SHOWN = 12
 MOST_SIZE = (1 << 31) - 1
 """No size of a model is larger."""
@@ -63,6 +66,7 @@ class Folder:
     tensors: Mapping[str, Stored]  # by the tensor names of the kind's table
     missing: Collection[str]  # our parameters that the folder lacks, if it has no head
     spare: Collection[str]  # tensors that our model does not use
+    inert: Collection[str]  # keys of config.json that change neither a tensor nor a product
 
     @cached_property
     def parts(self) -> dict[str, tuple[TheirTensor, ...]]:
@@ -136,7 +140,7 @@ def open_folder(path: Path) -> Folder:
     problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:
         raise UserError(*problems)
-    return Folder(path, kind, shape, sizes, found, absent, spare)
+    return Folder(path, kind, shape, sizes, found, absent, spare, _inert(kind, settings))
 
 
 def keys_of_model(path: Path) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def keys_of_model(path: Path) -> dict[str, Any]:
 def as_keys(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """`Folder.sizes` with the types that the keys of [model] have, and without sizes that are no keys."""
     given = {name: value for name, value in sizes.items() if value is not None and name != "head"}
-    return given | {name: float(given[name]) for name in ("rope_theta", "norm_eps", "dropout") if name in given}
+    return given | {name: float(given[name]) for name in _REAL_KEYS if name in given}
 
 
 def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
@@ -224,7 +228,7 @@ def _settings(path: Path) -> dict[str, Any]:
         what = "is a file, not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {what}: weights are read from a local Hugging Face folder; nothing is downloaded")
     try:
-        settings = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        settings = read_json(path / CONFIG)
     except OSError as error:
         raise UserError(f"{path / CONFIG}: {error.strerror}: not a Hugging Face folder") from error
     except (ValueError, RecursionError) as error:
@@ -238,7 +242,8 @@ def _kind(path: Path, settings: Mapping[str, Any]) -> Kind:
     by_type = {kind.model_type: kind for kind in KINDS.values()}
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in by_type:
-        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {', '.join(by_type)}")
+        known = ", ".join(by_type)
+        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {known}; {models.OTHER_MODELS}")
     return by_type[name]
 
 
@@ -247,12 +252,15 @@ def _shape(
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
     """Our sizes and shape, or None and error messages for what our model does not support."""
     where = path / CONFIG
-    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
-    unknown = f"not known for {kind.model_type}: codescent cannot know what it changes in the model"
+    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled, *_inert(kind, settings)}
+    unknown = (
+        f"not known for {kind.model_type}: codescent cannot know what it changes in the model; if transformers "
+        f"gives the same logits without it, delete it from {CONFIG}"
+    )
     problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
     for key, alike in kind.fixed.items():
         value = settings.get(key, alike[0])
-        if value not in [one for one in alike if isinstance(value, bool) == isinstance(one, bool)]:
+        if not any(is_same(value, one) for one in alike):
             only = f"codescent's {kind.name} supports only {json.dumps(alike[0])}"
             problems.append(f"{where}: {key} = {json.dumps(value)}: {only}")
     try:
@@ -279,12 +287,24 @@ def _shape(
         return {}, None, [*problems, *error.problems]
 
 
+def _inert(kind: Kind, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys of config.json that are not read, because they change neither a tensor nor a product."""
+    read = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
+    return tuple(key for key, value in settings.items() if key not in read and kind.changes_nothing(key, value))
+
+
+def inert_keys(folder: Folder) -> str:
+    """A sentence that names the keys of config.json that are not read."""
+    return f"{CONFIG}: not read, because no tensor and no product depends on them: {', '.join(folder.inert)}"
+
+
 def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[str, Stored], list[str]]:
     """Every tensor except old buffers, by its name in the table; and error messages for the files."""
     files, problems = _files(path, settings)
     found: dict[str, Stored] = {}
     for file, listed in files.items():
         try:
+            refuse_unreadable(file)
             with safe_open(file, framework="np") as opened:
                 names = set(opened.keys())
                 problems += [f"{file}: {name}: missing, though {INDEX} lists it" for name in sorted(listed - names)]
@@ -310,7 +330,7 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
     index = path / INDEX
     if index.is_file():
         try:
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            listed = read_json(index)["weight_map"]
             files: dict[Path, set[str]] = {}
             for name, file in listed.items():
                 if Path(file).name != file or not file.endswith(".safetensors"):
@@ -359,7 +379,7 @@ def _digest(stored: Stored) -> bytes:
     """SHA-256 of a tensor's bytes. The header of its file says where they are."""
     entries, first = read_header(stored.file)
     start, stop = entries[stored.name]["data_offsets"]
-    with stored.file.open("rb") as file:
+    with open_regular(stored.file) as file:
         file.seek(first + start)
         digest, left = hashlib.sha256(), stop - start
         while left > 0 and (piece := file.read(min(left, 1 << 20))):

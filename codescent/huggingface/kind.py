@@ -37,6 +37,18 @@ class Kind:
     tied: Mapping[str, str] = field(default_factory=dict)  # tied tensor to the tensor that it repeats
     fresh: Collection[str] = ()  # parameters that a folder without a head lacks: training initialises them at random
     free: Collection[str] = ("dropout",)  # sizes that may differ between a folder and a run that starts from it
+    inert: str = ""  # keys of this kind that nothing reads, beside INERT; import names those that it finds
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys that change nothing with these values
+
+    def changes_nothing(self, key: str, value: object) -> bool:
+        """Whether a key of config.json changes neither a tensor nor a product of this model, with this value."""
+        values = {**NEUTRAL, **self.neutral}.get(key, ())
+        return key in (*INERT.split(), *self.inert.split()) or any(is_same(value, one) for one in values)
+
+
+def is_same(value: object, other: object) -> bool:
+    """Whether two values of a JSON file are equal; true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 COMMON_IGNORED = """
@@ -46,3 +58,29 @@ COMMON_IGNORED = """
     label2id finetuning_task tokenizer_class gradient_checkpointing auto_map _attn_implementation
     _attn_implementation_autoset attn_implementation problem_type
     """
+
+INERT = """
+    _commit_hash _from_model_config _num_labels num_labels output_past use_bfloat16 tf_legacy_loss
+    predict_special_tokens transformers.js_config unsloth_fixed unsloth_version max_sequence_length model_max_length
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p min_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens prefix
+    chunk_size_feed_forward use_flash_attn _flash_attn_2_enabled
+    """
+"""Keys that no product of transformers' GPT-2, Llama and BERT reads: generation, exports, labels, how it is computed.
+
+They are in the config.json of published models: those of distilgpt2, SmolLM2, TinyLlama and older versions of
+transformers, which stored the settings of `generate` there."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "pruned_heads": ({}, None),
+    "is_encoder_decoder": (False,),
+    "tie_encoder_decoder": (False,),
+    "cross_attention_hidden_size": (None,),
+    "add_cross_attention": (False,),
+    "quantization_config": (None,),
+    "sliding_window": (None,),
+    "use_sliding_window": (False,),
+}
+"""Keys that change nothing with these values, and another model with others."""

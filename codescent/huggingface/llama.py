@@ -3,24 +3,24 @@ Does not read or write files: folder.py, read.py and write.py use this table."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
-from codescent.models.llama.declare import LlamaShape
-from codescent.plan.model import RopeScaling
+from codescent.models.llama.declare import ROPE, LlamaShape
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
-_SCALED = "llama3.1-8b"  # a preset with RopeScaling(): only a preset can set rope_scaling in our config
-
 _SCALING = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_seq_len",
+    "factor": "rope_factor",
+    "low_freq_factor": "rope_low_freq_factor",
+    "high_freq_factor": "rope_high_freq_factor",
+    "original_max_position_embeddings": "rope_original_seq_len",
 }
+"""Key of the rotary scaling in config.json to our size."""
+_LENGTH = "original_max_position_embeddings"
 
 
 def _rows(queries: int) -> tuple[Row, ...]:
@@ -72,24 +72,35 @@ def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
         problems.append(
             f"head_dim = {settings['head_dim']}: codescent has hidden_size / num_attention_heads = {width // heads}"
         )
+    if rope.get("partial_rotary_factor") == 1.0:  # all channels are turned
+        del rope["partial_rotary_factor"]
     if kind == "llama3":
-        given = {ours: rope.pop(theirs, None) for theirs, ours in _SCALING.items()}
-        if given != dataclasses.asdict(RopeScaling()):
-            known = dataclasses.asdict(RopeScaling())
-            problems.append(f"rotary scaling {given}: codescent has only that of Llama 3.1, {known}")
-        found["preset"] = _SCALED
+        given = {theirs: rope.pop(theirs, None) for theirs in _SCALING}
+        if given[_LENGTH] is None:  # transformers takes these then
+            given[_LENGTH] = settings.get(_LENGTH) or settings.get("max_position_embeddings")
+        numbers = {theirs: value for theirs, value in given.items() if _is_number(value)}
+        lacking = [f"{theirs} = {json.dumps(value)}" for theirs, value in given.items() if theirs not in numbers]
+        if lacking:
+            problems.append(f"rotary scaling with {', '.join(lacking)}: llama3 needs a number above 0 for each")
+        found |= {
+            _SCALING[theirs]: int(value) if theirs == _LENGTH else float(value) for theirs, value in numbers.items()
+        }
     elif kind != "default":
-        problems.append(f'rotary positions of the type "{kind}": codescent has "default", and "llama3" as in Llama 3.1')
+        problems.append(f'rotary positions of the type "{kind}": codescent has "default" and "llama3"')
         rope = {}
     problems += [f"rotary positions with {name} = {value}: unknown to codescent" for name, value in rope.items()]
     return found, problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
 
 
 def _write(shape: LlamaShape) -> dict[str, Any]:
     scaling = shape.rope_scaling
     rope = None
     if scaling is not None:
-        values = {theirs: getattr(scaling, ours) for theirs, ours in _SCALING.items()}
+        values = {theirs: getattr(scaling, ROPE[ours]) for theirs, ours in _SCALING.items()}
         rope = {"rope_type": "llama3", **values}
     return {
         "rope_theta": shape.rope_theta,
@@ -131,9 +142,15 @@ LLAMA = Kind(
     axes=_axes,
     read=_read,
     write=_write,
-    handled=("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "tie_word_embeddings"),
+    handled=("rope_theta", "rope_scaling", "rope_parameters", _LENGTH, "head_dim", "tie_word_embeddings"),
     buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     tied={"lm_head.weight": "model.embed_tokens.weight"},
     fresh=("head.weight",),
     free=("dropout", "seq_len"),
+    inert="is_decoder is_llama_config resid_pdrop embd_pdrop",
+    neutral={
+        "rope_interleaved": (False,),  # true: the channels of a pair are adjacent, as in our own order
+        "partial_rotary_factor": (1.0, None),
+        "layer_types": (None,),
+    },
 )

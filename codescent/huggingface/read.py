@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from codescent.base.reading import refuse_unreadable
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.huggingface.correspond import Index, TheirTensor
 from codescent.huggingface.folder import Folder, Stored
@@ -48,6 +49,7 @@ def _fill(out: torch.Tensor, ours: Sequence[Index], part: TheirTensor, stored: S
     if any(len(positions) == 0 for positions, _ in found):
         return
     at = [found[dim][1] for dim in part.ours_of]
+    refuse_unreadable(stored.file)
     with safe_open(stored.file, framework="pt") as opened:  # mapped while it is open
         mapped = opened.get_slice(stored.name)[tuple(slice(int(i.min()), int(i.max()) + 1) for i in at)]
         for dim, indices in enumerate(at):

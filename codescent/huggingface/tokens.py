@@ -12,7 +12,8 @@ from typing import Any
 import tokenizers as library
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers import bpe, wordpiece
+from codescent.base.reading import read_text
+from codescent.data.tokenizers import beside, bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
 TOKENIZER = "tokenizer.json"
@@ -33,8 +34,13 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
     inner = library.Tokenizer.from_str(library_text(text))
     vocabulary = inner.get_vocab(with_added_tokens=True)
     fields = json.loads(inner.to_str())
+    texts = {number: name for name, number in vocabulary.items()}
     end = next((name for name in bpe.SEPARATORS if name in vocabulary), None)
-    begin = next((name for name in BEGINNINGS if name in vocabulary), end)
+    match json.loads(text):
+        case {"codescent_tokenizer": "library", "end": int() | None as number}:
+            end = None if number is None else texts[number]
+    opening = bpe.LibraryTokenizer(library.Tokenizer.from_str(inner.to_str()), obeys=True).opening
+    begin = texts[opening[0]] if opening else next((name for name in BEGINNINGS if name in vocabulary), end)
     controls, inputs = {"bos_token": begin, "eos_token": end}, ["input_ids", "attention_mask"]
     if wordpiece.is_wordpiece(fields):
         begin, end, inputs = None, None, ["input_ids", "token_type_ids", "attention_mask"]
@@ -115,19 +121,43 @@ def tokenizer_text(folder: Path) -> str | None:
     """
     path = folder / TOKENIZER
     if path.is_file():
-        text = _read(path)
-        bpe.LibraryTokenizer.from_json(text, str(path))
-        return text
+        found = beside.read(path)
+        return found.text if isinstance(found, bpe.LibraryTokenizer) and found.is_recorded else _read(path)
+    settings = _settings(folder / SETTINGS)
     if (folder / WORDPIECES).is_file():
-        lower = _settings(folder / SETTINGS).get("do_lower_case", True)
-        return wordpiece.bert(f"{'bert' if lower else 'bert-cased'}:{folder / WORDPIECES}").text
+        lower = settings.get("do_lower_case", True)
+        return beside.read_bert(f"{'bert' if lower else 'bert-cased'}:{folder / WORDPIECES}", settings).text
     if not ((folder / VOCABULARY).is_file() and (folder / MERGES).is_file()):
         return None
     try:
         vocabulary = json.loads(_read(folder / VOCABULARY))
-        return str(bpe.from_merges(vocabulary, _read(folder / MERGES)).to_str())
+        inner = bpe.from_merges(vocabulary, _read(folder / MERGES))
+        return beside.in_folder(bpe.LibraryTokenizer(_with_settings(inner, settings), obeys=True), folder).text
+    except UserError:
+        raise
     except Exception as error:  # the library raises a bare Exception
         raise UserError(f"{folder / VOCABULARY}, {MERGES}: not a BPE: {error}") from error
+
+
+def _with_settings(inner: Any, settings: Mapping[str, Any]) -> Any:
+    """A GPT-2 tokenizer with the keys of tokenizer_config.json that decide ids where there is no tokenizer.json."""
+    if settings.get("add_prefix_space"):
+        inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    ends = {}
+    for key in ("bos_token", "eos_token"):
+        token = settings.get(key, SEPARATOR_TEXT)  # the default of GPT2Tokenizer
+        text = token.get("content") if isinstance(token, dict) else token
+        if settings.get(f"add_{key}") and (number := inner.token_to_id(str(text))) is not None:
+            ends[key] = (str(text), number)
+    if ends:
+        single = f"{'$BOS ' * ('bos_token' in ends)}$A{' $EOS' * ('eos_token' in ends)}"
+        names = {"bos_token": "$BOS", "eos_token": "$EOS"}
+        for key, (text, _) in ends.items():
+            single = single.replace(names[key], text)
+        inner.post_processor = library.processors.TemplateProcessing(
+            single=single, special_tokens=list(dict.fromkeys(ends.values()))
+        )
+    return inner
 
 
 def library_text(text: str) -> str:
@@ -138,6 +168,8 @@ def library_text(text: str) -> str:
             return str(_characters(characters, with_separator).to_str())
         case {"codescent_tokenizer": "byte"}:
             return str(_bytes().to_str())
+        case {"codescent_tokenizer": "library", "tokenizer": dict(inner)}:
+            return json.dumps(inner)
     return text
 
 
@@ -197,6 +229,6 @@ def _object(text: Any, where: str) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error

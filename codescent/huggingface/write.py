@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from codescent.base.durable import write_synced
 from codescent.base.safetensors_header import encode_header
 from codescent.base.torch_dtypes import CODE_DTYPES
+from codescent.base.writing import open_new, write_all
 from codescent.huggingface.correspond import TheirTensor
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import take
@@ -63,13 +63,13 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
         zeros: parameters that our model lacks. Their tensors are written as zeros.
     """
     for shard in files:
-        with (folder / shard.file).open("xb", buffering=0) as file:
+        with open_new(folder / shard.file) as file:
             tensors = ((part.tensor, dtype, part.shape) for part in shard.parts)
-            _write_all(file, encode_header(tensors, {"format": "pt"})[0])
+            write_all(file, encode_header(tensors, {"format": "pt"})[0])
             for part in shard.parts:
                 for block in _blocks(part, None if part.parameter.name in zeros else read):
                     data = block.to(CODE_DTYPES[dtype]).contiguous()
-                    _write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
+                    write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
             os.fsync(file.fileno())
     if len(files) > 1:
         where = {part.tensor: shard.file for shard in files for part in shard.parts}
@@ -121,9 +121,3 @@ def _block(part: TheirTensor, first: int, stop: int, read: Read) -> torch.Tensor
     absent = [dim for dim in range(len(shape)) if dim not in part.ours_of]
     theirs = out.permute(*absent, *part.ours_of)
     return theirs.reshape([stop - first, *part.shape[1:]])
-
-
-def _write_all(file: FileIO, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:  # on a nearly full disk, `write` first writes only a part, and then raises an error
-        view = view[file.write(view[: 1 << 26]) :]

@@ -48,7 +48,7 @@ def preflight(asked: Preflight, script: Callable[[], str] | None = None) -> Find
 def _look_at_run(asked: Preflight, found: Findings, config: Config) -> None:
     """Data, layout, memory, folder, disk and time of a run with a config."""
     try:
-        found.dataset = prepared(config)
+        found.dataset = None if tasks.absent(task_request(config)) else prepared(config)  # other machines may have it
         if found.dataset is None:
             problems, notes = ready.unprepared(config)
             found.refuse_now(problems, asked)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.build.accept import MOST_RANKS
 from codescent.config.given import shown
 from codescent.jobs.grace import LEAST_GRACE_S
 from codescent.jobs.leftovers import mark_of
 from codescent.jobs.site import Site, seconds_of
 from codescent.launch.environment import PORTS
+from codescent.plan import MOST_RANKS
 
 NAME_CHARS = 63
 HOST = re.compile(r"(?=.{1,253}$)(?![._-])[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*(?<![._-])")

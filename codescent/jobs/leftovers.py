@@ -66,7 +66,7 @@ def end(mark: str, found: Sequence[Left]) -> int:
             with suppress(OSError):
                 descriptor = os.pidfd_open(left.pid)
                 stack.callback(os.close, descriptor)
-                if _has(left.pid, wanted):
+                if has(left.pid, wanted):
                     signal.pidfd_send_signal(descriptor, signal.SIGTERM)
                     living.append(descriptor)
         end_s = time.monotonic() + STOP_S
@@ -95,7 +95,8 @@ def above(pid: int) -> list[int]:
     return found
 
 
-def _has(pid: int, wanted: bytes) -> bool:
+def has(pid: int, wanted: bytes) -> bool:
+    """Whether a process has this variable with this value: NAME=VALUE."""
     return wanted in _environment(pid)
 
 

@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from codescent.base.stopping import EXIT_FILE, LATER, STOP_AT
+from codescent.base.counted import counted
+from codescent.base.stopping import EXIT_FILE, LATER
+from codescent.base.time_limit import STOP_AT
 from codescent.base.token import TOKEN
 from codescent.jobs.bash import Raw, command, comment, expandable, quoted
 from codescent.jobs.job import Job
@@ -107,8 +109,11 @@ def stop_at(job: Job, end: str = "") -> Iterator[str]:
     """When the run saves and stops. The run folder says how long a save takes; where it cannot, what is known now."""
     if job.limit_s is None or not job.trains:
         return
-    limit = f"began + {job.limit_s}"
-    when = f"${{{end}:-$(({limit}))}} - " if end else f"{limit} - "
+    when = f"began + {job.limit_s} - "
+    if end:
+        yield f"end=${{{end}:-}}"
+        yield f'if ! [[ $end =~ ^[0-9]+$ ]] || [ "$end" -le "$began" ]; then end=$((began + {job.limit_s})); fi'
+        when = "end - "
     if job.has_checkpoints:
         words = [*job.site.container, *PYTHON, "codescent.jobs.grace", str(job.run), str(job.limit_s // 2)]
         yield "# the run saves and stops before its time limit: by twice the time of its longest save, and 30 s"
@@ -138,6 +143,14 @@ def in_batch(words: Sequence[str]) -> Iterator[str]:
     yield "code=0"
     yield command(words, "|| code=$?")
     yield from SAID
+
+
+def not_again(job: Job, submit: str) -> str:
+    """What a job says that has saved, and has no further start left. `submit`: the command that submits a script."""
+    most = job.site.requeues
+    file = "this script" if job.saved_as is None else str(job.saved_as.absolute())
+    said = f"saved, and not started again: this was the last of {counted(most + 1, 'start')} (site.requeues={most})"
+    return command(["echo", f"codescent: {said}. The run goes on by: {submit} {file}"])
 
 
 def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence[str] = ()) -> Iterator[str]:
@@ -175,7 +188,13 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
 def record(job: Job, hosts: str) -> Iterator[str]:
     """Of a submitted job: on which hosts codescent launch --kill has to look. `hosts`: a command that prints them."""
     if job.record is not None:
-        yield f"{hosts} >>{quoted(str(job.record / HOSTS))}  # for codescent launch --kill"
+        yield f"{appending(hosts, job.record / HOSTS)}  # for codescent launch --kill"
+
+
+def appending(program: str, file: Path) -> str:
+    """A line that appends what a program prints to a file; never through a link, which others may have made."""
+    name = quoted(str(file))
+    return f"[ -L {name} ] || {program} >>{name}"
 
 
 def each_node(words: Sequence[str], job: Job) -> Iterator[str]:

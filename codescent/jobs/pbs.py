@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from codescent.base.stopping import LATER
 from codescent.jobs.bash import Raw, command, comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, each_node, exit_file, head, in_batch, record, setting, variables
+from codescent.jobs.lines import (
+    ADDRESS,
+    appending,
+    each_node,
+    exit_file,
+    head,
+    in_batch,
+    not_again,
+    record,
+    setting,
+    variables,
+)
 from codescent.jobs.schedulers import NUMBER
 from codescent.jobs.site import asked_devices
 from codescent.jobs.submitted import SUCCESSORS
@@ -103,8 +114,10 @@ def _again(job: Job) -> Iterator[str]:
     if job.record is not None:
         yield "        # the number is the last line that is one: a site may say more. For --status"
         yield f'        next=$({command(["grep", "-xE", NUMBER.pattern])} <<<"$said" | tail -n 1 || true)'
-        known = f'echo "$next $(date -u +%FT%T+00:00)" >>{quoted(str(job.record / SUCCESSORS))}'
+        known = appending('echo "$next $(date -u +%FT%T+00:00)"', job.record / SUCCESSORS)
         yield f'        if [ -n "$next" ]; then {known}; fi'
     yield "        exit 0"
     yield "    fi"
+    yield f'elif [ "$code" -eq {LATER} ]; then'
+    yield f"    {not_again(job, 'qsub')}"
     yield "fi"

@@ -75,6 +75,7 @@ def _how_to_prepare(config: Config, *, is_text: bool) -> str:
     words = [data.corpus, "--tokenizer", data.tokenizer, "--folder", str(data.folder)]
     words += ["--validation-fraction", str(data.validation_fraction)]
     words += ["--text-key", data.text_key] if data.text_key != "text" else []
+    words += ["--as-text"] if data.as_text else []
     return f"prepare it here: {command('data', *words)}"
 
 
@@ -125,7 +126,7 @@ def _unwritable(path: Path) -> Iterator[str]:
 def writer(run: Path) -> Iterator[str]:
     """The process that writes the run now, if the file system of the folder has locks."""
     try:
-        descriptor = os.open(run / LOCK, os.O_RDONLY)
+        descriptor = os.open(run / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # nobody has written the run yet
         return
     try:

@@ -156,10 +156,10 @@ def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the files in a folder; 0: a job that runs has deleted it meanwhile, or it is no folder."""
+    """Bytes of the files in a folder; 0: a job that runs has deleted it, or it may not be read."""
     try:
         return sum(file.stat().st_size for file in folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return 0
 
 

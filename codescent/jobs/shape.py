@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from codescent.base.errors import UserError
-from codescent.build.accept import MOST_RANKS
 from codescent.config.given import shown
 from codescent.jobs.job import names_of, read_hosts
 from codescent.jobs.targets import TARGETS, Target
+from codescent.plan import MOST_RANKS
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from codescent.base.stopping import JOB_END, LATER
+from codescent.base.stopping import LATER
+from codescent.base.time_limit import JOB_END
 from codescent.jobs.bash import comment, quoted
 from codescent.jobs.job import Job
-from codescent.jobs.lines import each_node, exit_file, head, in_batch, record, setting, variables
+from codescent.jobs.lines import each_node, exit_file, head, in_batch, not_again, record, setting, variables
 from codescent.jobs.site import asked_devices
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -100,6 +101,10 @@ def _again(job: Job) -> Iterator[str]:
     yield f"    code={LATER}"
     yield "fi"
     yield from comment(f"{LATER}: saved, start me again. The job begins again, at most {job.site.requeues} times.")
-    yield f'if [ "$code" -eq {LATER} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.site.requeues} ]; then'
-    yield '    if scontrol requeue "$job"; then exit 0; fi'
+    yield f'if [ "$code" -eq {LATER} ]; then'
+    yield f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {job.site.requeues} ]; then'
+    yield f"        {not_again(job, 'sbatch')}"
+    yield '    elif scontrol requeue "$job"; then'
+    yield "        exit 0"
+    yield "    fi"
     yield "fi"

@@ -3,10 +3,8 @@ Does not ask a scheduler (schedulers.py does)."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,8 +13,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
+from codescent.base.reading import read_json, read_text
+from codescent.base.writing import make_parents
 from codescent.jobs.job import HOST
 from codescent.jobs.schedulers import NUMBER, SCHEDULERS
 from codescent.record.beginning import JOBS
@@ -52,12 +53,13 @@ def new_folder(run: Path) -> Path:
     """A new folder for a job of the run. Raises UserError: it cannot be created; then nothing is."""
     above, created = run / JOBS, absent(run)
     try:
-        above.mkdir(parents=True, exist_ok=True)
+        make_parents(run)
+        writing.make_folder(above)
         while True:
             number = 1 + max((int(one.name) for one in above.iterdir() if _is_number(one.name)), default=0)
             path = above / f"{number:04}"
             with suppress(FileExistsError):  # another command has created it a moment before
-                path.mkdir()
+                writing.make_folder(path, run, exist_ok=False)
                 return path
     except OSError as error:
         _remove_empty(created)
@@ -77,21 +79,21 @@ def absent(run: Path) -> list[Path]:
 
 def discard(path: Path, created: Sequence[Path]) -> None:
     """Delete the folder of a job that was refused, and those above it that were created for it, if they are empty."""
-    shutil.rmtree(path, ignore_errors=True)
+    writing.remove_folder(path, ignore_errors=True)
     _remove_empty(created)
 
 
 def _remove_empty(created: Sequence[Path]) -> None:
     for above in created:
         with suppress(OSError):  # not empty, or not there
-            above.rmdir()
+            writing.remove_empty(above)
 
 
 def keep(path: Path, target: str, job: str, name: str, script: str, folder: Path) -> Submitted:
     """Write down a job that was submitted. Raises UserError: the file cannot be written, with the job's number."""
     made = Submitted(target, job, name, script, str(folder), datetime.now(UTC).isoformat(timespec="seconds"))
     try:
-        write_json(path / RECORD.format(job), asdict(made))
+        write_json(path / RECORD.format(job), asdict(made), path.parent.parent)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: job {job} is submitted, but not written down") from error
     return made
@@ -137,7 +139,7 @@ def files_of_jobs(run: Path, name: str) -> list[Path]:
 def _read(path: Path) -> Submitted:
     """A record. Raises OSError, RecursionError or ValueError, with all that is wrong in it."""
     wrong = [] if _is_number(path.parent.name) else ["its folder is not a number, such as 0001"]
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = read_json(path)
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")
     names = [field.name for field in fields(Submitted)]
@@ -152,6 +154,10 @@ def _wrong(name: str, value: Any) -> str:
     """What is wrong with a value of a record; empty: nothing. The folder may have any name that a file may have."""
     if not isinstance(value, str) or not value or "\0" in value:
         return "is no text"
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return "has half of a surrogate pair, which no name of a file has"
     if name != "folder" and not value.isprintable():
         return "has characters that do not print"
     if name == "target" and value not in SCHEDULERS:
@@ -194,6 +200,6 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _text(path: Path) -> str:
     """What scripts have written, with bytes that are not UTF-8 replaced. Raises UserError: it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path, errors="replace")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: scripts of the run write this file; move it away") from error

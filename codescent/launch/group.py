@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from codescent.base.beats import BEATS_FD
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import LATE, STORE_FD
@@ -55,8 +56,10 @@ class Group:
     def listen(self) -> socket.socket | None:
         """A socket for the store, on the address of rank 0 alone; None: rank 0 is elsewhere.
 
-        Raises UserError: this machine has not the address, or the port is taken.
+        Raises UserError: this machine has no loopback or not the address, or the port is taken.
         """
+        if self.address == LOOPBACK:
+            refuse_without_loopback()
         if self.first:
             return None
         try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,16 +19,17 @@ from pathlib import Path
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
-from codescent.base.output import warn
+from codescent.base.output import new_line, warn
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
+from codescent.base.writing import remove_folder
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
-from codescent.launch.watch import Watch
+from codescent.launch.watch import Stopped, Watch
 
 LOOK_EVERY_S = 1.0
 KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
@@ -53,6 +53,7 @@ def run_ranks(
     roles: Roles | None = None,
     blocked: Collection[int] = (),
     reports: bool = False,
+    stopped: Stopped | None = None,
 ) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
@@ -74,6 +75,7 @@ def run_ranks(
         of_memory: called with a rank that the kernel has probably killed for lack of memory; returns lines to print.
         roles: what ranks are in messages, and which of them the run can lose.
         blocked: signals that wait until a rank listens to them (base/early.py), for ranks that do.
+        stopped: how long the ranks wait for one that is stopped or frozen; None: as long as their collectives wait.
         reports: whether this process obeys EXIT_FILE (base/stopping.py) after a stop on request.
 
     Returns:
@@ -94,7 +96,9 @@ def run_ranks(
         if (early := first_signal()) is not None:
             warn(f"codescent: {signal.Signals(early).name}: no rank is started")
             return reported(exit_code_of(early), exit_file)
-        with _Ranks(command, group, env, roles or Roles(), saves=saves, blocked=blocked) as processes:
+        with _Ranks(
+            command, group, env, roles or Roles(), stopped or Stopped(), saves=saves, blocked=blocked
+        ) as processes:
             code = processes.watch(queue)
             if (killed := processes.report()) is not None:
                 for line in of_memory(killed):
@@ -111,6 +115,7 @@ class _Ranks:
         group: Group,
         env: Mapping[str, str],
         roles: Roles,
+        stopped: Stopped,
         *,
         saves: bool,
         blocked: Collection[int],
@@ -120,7 +125,7 @@ class _Ranks:
         self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
         self._beats = shared_memory(self._num_ranks)
-        self._watch = Watch(Beats(self._beats, self._num_ranks), self._num_ranks)
+        self._watch = Watch(Beats(self._beats, self._num_ranks), self._num_ranks, stopped)
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         self._port = 0
@@ -163,7 +168,7 @@ class _Ranks:
                 process.wait()
         os.close(self._beats)
         if not self._crashed():
-            shutil.rmtree(self._logs, ignore_errors=True)
+            remove_folder(Path(self._logs), ignore_errors=True)
 
     def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
         """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""
@@ -230,6 +235,10 @@ class _Ranks:
         running = {rank: process.pid for rank, process in self._processes.items() if rank not in self._ended}
         for words in self._watch.look(running):
             _say(f"codescent: {words}")
+        for rank in () if self._stopping else self._watch.overdue():
+            how = f"rank {rank} of {self._num_ranks} (pid {running[rank]}) {self._watch.stuck[rank]}"
+            _say(f"codescent: {how}, and is ended now (parallel.stopped_s)")
+            _kill_group(self._processes[rank])
         if self._watch.stuck and now_s >= self._answer_s:
             ranks = ", ".join(f"rank {rank} {how}" for rank, how in self._watch.stuck.items())
             _say(f"codescent: {ranks}, and does not react: all ranks are killed; resume from the last checkpoint")
@@ -252,7 +261,8 @@ class _Ranks:
             if self._stop_signal is None:  # forward once, although a scheduler may send SIGTERM twice
                 self._stop_signal = number
                 more = "; Ctrl-C once more kills them" if number == signal.SIGINT else ""
-                _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to {self._does}{more}")
+                name = signal.Signals(number).name
+                _say(f"{new_line()}codescent: {name}: waiting for the ranks to {self._does}{more}")
                 self._send(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
                 self._send(signal.SIGCONT)  # all ranks stop together, so wake a suspended rank
                 self._answer_s = now_s + ANSWER_S

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from codescent.base.reading import open_regular
+
 SHOWN_BYTES = 20_000
 """Bytes at the end of a log that are printed."""
 
@@ -13,7 +15,7 @@ SHOWN_BYTES = 20_000
 def tail(log: Path) -> str:
     """The end of a log, and how much is before it; why it cannot be read."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - SHOWN_BYTES))
             text = file.read().decode("utf-8", errors="replace").rstrip("\n")

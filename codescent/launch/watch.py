@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.beats import ENDED, Beats
@@ -14,16 +15,37 @@ BEHIND_S = 6.0
 CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """How long the others wait for a rank that is stopped or frozen.
+
+    Attributes:
+        ends_s: then it is ended (parallel.stopped_s); None: it is not.
+        timeout_s: of their collectives (parallel.timeout_s); None: unknown here.
+    """
+
+    ends_s: float | None = None
+    timeout_s: float | None = None
+
+    def __str__(self) -> str:
+        if self.ends_s is not None:
+            return f"for {self.ends_s:g} s (parallel.stopped_s), then it is ended"
+        most = "parallel.timeout_s" if self.timeout_s is None else f"{self.timeout_s:g} s (parallel.timeout_s)"
+        return f"for {most}, then the run ends; with parallel.stopped_s=SECONDS it would end earlier"
+
+
 class Watch:
     """Watches the progress of the ranks of this machine, from the process that started them.
 
     Args:
         beats: the progress of each rank.
         ranks: number of ranks.
+        stopped: how long the others wait for one that cannot run.
     """
 
-    def __init__(self, beats: Beats, ranks: int) -> None:
-        self.beats, self.ranks = beats, ranks
+    def __init__(self, beats: Beats, ranks: int, stopped: Stopped = Stopped()) -> None:
+        self.beats, self.ranks, self._stopped = beats, ranks, stopped
+        self._since_s: dict[int, float] = {}  # when each rank of `stuck` was found so
         self.stuck: dict[int, str] = {}
         """Ranks that cannot run now, with the reason in words."""
         self._positions: list[tuple[float, float]] = []
@@ -34,7 +56,7 @@ class Watch:
         """Sentences on changes since the last call. `running`: process id of each rank that has not ended."""
         halted = {rank: how for rank, pid in running.items() if (how := halted_by(pid))}
         said = [
-            f"rank {rank} of {self.ranks} (pid {running[rank]}) {how}: the others wait for it"
+            f"rank {rank} of {self.ranks} (pid {running[rank]}) {how}: the others wait for it {self._stopped}"
             for rank, how in halted.items()
             if rank not in self.stuck
         ]
@@ -42,7 +64,15 @@ class Watch:
             f"rank {rank} of {self.ranks} continues" for rank in self.stuck if rank in running and rank not in halted
         ]
         self.stuck = halted
+        now_s = time.monotonic()
+        self._since_s = {rank: self._since_s.get(rank, now_s) for rank in halted}
         return said + self._late(running, halted)
+
+    def overdue(self) -> list[int]:
+        """The ranks that could not run for so long that they are to be ended."""
+        if self._stopped.ends_s is None:
+            return []
+        return [rank for rank, since_s in self._since_s.items() if time.monotonic() - since_s >= self._stopped.ends_s]
 
     def ended_early(self, rank: int) -> bool:
         """Whether a rank with exit code 0 ended after it began to train and before its training returned."""

@@ -31,16 +31,27 @@ GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
 UNCOMPILED: Mapping[str, str] = {kind.name: kind.uncompiled for kind in _KINDS.values() if kind.uncompiled}
 """Kinds for which torch.compile is not verified, each with the reason."""
+OTHER_MODELS = "any other model trains in your own loop: docs/own_module.md"
+"""What a refusal of a model says, beside the models that there are."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))
 """Names of the sizes of all kinds. A kind refuses a size that it does not have."""
 
 
 def kind_of(kind: str | None, preset: str | None) -> str:
-    """`kind` if given; else the kind of the preset, or of the preset with the most similar name; else gpt2."""
+    """`kind` if given; else the kind of the preset, or the kind in its name, or that of a similar preset; else gpt2."""
     if kind is not None:
         return kind
+    if preset in _KIND_OF_PRESET:
+        return _KIND_OF_PRESET[preset]
+    if (named := _named(preset)) is not None:
+        return named
     near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
     return _KIND_OF_PRESET[near[0]] if near else KINDS[0]
+
+
+def _named(preset: str | None) -> str | None:
+    """The kind of model whose name is in the name of a preset, such as llama in Llama-2-7b; None: there is none."""
+    return next((kind for kind in KINDS if kind in (preset or "").lower()), None)
 
 
 def preset_positions(preset: str) -> int | None:
@@ -52,7 +63,7 @@ def preset_positions(preset: str) -> int | None:
 
 def _known(kind: str) -> Kind:
     if kind not in _KINDS:
-        raise UserError(f"model.kind: there is no model {kind!r}; models: {', '.join(KINDS)}")
+        raise UserError(f"model.kind: there is no model {kind!r}; models: {', '.join(KINDS)}; {OTHER_MODELS}")
     return _KINDS[kind]
 
 
@@ -83,6 +94,10 @@ def shape_of(
     known, other = _known(kind), _KIND_OF_PRESET.get(preset or "", kind)
     if kind != other:
         raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
+    is_foreign = preset is not None and preset not in _KIND_OF_PRESET and _named(preset) is None
+    if is_foreign and not difflib.get_close_matches(preset or "", known.presets, n=1):
+        presets = "; ".join(f"{one.name}: {', '.join(one.presets)}" for one in _KINDS.values())
+        raise UserError(f"{where}.preset: there is no preset {preset!r}; presets of {presets}; {OTHER_MODELS}")
     return known.resolve(sizes, preset, bias, dropout, where, tp)
 
 

@@ -111,6 +111,7 @@ class Kind:
         options: which of the keys bias and dropout the user may set.
         generates: whether its models can generate text (see models/generate).
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.
+        parts: fields of the shape that are no sizes themselves: the sizes that users give for each of them instead.
     """
 
     name: str
@@ -126,12 +127,13 @@ class Kind:
     options: tuple[str, ...] = ("bias", "dropout")
     generates: bool = False
     uncompiled: str = ""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """Names of the sizes that a user may give."""
-        names = (size.name for size in dataclasses.fields(self.shape))
-        return tuple(name for name in names if name not in ("bias", "dropout", "rope_scaling"))
+        names = (size.name for size in dataclasses.fields(self.shape) if size.name not in ("bias", "dropout"))
+        return tuple(one for name in names for one in self.parts.get(name, (name,)))
 
     def resolve(
         self,
@@ -150,7 +152,7 @@ class Kind:
         ]
         if preset is not None and preset not in self.presets:
             near = difflib.get_close_matches(preset, self.presets, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             unknown = f"{where}.preset: there is no preset {preset!r} of {self.name}{hint}"
             raise UserError(*problems, f"{unknown} Presets: {', '.join(self.presets)}")
         full = dict(self.presets[preset]) if preset is not None else {}
@@ -213,11 +215,11 @@ def linear(
         yield Parameter(f"{name}.bias", (outputs,), bias_role, **where)
 
 
-def norm(name: str, width: int, bias: bool, depth: int) -> Iterator[Parameter]:
+def norm(name: str, width: int, bias: bool, depth: int, stream: int | None = None) -> Iterator[Parameter]:
     """The parameters of a norm. Initially its weight is 1 and its bias is 0."""
-    yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,))
+    yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,), stream=stream)
     if bias:
-        yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,))
+        yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,), stream=stream)
 
 
 def attention(

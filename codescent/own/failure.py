@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from traceback import walk_tb
@@ -19,8 +19,10 @@ from codescent.base import cause, output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
+from codescent.launch.once import all_said, say_once
 from codescent.own.steps import most_steps
-from codescent.train.rendezvous import reach, report_failure
+from codescent.train.addresses import is_local
+from codescent.train.rendezvous import reach, report_failure, tell_those_who_wait
 from codescent.train.silent import is_lost_peer
 
 FIRST = "codescent_failed"
@@ -31,6 +33,8 @@ ENDED = "codescent_ended"
 """Key that a rank sets when it leaves the others."""
 PATIENCE = timedelta(seconds=5)
 """How long a rank waits for the others, to learn whether one of them prints the same error."""
+ALIKE_S = 2.0
+"""Seconds in which all ranks of this machine find the same error. Otherwise those that wait for this one are told."""
 NOT_THE_USERS = ("codescent", "contextlib", "torch")
 """Packages whose lines are not the place of a wrong argument."""
 
@@ -141,6 +145,8 @@ class ErrorHook:
         lines = [*(f"error: {place}{problem}" for problem in error.problems), *more]
         if self._alone:
             return _print(lines)
+        if self.store is None and self.place is not None and is_local(self.place):
+            return self._say_once(lines[: -len(more)] if more else lines, more)
         mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}", "who": cause.place(most_steps())}
         try:
             self.store = self.store or self._connected()
@@ -153,6 +159,13 @@ class ErrorHook:
             _print([f"rank {self._rank}: {line}" for line in lines])
             self._name_first(mine, first)
         self._part(first)
+
+    def _say_once(self, lines: list[str], more: Sequence[str]) -> None:
+        """The ranks have not met, and are all on this machine: one prints, without a connection."""
+        assert self.place is not None
+        mark = say_once(lines, os.environ, more)
+        if mark is not None and not all_said(mark, self.place.world_size, ALIKE_S):
+            tell_those_who_wait(self.place)
 
     def _connected(self) -> Store:
         """A connection to ranks that raise the same error before they are connected."""

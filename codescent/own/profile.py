@@ -4,7 +4,6 @@ Does not time operators itself (torch's profiler does), and does not measure a t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,9 +16,14 @@ from torch.profiler import ProfilerActivity
 
 from codescent.base.agreement import rank, together
 from codescent.base.errors import UserError
+from codescent.base.reading import read_json
+from codescent.base.writing import hidden_folder, make_parents, move
 from codescent.own.arguments import PATH, public
 from codescent.own.session import joined_or_alone
 from codescent.trace.measure import Measured, measure
+
+MOST_TRACE_BYTES = 16 << 30
+"""A block of many steps records a large trace."""
 
 
 @dataclass
@@ -72,9 +76,11 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
     def write() -> dict[str, Any]:
         path = Path(folder) / f"rank_{rank():05d}.json"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            recorded.export_chrome_trace(str(path))
-            events = json.loads(path.read_bytes())["traceEvents"]
+            make_parents(path.parent)
+            with hidden_folder(path.parent) as hidden:
+                recorded.export_chrome_trace(str(hidden / path.name))
+                move(hidden / path.name, path)
+            events = read_json(path, MOST_TRACE_BYTES)["traceEvents"]
         except (OSError, RuntimeError) as error:
             raise UserError(f"codescent.profile: {path}: cannot be written: {error}") from error
         vars(result).update(asdict(measure(events)), trace=str(path))

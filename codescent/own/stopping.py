@@ -17,7 +17,8 @@ from codescent.base.agreement import together
 from codescent.base.beats import ENDED
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of, reported, stop_at
+from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of, reported
+from codescent.base.time_limit import forget_others, in_words, stop_at
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -80,6 +81,8 @@ class Stopping:
         """Begin to record signals. Raises UserError: they cannot be, or the time limit cannot be read."""
         if threading.current_thread() is not threading.main_thread():
             raise UserError("codescent: ranks.stopping: must be called in the main thread, which receives signals")
+        if (ignored := forget_others(os.environ)) and self._world.is_first:
+            warn(*(f"codescent: {sentence}" for sentence in ignored))
         own = [number for number in (*STOPPING, *SAVING) if _is_handled(number)]
         alone, end_s = self._world.place.world_size == 1, stop_at(os.environ)
         self._request = StopRequest(alone=alone, does=DOES, end_s=end_s, spares=own).__enter__()
@@ -97,7 +100,7 @@ class Stopping:
             return
         before, number = divmod(int(said), OVER + 1)
         is_over = number == OVER
-        self.why = TIME_LIMIT if is_over else signal.Signals(number).name
+        self.why = f"{TIME_LIMIT}{in_words(os.environ)}" if is_over else signal.Signals(number).name
         self.exit_code = LATER if is_over else exit_code_of(number)
         if place.world_size > 1 and not is_over:
             self.why += f" to rank {place.world_size - before}"

@@ -5,6 +5,7 @@ from codescent.base.dtypes import DTYPE_BYTES as DTYPE_BYTES
 from codescent.base.dtypes import WIDE as WIDE
 from codescent.plan.layout import Layout as Layout
 from codescent.plan.mesh import AXES as AXES
+from codescent.plan.mesh import MOST_RANKS as MOST_RANKS
 from codescent.plan.mesh import Mesh as Mesh
 from codescent.plan.model import Lora as Lora
 from codescent.plan.model import ModelFacts as ModelFacts

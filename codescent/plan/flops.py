@@ -66,7 +66,7 @@ def step_flops(
     """
 
     def macs(some: Iterable[Parameter]) -> float:
-        return sum(parameter.numel * _positions(task, work, parameter) for parameter in some)
+        return sum(parameter.numel * _positions(model, task, work, parameter) for parameter in some)
 
     read = [p for p in parameters if p.role is not Role.VOCAB or p.depths != (0,)]
     trained = [p for p in read if p.trained]
@@ -113,9 +113,9 @@ def recomputed_rows(held: Iterable[Parameter], dropout: float) -> list[Parameter
     return [parameter for parameter in rows if needed[parameter.name]]
 
 
-def _positions(task: TaskFacts, work: Work, parameter: Parameter) -> float:
-    """Number of positions of a sample to which a parameter is applied."""
-    if parameter.role in (Role.VOCAB, Role.WHOLE):
+def _positions(model: ModelFacts, task: TaskFacts, work: Work, parameter: Parameter) -> float:
+    """Number of positions of a sample to which a parameter is applied. All of the head has the positions it reads."""
+    if parameter.depths[-1] > model.num_layers:
         return work.positions(-1) * task.head_share
     return work.positions(parameter.stream)
 

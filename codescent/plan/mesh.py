@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: neighbours on the last axis are neighbouring ranks, so tp stays inside a node."""
+MOST_RANKS = 1_000_000
+"""More than anybody has. A file that names more ranks is damaged."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any, cast
 from codescent.plan.brief import brief, is_left_out
 from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
-from codescent.plan.mesh import AXES, Mesh
+from codescent.plan.mesh import AXES, MOST_RANKS, Mesh
 from codescent.plan.model import ModelFacts
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 from codescent.plan.schedule import Schedule
@@ -272,7 +273,20 @@ class Plan:
         """
         if "work" in data and "model" not in data:
             raise OlderPlan("an earlier version wrote this plan: its model and its task are not in it")
-        return cast(Plan, _decode(cls, data))
+        plan = cast(Plan, _decode(cls, data))
+        plan._refuse_impossible()
+        return plan
+
+    def _refuse_impossible(self) -> None:
+        """Raise ValueError: the numbers would take all memory, or name a dim that is not there."""
+        degrees = {axis: getattr(self.mesh, axis) for axis in AXES}
+        if min(degrees.values()) < 1 or math.prod(degrees.values()) > MOST_RANKS:
+            raise ValueError(f"mesh: {degrees} is not 1 to {MOST_RANKS:,} ranks")
+        for tensor in self.tensors:
+            dims = len(tensor.parameter.shape)
+            for placed in (tensor.weights, tensor.gradients, tensor.optimizer):
+                if wrong := [axis for axis, dim in placed.shards.items() if axis not in AXES or not 0 <= dim < dims]:
+                    raise ValueError(f"{tensor.parameter.name}: cannot be cut over {wrong[0]}")
 
 
 _SCALARS = {int, float, bool, str, types.NoneType}

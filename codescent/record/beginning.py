@@ -4,10 +4,10 @@ Does not read runs (run_folder.py does) and does not lock them."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from codescent.base import writing
 from codescent.base.command import resume_command
 from codescent.base.durable import sync_folder, write_synced
 from codescent.base.errors import UserError
@@ -47,7 +47,7 @@ def refuse_taken(path: Path) -> None:
 
 def write_new(folder: Path, texts: Mapping[str, str]) -> None:
     """Write the files of a run that has no step, by name."""
-    (folder / CHECKPOINTS).mkdir()
+    writing.make_folder(folder / CHECKPOINTS, folder.parent, exist_ok=False)
     for name, text in texts.items():
         write_synced(folder / name, text)
 
@@ -62,24 +62,25 @@ def write_beside_jobs(path: Path, texts: Mapping[str, str]) -> None:
     """
     refuse_taken(path)
     making = path / MAKING
-    shutil.rmtree(making)
-    making.mkdir()
+    writing.remove_folder(making)
+    writing.make_folder(making, exist_ok=False)
     write_new(making, texts)
     for name in (CHECKPOINTS, *texts):
-        (making / name).rename(path / name)
+        writing.move(making / name, path / name, path)
     sync_folder(path)
-    making.rmdir()
+    writing.remove_empty(making)
 
 
 def delete_new(path: Path) -> None:
     """Delete a run that has not begun. What a job that starts it has put there stays."""
     if not (path / JOBS).is_dir():
-        shutil.rmtree(path, ignore_errors=True)
+        writing.remove_folder(path, ignore_errors=True)
         return
     making = path / MAKING  # after a kill it says that the rest is of no run
-    making.mkdir(exist_ok=True)
-    (path / CONFIG).unlink()
+    writing.make_folder(making)
+    writing.remove_file(path / CONFIG)
     for one in path.iterdir():
         if one.name not in (JOBS, MAKING):
-            shutil.rmtree(one) if one.is_dir() else one.unlink()
-    making.rmdir()
+            is_folder = one.is_dir() and not one.is_symlink()
+            writing.remove_folder(one) if is_folder else writing.remove_file(one)
+    writing.remove_empty(making)

@@ -4,14 +4,16 @@ Does not change weights (strategies/pair_exchange.py does; train/replay_gossip.p
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from codescent.base import writing
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
-from codescent.record.order import DAMAGED, FOLDER, add_rows, refuse_other_than_numbers
+from codescent.record.order import DAMAGED, FOLDER, MOST_BYTES, add_rows, refuse_other_than_numbers
 from codescent.servers.changes import AGREED, STEPPED, Changed
 
 
@@ -31,15 +33,17 @@ def rewind(run: Path, replica: int, steps: int) -> None:
     if not path.exists():
         return
     if steps == 0:
-        path.unlink()
+        with user_errors(path):
+            writing.remove_file(path, run)
         return
     with user_errors(path):
         try:
             rows = read(run, replica, steps)
         except UserError:  # the machine went down before it wrote them. The run goes on; `read` refuses this line
-            path.write_text(f"lost: rows of before step {steps}\n", encoding="utf-8")
+            replace_file(path, f"lost: rows of before step {steps}\n", within=run)
             return
-        os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[: len(rows)])))
+        lines = read_bytes(path, MOST_BYTES).splitlines(keepends=True)
+        writing.cut(path, sum(map(len, lines[: len(rows)])), run)
 
 
 def _parsed(line: bytes) -> Changed:
@@ -58,7 +62,7 @@ def read(run: Path, replica: int, steps: int) -> list[Changed]:
     """
     path, rows = file_of(run, replica), list[Changed]()
     try:
-        for line in path.read_bytes().splitlines():
+        for line in read_bytes(path, MOST_BYTES).splitlines():
             rows.append(_parsed(line))
             if rows[-1].kind == AGREED and rows[-1].step == steps:
                 return rows

@@ -12,10 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
+from codescent.base import writing
 from codescent.base.errors import UserError
 from codescent.base.published import in_words, is_full
+from codescent.base.reading import open_regular
 
 BLOCK_BYTES = 1 << 16
+MOST_BYTES, MOST_LINE_BYTES = 1 << 36, 1 << 24
+"""A larger file, or a longer line, is none that a run has written."""
 
 
 @contextmanager
@@ -38,8 +42,8 @@ def append(path: Path, line: str, header: str = "") -> None:
     Raises:
         UserError: the disk is full, or the file is not writable.
     """
-    with user_errors(path), path.open("ab+", buffering=0) as file:
-        size, whole = file.tell(), _whole_bytes(file)
+    with user_errors(path), writing.open_own(path, appends=True, makes=True) as file:
+        size, whole = file.tell(), _whole_bytes(file, path)
         if whole != size:
             file.truncate(whole)
         data = (line if whole or not header else header + line).encode()
@@ -54,16 +58,22 @@ def append(path: Path, line: str, header: str = "") -> None:
 def forward(path: Path) -> Iterator[bytes]:
     """All complete lines from first to last, without newlines. A missing file has no lines."""
     with _reading(path) as file:
-        yield from (line[:-1] for line in file if line.endswith(b"\n"))
+        while line := file.readline(MOST_LINE_BYTES + 1):
+            if len(line) > MOST_LINE_BYTES:
+                raise _too_long(path)
+            if line.endswith(b"\n"):
+                yield line[:-1]
 
 
 def backward(path: Path) -> Iterator[tuple[int, bytes]]:
     """All complete lines from last to first, without newlines, each with the offset of its first byte."""
     with _reading(path) as file:
         # `data` begins at byte `begin` of the file; the lines after data[:end] are done.
-        begin, data, end = _whole_bytes(file), b"", 0
+        begin, data, end = _whole_bytes(file, path), b"", 0
         while begin + end:
             newline = data.rfind(b"\n", 0, max(0, end - 1))
+            if newline < 0 and end > MOST_LINE_BYTES:
+                raise _too_long(path)
             if newline < 0 and begin:
                 before = max(0, begin - BLOCK_BYTES)
                 data, end, begin = _read(file, before, begin) + data[:end], begin - before + end, before
@@ -83,25 +93,34 @@ def cut(path: Path, lines: int) -> int:
     more = max(0, count(path) - lines)
     if more:
         with user_errors(path):
-            os.truncate(path, sum(len(line) + 1 for line in islice(forward(path), lines)))
+            writing.cut(path, sum(len(line) + 1 for line in islice(forward(path), lines)))
     return more
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[bytes]]:
-    with user_errors(path), path.open("rb") if path.is_file() else io.BytesIO() as file:
+    with user_errors(path), open_regular(path) if path.exists() else io.BytesIO() as file:
+        if (size_bytes := file.seek(0, os.SEEK_END)) > MOST_BYTES:
+            raise UserError(f"{path}: has {size_bytes:,} bytes, more than a run writes")
+        file.seek(0)
         yield file
 
 
-def _read(file: IO[bytes], begin: int, end: int) -> bytes:
+def _read(file: IO[bytes] | io.FileIO, begin: int, end: int) -> bytes:
     file.seek(begin)
     return file.read(end - begin)
 
 
-def _whole_bytes(file: IO[bytes]) -> int:
+def _too_long(path: Path) -> UserError:
+    return UserError(f"{path}: has a line of more than {MOST_LINE_BYTES:,} bytes, which no run writes")
+
+
+def _whole_bytes(file: IO[bytes] | io.FileIO, path: Path) -> int:
     """Number of bytes up to the last newline, included. Later bytes are an incomplete line."""
-    end = file.seek(0, os.SEEK_END)
+    size = end = file.seek(0, os.SEEK_END)
     while end > 0:
+        if size - end > MOST_LINE_BYTES:
+            raise _too_long(path)
         begin = max(0, end - BLOCK_BYTES // 16)
         newline = _read(file, begin, end).rfind(b"\n")
         if newline >= 0:

@@ -12,10 +12,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.errors import UserError
+from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
 
 FOLDER = "order"
+MOST_BYTES = 16 << 30
+"""Of a file of the order: it has a line for every push of a run."""
 DAMAGED = ValueError, TypeError, RecursionError
 """What is raised for a line that was torn, or is no row."""
 
@@ -61,10 +65,9 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
     if rows:
         with user_errors(path):
-            path.parent.mkdir(exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-                file.flush()
+            writing.make_folder(path.parent)
+            with writing.open_own(path, path.parent.parent, appends=True, makes=True) as file:
+                writing.write_all(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
                 os.fsync(file.fileno())
 
 
@@ -82,10 +85,11 @@ def rewind(run: Path, server: int, steps: int) -> int:
     path = file_of(run, server)
     if not path.exists():
         return 0
-    lines = path.read_bytes().splitlines(keepends=True)
+    with user_errors(path):
+        lines = read_bytes(path, MOST_BYTES).splitlines(keepends=True)
     number = sum(1 for _ in takewhile(lambda row: row.step < steps, _whole(lines)))
     with user_errors(path):
-        os.truncate(path, sum(map(len, lines[:number])))
+        writing.cut(path, sum(map(len, lines[:number])), run)
     return number
 
 
@@ -101,7 +105,7 @@ def read(run: Path, server: int, steps: int, workers: int, period: int = 1) -> l
     """
     path = file_of(run, server)
     try:
-        rows = [_parsed(line) for line in path.read_bytes().splitlines()]
+        rows = [_parsed(line) for line in read_bytes(path, MOST_BYTES).splitlines()]
     except (OSError, *DAMAGED) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     kept = list(takewhile(lambda row: row.step < steps, rows))

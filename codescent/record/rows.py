@@ -6,12 +6,12 @@ from __future__ import annotations
 import heapq
 import json
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.record.lines import append, backward, count, cut, forward, user_errors
@@ -124,7 +124,7 @@ class Rows:
             dropped += keep is not None
         with user_errors(path):
             if path.is_file() and path.stat().st_size != end:
-                os.truncate(path, end)
+                writing.cut(path, end)
         return dropped
 
     def _last(self, path: Path) -> str | None:
@@ -167,7 +167,7 @@ class Table:
     def __init__(self, folder: Path | str) -> None:
         path = Path(folder)
         with user_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            writing.make_parents(path)
         self._rows = Rows(path, header_of(path / METRICS_CSV) or _names(path / METRICS_JSONL))
         if self._rows.columns and not self._rows.files_agree():
             self._rows.mend()

@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import published
+from codescent.base.reading import MOST_BYTES, read_bytes, read_text
 from codescent.record import memory, ranks
 from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken, write_beside_jobs, write_new
 from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
@@ -62,6 +64,7 @@ LOGS = "logs"
 """Folder with what each of several ranks has printed: rank-0.log and so on."""
 TOKENIZER = "tokenizer.json"
 LOCK = ".writer"
+MOST_CONFIG_BYTES = 1 << 20
 
 FORMAT = 2
 """Format number of the run folders that this program writes, in plan.json. docs/versions.md lists all formats."""
@@ -118,7 +121,7 @@ class RunFolder:
             if not (path / JOBS).is_dir():
                 raise
             with user_errors(path):
-                (path / MAKING).mkdir(exist_ok=True)
+                writing.make_folder(path / MAKING)
                 run.hold()
                 try:
                     write_beside_jobs(path, texts)
@@ -136,19 +139,19 @@ class RunFolder:
         if not path.is_dir():
             what = "is a file, not a run folder" if os.path.lexists(path) else "no such run folder"
             raise UserError(f"{path}: {what}")
-        missing = [name for name in (CONFIG, PLAN) if not (path / name).is_file()]
+        missing = [name for name in (CONFIG, PLAN) if not os.path.lexists(path / name)]
         missing += [] if (path / CHECKPOINTS).is_dir() else [f"{CHECKPOINTS}/"]
         if missing:
             raise UserError(f"{path}: not a run folder: it has no {', no '.join(missing)}")
-        config_text, plan = _read_text(path / CONFIG), _read_object(path / PLAN)
+        config_text, plan = _read_text(path / CONFIG, MOST_CONFIG_BYTES), _read_object(path / PLAN)
         if problem := unreadable(plan.get("format", 1), OLDEST_FORMAT, FORMAT, _writer(path)):
             raise UserError(f"{path / PLAN}: run folder of {problem}")
         return cls(path, config_text, _without_format(plan))
 
     def hold(self) -> None:
         """Lock this run for writing until this process ends. Raises UserError: another process has locked it."""
-        with user_errors(self.path / LOCK):
-            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        with user_errors(self.path / LOCK), writing.open_own(self.path / LOCK, makes=True) as file:
+            descriptor = os.dup(file.fileno())
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -157,7 +160,8 @@ class RunFolder:
             raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-        self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
+        with user_errors(self.path):
+            self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
 
     def delete_unused(self) -> None:
         """Delete the folder that this process has created, if it has no event: the run was refused before it began.
@@ -182,7 +186,7 @@ class RunFolder:
         """Read the existing files among `names`. Raises UserError: a file is unreadable."""
         found = {}
         for name in names:
-            if (path := self.path / name).is_file():
+            if os.path.lexists(path := self.path / name):
                 found[name] = _read_text(path)
         return found
 
@@ -200,7 +204,7 @@ class RunFolder:
     def read_environment(self) -> dict[str, Any]:
         """Read environment.json; empty if the run was killed before it was written. Raises UserError: unreadable."""
         path = self.path / ENVIRONMENT
-        return _read_object(path) if path.is_file() else {}
+        return _read_object(path) if os.path.lexists(path) else {}
 
     def metrics(self, row: Mapping[str, float | int | None]) -> None:
         """Append a row, by names of METRICS, to metrics.csv and metrics.jsonl. None is an empty field (null in JSON).
@@ -346,17 +350,17 @@ def _replace(path: Path, content: str) -> None:
         replace_file(path, content)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
         with user_errors(path):
-            return path.read_text("utf-8")
+            return read_text(path, most_bytes)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error})") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     with user_errors(path):
-        return _object(path.read_bytes(), str(path))
+        return _object(read_bytes(path), str(path))
 
 
 def _object(text: str | bytes, where: str) -> dict[str, Any]:

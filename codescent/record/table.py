@@ -3,12 +3,12 @@ Does not know what the columns mean, and has no second file: what is lost is los
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.errors import UserError
 from codescent.record.lines import append, backward, forward, user_errors
 
@@ -62,7 +62,7 @@ class Table:
                 break
         with user_errors(path):
             if path.is_file() and path.stat().st_size != end:
-                os.truncate(path, end)
+                writing.cut(path, end)
 
     def _text(self, value: Any) -> str:
         return "" if value is None else value if isinstance(value, str) else repr(value)

@@ -122,6 +122,7 @@ class Report:
     Attributes:
         title: names of the runs, or of the study.
         about: what was run on what, in a sentence or two.
+        figures: what a reader sees first.
         answers: what a reader wants to know first.
         sections: the details, in order.
     """
@@ -130,8 +131,10 @@ class Report:
     about: Sequence[str]
     answers: Sequence[Answer]
     sections: Sequence[Section]
+    figures: Sequence[Picture] = ()
 
     @property
     def pictures(self) -> list[Picture]:
         """All figures, in order."""
-        return [item for section in self.sections for item in section.items if isinstance(item, Picture)]
+        items = [*self.figures, *(item for section in self.sections for item in section.items)]
+        return [item for item in items if isinstance(item, Picture)]

@@ -16,6 +16,7 @@ from codescent.base.amounts import of_number, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.plan import Plan
 from codescent.report.content import Answer, Said
+from codescent.report.outpaced import outpaced
 from codescent.report.slow import paces
 from codescent.report.summary import Summary
 from codescent.results import PART_WORDS, State
@@ -122,16 +123,23 @@ def _listed(names: Sequence[str]) -> str:
 def fast(summaries: Sequence[Summary]) -> Iterator[Said]:
     """How fast the runs are, the fastest first."""
     known = [one for one in summaries if one.step_s is not None]
-    for one in sorted(known, key=lambda one: -_number(one.median("tokens_per_s"))):
+    for one in sorted(known, key=lambda one: -_number(one.rate("tokens_per_s"))):
         assert one.step_s is not None
-        speed = f"{of_number(one.median('tokens_per_s'))} tokens/s"
+        speed = f"{of_number(one.rate('tokens_per_s'))} tokens/s"
         low, high = of_seconds(one.step_s.low), of_seconds(one.step_s.high)
         interval = "" if math.isnan(one.step_s.low) else f" (95 %: {low} to {high})"
-        use = f", {of_share(one.median('mfu'))} of the measured peak" if math.isfinite(one.median("mfu")) else ""
+        use = f", {of_share(one.rate('mfu'))} of the {peak_said(one)}" if math.isfinite(one.rate("mfu")) else ""
         step = f"a step takes {of_seconds(one.step_s.value)}{interval}"
         yield one.name, f"{speed} on {counted(one.run.num_ranks, 'rank')}; {step}{use}."
     if lost := [one.name for one in summaries if one.step_s is None]:
         yield "", f"No step was measured: {', '.join(lost)}."
+
+
+def peak_said(one: Summary) -> str:
+    """The measured peak, with what other programs used meanwhile."""
+    if (busy := one.run.busy_at_peak) is None:
+        return "measured peak"
+    return f"measured peak (other programs used {busy[0]:.1f} of {counted(busy[1], 'core')} then)"
 
 
 def _number(value: float) -> float:
@@ -174,6 +182,7 @@ def odd(summaries: Sequence[Summary]) -> Iterator[Said]:
                 f"steps vary: the slowest tenth takes {of_share(one.varies)} longer than the median, or more.",
             )
         yield from _memory(one)
+    yield from outpaced(summaries)
     yield from _trajectories(summaries)
 
 
@@ -216,7 +225,7 @@ def _events(one: Summary) -> Iterator[Said]:
     if "slow_steps" in kinds:
         said = next(event for event in reversed(one.run.events) if event.get("kind") == "slow_steps")
         yield one.name, f"{said.get('advice', 'steps have become slow')}"
-    if one.median("mfu") > 1:
+    if one.rate("mfu") > 1:
         yield one.name, "it is faster than the peak that was measured: other programs ran during that measurement."
 
 

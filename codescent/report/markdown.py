@@ -21,6 +21,8 @@ def markdown(report: Report, figures: Mapping[str, str] | None = None) -> str:
         figures: for the name of each figure its file, as a link from the text; None: no figures.
     """
     lines = [MARK, "", f"# {plain(report.title)}", "", *map(plain, report.about)]
+    for picture in report.figures:
+        lines += _lines(picture, figures or {})
     for answer in report.answers:
         lines += ["", f"**{plain(answer.question)}**", "", *map(_said, answer.sentences)]
     for section in report.sections:

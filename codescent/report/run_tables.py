@@ -16,7 +16,7 @@ from codescent.report import findings
 from codescent.report.content import NO_CELL, Cell, Column, Table, Words
 from codescent.report.style import MEMORY, PARTS
 from codescent.report.summary import Summary
-from codescent.results import Interval, State, differing
+from codescent.results import Interval, Parts, State, differing
 from codescent.study.result import Study
 
 NAME = Column("run")
@@ -29,6 +29,10 @@ MORE_SHARES = {
     "hfu": "share of the measured peak, with the FLOPs that are recomputed",
 }
 """Columns of the metrics that a table shows beside mfu, if they say something else."""
+
+
+BETWEEN_RANKS = ("communication_s", "bubble_s")
+"""Parts of a step that one rank does not have."""
 
 
 def number(value: float | None, text: str, *, odd: bool = False) -> Cell:
@@ -71,7 +75,7 @@ def overview(known: Sequence[Summary]) -> Table:
     shares = {
         name: explained
         for name, explained in MORE_SHARES.items()
-        if any(one.median(name) > 0 and one.median(name) != one.median("mfu") for one in known)
+        if any(one.rate(name) > 0 and one.rate(name) != one.rate("mfu") for one in known)
     }
     columns = [
         NAME,
@@ -80,8 +84,8 @@ def overview(known: Sequence[Summary]) -> Table:
         Column("ranks"),
         Column("steps", "steps done"),
         Column("step", "median time of a step, and half of its 95 % interval"),
-        Column("tokens/s", "median, all ranks"),
-        Column("FLOP/s", "model FLOPs per second, median, all ranks"),
+        Column("tokens/s", "tokens of a step / its median time, all ranks"),
+        Column("FLOP/s", "model FLOPs of a step / its median time, all ranks"),
         Column("mfu", "share of the measured peak"),
         *(Column(name, explained) for name, explained in shares.items()),
         Column("computing", "share of forward and backward passes in a step"),
@@ -96,10 +100,10 @@ def overview(known: Sequence[Summary]) -> Table:
             number(one.run.num_ranks, f"{one.run.num_ranks:,}"),
             number(one.steps, f"{one.steps:,}"),
             interval(one.step_s),
-            number(one.median("tokens_per_s"), of_number(one.median("tokens_per_s"))),
-            rate(one.median("flops_per_s"), ""),
-            share(one.median("mfu"), odd=one.median("mfu") > 1),
-            *(share(one.median(name)) for name in shares),
+            number(one.rate("tokens_per_s"), of_number(one.rate("tokens_per_s"))),
+            rate(one.rate("flops_per_s"), ""),
+            share(one.rate("mfu"), odd=one.rate("mfu") > 1),
+            *(share(one.rate(name)) for name in shares),
             share(one.compute_share),
             number(one.train_loss, f"{one.train_loss:.4f}"),
             number(one.val_loss, f"{one.val_loss:.4f}"),
@@ -138,18 +142,39 @@ def parts(known: Sequence[Summary]) -> Iterator[Table | Words]:
     """The share of each part in the step of each run."""
     measured = [one for one in known if one.shares]
     if measured:
-        columns = [NAME, Column("step", "mean over ranks"), *(Column(name) for name, _ in PARTS.values())]
+        columns = [NAME, Column("step", "mean over ranks that compute"), *(Column(name) for name, _ in PARTS.values())]
         rows = [
             [
                 Cell(one.name),
                 seconds(sum(rank.step_s for rank in one.ranks) / len(one.ranks)),
-                *(share(one.shares[name]) for name in PARTS),
+                *(
+                    NO_CELL if one.run.num_ranks == 1 and name in BETWEEN_RANKS else share(one.shares[name])
+                    for name in PARTS
+                ),
             ]
             for one in measured
         ]
-        yield Table(columns, rows, "Shares of a step, means over all ranks.")
+        rows += [
+            [Cell(f"{one.name}, rank {server.rank}: server"), seconds(server.step_s), *_shares_of(server)]
+            for one in measured
+            for server in one.servers
+        ]
+        yield Table(columns, rows, "Shares of a step, means over all ranks that compute.")
+    if said := [_beside_said(one) for one in known if one.beside]:
+        yield Words(said[:MOST_RUNS_ACROSS], listed=True)
     if without := [one.name for one in known if not one.shares]:
         yield Words([f"Without ranks.csv, so that parts of the step are unknown: {', '.join(without)}."])
+
+
+def _shares_of(parts: Parts) -> list[Cell]:
+    """The share of each part in the step of one rank."""
+    return [share(getattr(parts, name) / parts.step_s if parts.step_s else None) for name in PARTS]
+
+
+def _beside_said(one: Summary) -> str:
+    """What a run has done beside its steps: it is in no step, and in no speed."""
+    each = ", ".join(f"{what} {of_seconds(spent)}" for what, spent in one.beside.items())
+    return f"{one.name}: {of_seconds(sum(one.beside.values()))} beside its steps: {each}."
 
 
 def stragglers(known: Sequence[Summary]) -> Table | None:
@@ -204,16 +229,17 @@ def prediction(known: Sequence[Summary]) -> Iterator[Table]:
 def _predicted(one: Summary, plan: Plan) -> list[Cell]:
     flops = plan.flops().total_flops
     peak = one.run.environment.get("peak_flops_per_s")
-    at_peak = flops / (peak * one.run.num_ranks) if isinstance(peak, int | float) and peak > 0 else None
-    waits = [rank.communication_s for rank in one.ranks]
+    at_peak = flops / (peak * one.run.num_workers) if isinstance(peak, int | float) and peak > 0 else None
+    several = one.run.num_ranks > 1
+    waits = [rank.communication_s for rank in one.ranks if several]
     return [
         Cell(one.name),
         rate(flops, ""),
         seconds(at_peak),
         seconds(None if one.step_s is None else one.step_s.value),
-        share(planned_bubble(plan) if plan.mesh.pp > 1 else 0.0),
-        share(one.shares.get("bubble_s")),
-        size(one.wire_bytes),
+        share(planned_bubble(plan) if plan.mesh.pp > 1 else 0.0 if several else None),
+        share(one.shares.get("bubble_s") if several else None),
+        size(one.wire_bytes if several else None),
         seconds(sum(waits) / len(waits) if waits else None),
         size(one.state_bytes.total_bytes if one.state_bytes else None),
         size(max(one.memory_bytes, default=None)),

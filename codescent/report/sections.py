@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from codescent.base.amounts import of_share
 from codescent.base.counted import counted
 from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
-from codescent.report.content import Item, Report, Section, Source, Timeline, Words
+from codescent.report.content import Item, Picture, Report, Section, Source, Timeline, Words
 from codescent.report.slow import SLOW
 from codescent.report.summary import Summary, summaries
 from codescent.report.traced import traced
@@ -45,12 +45,16 @@ def report(runs: Sequence[Run], study: Study | None = None) -> Report:
     known = summaries(runs) if study is None else summaries(runs, 2, study.warmup)
     title = study.name if study is not None else ", ".join(one.name for one in known[:3])
     title += f" and {len(known) - 3} more" if study is None and len(known) > 3 else ""
+    pictures = [] if study is None else list(study_figures.pictures(study))
+    first = [picture for picture in pictures if picture.name in study_figures.FIRST]
+    others = [picture for picture in pictures if picture not in first]
     answers = findings.answers(known) if study is None else study_tables.answers(study, known)
     return Report(
         title,
         list(_about(known, study)),
         [answer for answer in answers if answer.sentences],
-        [section for section in _sections(known, study) if section.items],
+        [section for section in _sections(known, study, others) if section.items],
+        first,
     )
 
 
@@ -71,9 +75,9 @@ def _about(known: Sequence[Summary], study: Study | None) -> Iterator[str]:
     yield from (f"{said}." for said in list(machines)[:3])
 
 
-def _sections(known: Sequence[Summary], study: Study | None) -> Iterator[Section]:
+def _sections(known: Sequence[Summary], study: Study | None, figures: Sequence[Picture]) -> Iterator[Section]:
     if study is not None:
-        items: list[Item] = [study_tables.points(study), *study_figures.pictures(study)]
+        items: list[Item] = [*study_tables.tables(study), *figures]
         yield Section("study", "The study", [*items, *study_tables.fits(study)])
     pictures = list(run_figures.pictures(known, parts=study is None))
     losses = [picture for picture in pictures if picture.name.startswith("loss")]

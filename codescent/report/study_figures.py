@@ -48,6 +48,10 @@ class Quantity:
     ideal: Callable[[float, float], float] | None = None
 
 
+FIRST = ("time", "speed_up")
+"""Names of the figures with which the page of a study begins."""
+
+
 def pictures(study: Study) -> Iterator[Picture]:
     """The figures of a study that have at least one number."""
     points = [point for group in study.groups for point in group.points]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from codescent.base.amounts import of_number, three_digits
+from codescent.base.amounts import of_measured, of_measured_share
 from codescent.base.counted import counted
 from codescent.report.content import NO_CELL, Answer, Cell, Column, Said, Table, Words
 from codescent.report.findings import few, odd
@@ -14,74 +14,101 @@ from codescent.report.run_tables import interval, number, share, size
 from codescent.report.style import PARTS
 from codescent.report.summary import Summary
 from codescent.results import Interval
-from codescent.study.result import Measured, Point, PointState, Study
-from codescent.study.words import KIND_WORDS, states_said
+from codescent.study.result import Point, PointState, Study
+from codescent.study.words import KIND_WORDS, Folded, folded, states_said, times
 
 
 def about(study: Study) -> str:
     """What was studied, in a sentence."""
     number = sum(len(group.points) for group in study.groups)
-    return f"A study of {KIND_WORDS[study.kind]}. {counted(number, 'point')}: {states_said(study)}."
+    config = f" Base config: {study.config}." if study.config else ""
+    return f"A study of {KIND_WORDS[study.kind]}. {counted(number, 'point')}: {states_said(study)}.{config}"
 
 
-def points(study: Study) -> Table:
-    """A row for each point, with all that was measured."""
+def tables(study: Study) -> Iterator[Table | Words]:
+    """Two tables with a row for each point, each as wide as a small screen; then the marks, which the rows number."""
+    points = [point for group in study.groups for point in group.points]
+    marks = _marked(study)
+    baselines = dict.fromkeys(group.baseline for group in study.groups)
+    several = len({point.repeats for point in points}) > 1
+    marked = [Column("marks", "numbers of the list below")] if marks else []
+    repeats = [Column("repeats")] if several else []
     columns = [
-        Column("point"),
-        Column("state"),
-        Column(study.unit),
-        Column("repeats"),
         Column("step", "median of the repeats, and half of the 95 % interval"),
         Column("computing", "the same for forward and backward alone"),
         Column("speed-up", "times the baseline"),
         Column("compute speed-up", "for forward and backward alone"),
         Column("efficiency", "speed-up / growth of the workers"),
+        Column("serial share", "that Amdahl's law gives this point (Karp and Flatt)"),
+    ]
+    caption = f"Baseline: {'; '.join(baselines)}."
+    if not several:
+        caption += f" {counted(points[0].repeats, 'repeat')} of each point."
+    yield Table(
+        [Column("point"), Column("state"), Column(study.unit), *repeats, *columns, *marked],
+        [[*_whose(point, several), *_times_of(point), *_marks_of(point, marks)] for point in points],
+        caption,
+    )
+    rates = [
+        Column("tokens/s", "tokens of a step / median time, all ranks"),
         Column("GFLOP/s", "all ranks"),
         Column("mfu", "share of the measured peak"),
         *(Column(PARTS[name][0], "share of a step") for name in ("communication_s", "bubble_s")),
-        Column("serial share", "that Amdahl's law gives this point (Karp and Flatt)"),
         Column("memory", "peak, the fullest rank"),
         Column("load", "largest load of the machine per core"),
-        Column("marks"),
     ]
-    rows = [_row(point) for group in study.groups for point in group.points]
-    baselines = dict.fromkeys(group.baseline for group in study.groups)
-    return Table(columns, rows, f"Baseline: {'; '.join(baselines)}.")
+    done = [point for point in points if point.step_s.total is not None]
+    if done:
+        yield Table([Column("point"), *rates], [[Cell(point.name), *_rates_of(point)] for point in done])
+    if marks:
+        yield Words([f"{at}. {one.about}: {one.mark}" for at, one in enumerate(marks, 1)])
 
 
-def _row(point: Point) -> list[Cell]:
-    whole = sum(point.parts_s.values())
-    marks = "; ".join([*point.marks, *([point.why] if point.why else [])])
+def _whose(point: Point, several: bool) -> list[Cell]:
+    state = Cell(str(point.state), odd=point.state is not PointState.DONE)
+    repeats = [number(point.repeats, f"{point.repeats}")] if several else []
+    return [Cell(point.name), state, number(point.workers, f"{point.workers}"), *repeats]
+
+
+def _times_of(point: Point) -> list[Cell]:
     return [
-        Cell(point.name),
-        Cell(str(point.state), odd=point.state is not PointState.DONE),
-        number(point.workers, f"{point.workers}"),
-        number(point.repeats, f"{point.repeats}"),
         interval(point.step_s.total),
         interval(point.step_s.compute),
         _times(point.speed_up.total),
         _times(point.speed_up.compute),
-        _share(point.efficiency),
-        _giga(point.flops_per_s.total),
-        NO_CELL if point.mfu is None else share(point.mfu.value),
-        *(share(point.parts_s.get(name, 0.0) / whole if whole else None) for name in ("communication_s", "bubble_s")),
-        share(point.serial_share),
-        size(point.memory_bytes),
-        number(point.load, f"{point.load:.2f}" if point.load is not None else ""),
-        Cell(marks, odd=bool(point.marks)),
+        _share(point.efficiency.total),
+        _share(point.serial_share),
     ]
 
 
-def _giga(found: Interval | None) -> Cell:
-    return NO_CELL if found is None else number(found.value / 1e9, of_number(found.value / 1e9))
+def _rates_of(point: Point) -> list[Cell]:
+    whole = sum(point.parts_s.values())
+    return [
+        _measured(point.tokens_per_s, 1.0),
+        _measured(point.flops_per_s.total, 1e-9),
+        _share(point.mfu),
+        *(share(point.parts_s.get(name, 0.0) / whole if whole else None) for name in ("communication_s", "bubble_s")),
+        size(point.memory_bytes),
+        number(point.load, f"{point.load:.2f}" if point.load is not None else ""),
+    ]
+
+
+def _marks_of(point: Point, marks: Sequence[Folded]) -> list[Cell]:
+    """The numbers of the marks that a point has; no cell if no point has one."""
+    own = [str(at) for at, one in enumerate(marks, 1) if point.name in one.points]
+    return [Cell(", ".join(own), odd=bool(own))] if marks else []
 
 
 def _times(found: Interval | None) -> Cell:
-    return NO_CELL if found is None else number(found.value, f"{three_digits(found.value)}x")
+    return NO_CELL if found is None else number(found.value, f"{times(found)}x")
 
 
-def _share(found: Measured) -> Cell:
-    return NO_CELL if found.total is None else share(found.total.value)
+def _share(found: Interval | None) -> Cell:
+    return NO_CELL if found is None else number(found.value, of_measured_share(found.value, found.half))
+
+
+def _measured(found: Interval | None, scale: float) -> Cell:
+    return NO_CELL if found is None else number(found.value, of_measured(found.value * scale, found.half * scale))
 
 
 def fits(study: Study) -> Iterator[Table | Words]:
@@ -113,7 +140,7 @@ def answers(study: Study, known: Sequence[Summary]) -> list[Answer]:
     return [
         Answer("What does the study say?", [("", said) for said in study.paragraphs]),
         Answer("Which points are the fastest?", list(_fastest(study))),
-        Answer("Which points are missing or marked?", few(list(_marked(study)), "point")),
+        Answer("Which points are missing or marked?", few([(one.about, one.mark) for one in _marked(study)], "point")),
         Answer("What is odd in its runs?", few(list(odd(known))) if known else []),
     ]
 
@@ -125,16 +152,17 @@ def _fastest(study: Study) -> Iterator[Said]:
     points.sort(key=lambda point: -point.tokens_per_s.value if point.tokens_per_s else 0.0)
     for point in points[:3]:
         assert point.tokens_per_s is not None
-        gain = point.speed_up.total
-        times = f", {three_digits(gain.value)} times its baseline" if gain and point.name not in baselines else ""
-        yield point.name, f"{of_number(point.tokens_per_s.value)} tokens/s{times}."
+        gain, speed = point.speed_up.total, of_measured(point.tokens_per_s.value, point.tokens_per_s.half)
+        than = f", {times(gain)} times its baseline" if gain and point.name not in baselines else ""
+        yield point.name, f"{speed} tokens/s{than}."
 
 
-def _marked(study: Study) -> Iterator[Said]:
-    """Points that are missing or marked."""
+def _marked(study: Study) -> list[Folded]:
+    """The marks of points, and why points are missing; each once."""
+    found = []
     for group in study.groups:
         for point in group.points:
-            if point.state is not PointState.DONE:
-                yield point.name, f"{point.state}{f': {point.why}' if point.why else ''}"
-            else:
-                yield from ((point.name, mark) for mark in point.marks)
+            missing = f"{point.state}{f': {point.why}' if point.why else ''}"
+            marks = point.marks if point.state is PointState.DONE else [missing]
+            found += [(point.name, mark) for mark in marks]
+    return folded(found)

@@ -12,10 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
+from codescent.base.counted import counted
 from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
 from codescent.record.memory import MemoryRow
 from codescent.report.metrics import Curves, of_run
-from codescent.results import PARTS, Interval, Parts, Run, default_warmup, median_of_many, parts_of_ranks
+from codescent.results import (
+    PARTS,
+    Interval,
+    Parts,
+    Run,
+    default_warmup,
+    median_of_many,
+    parts_of_ranks,
+    parts_of_servers,
+)
 from codescent.results.statistics import Values
 
 FEW = 5
@@ -59,15 +69,21 @@ class Summary:
         times = self._known("step_s")
         return float(np.quantile(times, 0.9) / np.median(times) - 1) if len(times) >= 10 else math.nan
 
-    def median(self, column: str) -> float:
-        """The median of a column of the metrics; NaN: no value."""
-        values = self._known(column)
-        return float(np.median(values)) if len(values) else math.nan
+    def rate(self, column: str) -> float:
+        """A rate of the metrics, such as tokens_per_s or mfu: median work over median time of a step; NaN: no value."""
+        values, times = (self.run.after(self.warmup, name) for name in (column, "step_s"))
+        known = np.isfinite(values * times)
+        return float(np.median((values * times)[known]) / np.median(times[known])) if known.any() else math.nan
 
     @cached_property
     def ranks(self) -> Sequence[Parts]:
         """The parts of a step on each rank. Of a run so short that no row is left, the rows of all steps."""
         return parts_of_ranks(self.run, self.warmup) or parts_of_ranks(self.run)
+
+    @cached_property
+    def servers(self) -> Sequence[Parts]:
+        """The parts of a step on each rank that is a parameter server and nothing else."""
+        return parts_of_servers(self.run, self.warmup) or parts_of_servers(self.run)
 
     @cached_property
     def shares(self) -> Mapping[str, float]:
@@ -81,6 +97,17 @@ class Summary:
     def compute_share(self) -> float:
         """The share of forward and backward passes; NaN: unknown."""
         return self.shares["forward_s"] + self.shares["backward_s"] if self.shares else math.nan
+
+    @cached_property
+    def beside(self) -> Mapping[str, float]:
+        """Seconds that the run has spent beside its steps, by what it did, the longest first."""
+        found: Counter[str] = Counter()
+        for event in self.run.events:
+            seconds = event.get("seconds")
+            if event.get("kind") == "beside" and isinstance(seconds, Mapping):
+                known = {str(what): value for what, value in seconds.items() if isinstance(value, int | float)}
+                found.update({what: value for what, value in known.items() if math.isfinite(value)})
+        return dict(found.most_common())
 
     @property
     def memory_bytes(self) -> Sequence[float]:
@@ -113,14 +140,16 @@ class Summary:
 
     @property
     def layout(self) -> str:
-        """The axes with several ranks, such as "pp 2 x dp_replicate 2"; "1 rank"."""
+        """The axes with several ranks, such as "pp 2 x dp_replicate 2"; "1 rank". Then its servers."""
         if self.run.plan is None:
             return f"{self.run.num_ranks} ranks"
         mesh = self.run.plan.mesh
         axes = [f"{axis} {degree}" for axis in vars(mesh) if (degree := mesh.degree(axis)) > 1]
         zero = f", ZeRO {self.run.plan.layout.zero_stage}" if mesh.dp_shard > 1 else ""
         pipeline = f", {self.run.plan.layout.schedule}" if mesh.pp > 1 else ""
-        return (" x ".join(axes) or "1 rank") + zero + pipeline
+        servers = self.run.num_ranks - self.run.num_workers
+        behind = f", {counted(servers, 'server')}" if servers else ""
+        return (" x ".join(axes) or "1 rank") + zero + pipeline + behind
 
     @cached_property
     def state_bytes(self) -> StateBytes | None:

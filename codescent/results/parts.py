@@ -63,21 +63,34 @@ PART_WORDS: Mapping[str, str] = {
 
 
 def parts_of_ranks(run: Run, warmup: int = 0) -> list[Parts]:
-    """The parts of each rank, as means over the rows of ranks.csv about steps after `warmup`; none without such rows.
+    """The parts of each rank that computes, as means over the rows of ranks.csv about steps after `warmup`.
 
+    Without such rows there are none.
     A row is about several steps: a row with a step of the warm-up is left out whole. After a continuation with
     another number of ranks only the rows since then count. Raises UserError: ranks.csv or plan.json is damaged.
     """
-    kept = [row for row in run.ranks if row["step"] - row["steps"] >= warmup and row["rank"] < run.num_ranks]
+    return _divided(_means(run, range(run.num_workers), warmup), run.plan)
+
+
+def parts_of_servers(run: Run, warmup: int = 0) -> list[Parts]:
+    """The parts of each rank that is a parameter server and nothing else; its waiting is all communication."""
+    return _divided(_means(run, range(run.num_workers, run.num_ranks), warmup), None)
+
+
+def _means(run: Run, ranks: range, warmup: int) -> list[dict[str, float]]:
+    """The means of each of `ranks`, in order, over the steps in which all of them have a row."""
+    kept = [row for row in run.ranks if row["step"] - row["steps"] >= warmup and row["rank"] in ranks]
     whole: list[list[RankRow]] = []
     for _, rows in groupby(kept, key=itemgetter("step")):
         of_step = list(rows)
-        if len(of_step) == run.num_ranks:
+        if len(of_step) == len(ranks):
             whole.append(of_step)
         else:
             whole.clear()
-    means = [_mean([of_step[rank] for of_step in whole]) for rank in range(run.num_ranks)] if whole else []
-    return _divided(means, run.plan)
+    means = [_mean([of_step[place] for of_step in whole]) for place in range(len(ranks))] if whole else []
+    if run.num_ranks == 1:  # older versions counted there what a rank without others does in `reduce`
+        means = [{**one, "other_s": one["other_s"] + one["exposed_comm_s"], "exposed_comm_s": 0.0} for one in means]
+    return means
 
 
 def _mean(rows: Sequence[RankRow]) -> dict[str, float]:

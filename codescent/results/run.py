@@ -8,6 +8,7 @@ import os
 import sys
 import tomllib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,8 +21,9 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
+from codescent.config.toml_file import loads
 from codescent.cost.simulate import Deadlock, simulate
-from codescent.plan import OlderPlan, Plan
+from codescent.plan import MOST_RANKS, OlderPlan, Plan
 from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, RunFolder
 from codescent.record.ranks import RankRow
 from codescent.results.statistics import Values
@@ -137,8 +139,13 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks with which the run began, or was continued last."""
-        return self.plan.mesh.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
+        """Number of ranks with which the run began, or was continued last; parameter servers count."""
+        return self.plan.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
+
+    @property
+    def num_workers(self) -> int:
+        """Number of ranks that compute: those of the mesh. Parameter servers are the ranks after them."""
+        return self.plan.mesh.world_size if self.plan is not None else self.num_ranks
 
     @property
     def steps(self) -> int:
@@ -166,8 +173,17 @@ class Run:
         cores, threads = facts.get("cores"), facts.get("num_threads")
         if facts.get("device") != "cpu" or not isinstance(cores, int) or not isinstance(threads, int):
             return None
-        wanted = max(map(hosts.count, hosts)) * threads
+        wanted = max(Counter(hosts).values()) * threads
         return (wanted, cores) if wanted > cores else None
+
+    @property
+    def busy_at_peak(self) -> tuple[float, int] | None:
+        """Cores that other programs used while the peak of products was measured, and cores; None: unknown."""
+        found = self.environment.get("peak_others")
+        used, cores = (found.get(name) for name in ("used", "cores")) if isinstance(found, Mapping) else (None, None)
+        if not isinstance(used, int | float) or not isinstance(cores, int):
+            return None
+        return (max(0.0, float(used)), cores) if math.isfinite(used) else None
 
     @cached_property
     def peak_memory_bytes(self) -> list[float]:
@@ -192,12 +208,15 @@ def open_run(path: Path | str) -> Run:
     """Read a run folder. Raises UserError: it is no run folder, or a file of it is damaged."""
     folder = RunFolder.open(path)
     try:
-        sections = tomllib.loads(folder.config_text)
+        sections = loads(folder.config_text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{folder.path / 'config.toml'}: not valid TOML ({error})") from error
     keys = {f"{section}.{key}": value for section, given in sections.items() for key, value in _items(given)}
     environment = folder.read_environment()
-    if problem := mistyped(environment, FACTS):
+    problem = mistyped(environment, FACTS)
+    if not problem and not 1 <= (environment.get("world_size") or 1) <= MOST_RANKS:
+        problem = f"world_size: given {environment['world_size']}; must be 1 to {MOST_RANKS:,}"
+    if problem:
         raise UserError(f"{folder.path / ENVIRONMENT}: {problem}")
     return Run(folder, folder.path.resolve().name, keys, environment, _events(folder))
 

@@ -30,6 +30,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def half(self) -> float:
+        """Half its width; NaN without an interval."""
+        return (self.high - self.low) / 2
+
     def contains(self, value: float) -> bool:
         """Whether a value lies in the interval; without an interval it does."""
         return not (value < self.low or value > self.high)
@@ -60,6 +65,21 @@ def bootstrap(*samples: Sequence[float] | Values, statistic: Statistic = medians
     drawn = [sample[generator.integers(len(sample), size=(RESAMPLES, len(sample)))] for sample in given]
     low, high = np.quantile(statistic(*drawn), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return Interval(value, float(low), float(high))
+
+
+def rate(work: Sequence[float] | Values, seconds: Sequence[float] | Values) -> Interval:
+    """Work per second: the median of the work over the median of the seconds, so that rates and times agree.
+
+    A median of quotients is another number when the repeats are even in number. Work and seconds of one repeat are
+    resampled together. Raises ValueError: no value.
+    """
+    amounts, times = (np.asarray(values, dtype=np.float64) for values in (work, seconds))
+
+    def quotient(chosen: Values) -> Values:
+        index = chosen.astype(int)
+        return medians(amounts[index]) / medians(times[index])
+
+    return bootstrap(np.arange(len(times), dtype=np.float64), statistic=quotient)
 
 
 def median_of_many(values: Sequence[float] | Values) -> Interval:

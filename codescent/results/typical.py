@@ -104,10 +104,15 @@ def rows_of(run: Run, warmup: int) -> Rows:
 
 def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
     """The rows of ranks.csv, where all ranks that the run has now have one; None without such rows or ranks."""
-    if run.num_ranks == 1:
+    if run.num_workers == 1:
         return None
-    groups = [(step, list(rows)) for step, rows in groupby(run.ranks, key=itemgetter("step"))]
-    whole = [(step, rows) for step, rows in groups if [row["rank"] for row in rows] == list(range(run.num_ranks))]
+    computing = [row for row in run.ranks if row["rank"] < run.num_workers]
+    groups = [(step, list(rows)) for step, rows in groupby(computing, key=itemgetter("step"))]
+    whole = [
+        (step, rows)
+        for step, rows in groups
+        if len(rows) == run.num_workers and all(row["rank"] == rank for rank, row in enumerate(rows))
+    ]
     if not whole:
         return None
     seconds = np.array([[[row[name] for name in COLUMNS] for row in rows] for _, rows in whole])
@@ -120,7 +125,10 @@ def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
 
 def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
     """The rows of metrics.csv, which are of rank 0. Older versions did not measure the two passes apart."""
-    found = run.columns
+    found = dict(run.columns)
+    if run.num_ranks == 1:  # it waits for nobody; older versions counted there what it does in `reduce`
+        waited = np.nan_to_num(found[WAITING], nan=0.0)
+        found |= {WAITING: np.zeros_like(waited), "other_s": found["other_s"] + waited}
     names: tuple[str, ...] = COLUMNS
     if np.isnan(found["forward_s"]).any():
         names = tuple(name for name in (*COLUMNS[:1], "compute_s", *COLUMNS[1:]) if name not in PASSES)
@@ -128,7 +136,7 @@ def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
     steps = np.diff(found["step"], prepend=0.0)
     kept = _warm(found["step"] - 1, begins, warmup) & np.isfinite(seconds).all(axis=1)
     ends = _ends(run, np.cumsum(found["step_s"] * steps))
-    return Rows(run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=run.num_ranks == 1)
+    return Rows(run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=run.num_workers == 1)
 
 
 def _column(found: Mapping[str, Values], name: str, names: Sequence[str]) -> Values:

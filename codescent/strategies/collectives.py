@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from codescent.base.ranges import Flight, named_collective
 from codescent.base.stopwatch import waiting
 from codescent.plan import Collective
+from codescent.strategies.by_messages import SumOfParts, compiled_sum_of_parts, gather_of_two, over_gloo
 from codescent.strategies.pieces import all_gather_in_pieces, all_to_all_in_pieces
 
 # torch 2.13 renamed the first two and warns if the old names are used.
@@ -29,12 +30,35 @@ abort_groups: Callable[[], None] = distributed_c10d._abort_process_group
 """Give up the NCCL communicators of all process groups, without the other ranks. Only NCCL has this."""
 
 
+def _all_gather(gathered: torch.Tensor, own: torch.Tensor, *, group: Any, async_op: bool = False) -> Any:
+    """The backend's all-gather. Over gloo two ranks send each other messages: see by_messages.py."""
+    if group.size() != 2 or torch.compiler.is_compiling() or not over_gloo(own, group):
+        return torch_all_gather(gathered, own, group=group, async_op=async_op)
+    work = gather_of_two(gathered, own, group)
+    return work if async_op else work.wait()
+
+
+def _reduce_scatter(part: torch.Tensor, summands: torch.Tensor, *, group: Any, async_op: bool = False) -> Any:
+    """The backend's sum. Over gloo an exchange of parts and a local sum send half as much: see by_messages.py."""
+    if not over_gloo(summands, group):
+        return torch_reduce_scatter(part, summands, group=group, async_op=async_op)
+    if torch.compiler.is_compiling():
+        return compiled_sum_of_parts(part, summands, group)
+    work = SumOfParts(part, summands, group)
+    return work if async_op else work.wait()
+
+
 class Awaited(dist.Work):
     """The handle of a collective. To wait for it counts as waiting, if `counts`."""
 
     def __init__(self, work: Any, flight: Flight, counts: bool = True) -> None:
         super().__init__()
         self.work, self.flight, self.counts = work, flight, counts
+
+    @property
+    def received(self) -> list[torch.Tensor]:
+        """Memory that the collective itself holds until it is done."""
+        return getattr(self.work, "received", [])
 
     def wait(self, *timeout: Any) -> bool:
         """Wait until the collective is done."""
@@ -101,13 +125,13 @@ def _in_pieces(
     return all_gather_in_pieces(all_gather, start_gather), all_to_all_in_pieces(all_to_all, start_all_to_all)
 
 
-all_gather_into = _blocking(Collective.ALL_GATHER, torch_all_gather)
-reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, torch_reduce_scatter)
+all_gather_into = _blocking(Collective.ALL_GATHER, _all_gather)
+reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, _reduce_scatter)
 all_reduce = _blocking(Collective.ALL_REDUCE, dist.all_reduce)
 all_to_all = _blocking(Collective.ALL_TO_ALL, dist.all_to_all_single)
 broadcast = _blocking(Collective.BROADCAST, dist.broadcast)
-start_all_gather = _starting(Collective.ALL_GATHER, torch_all_gather)
-start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, torch_reduce_scatter)
+start_all_gather = _starting(Collective.ALL_GATHER, _all_gather)
+start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, _reduce_scatter)
 start_all_reduce = _starting(Collective.ALL_REDUCE, dist.all_reduce)
 
 
@@ -120,7 +144,9 @@ class Exchanges:
     all_to_all: Callable[..., None]
 
 
-BLOCKING = Exchanges(all_reduce, *_in_pieces(all_gather_into, all_to_all, counts=True))
+BLOCKING = Exchanges(
+    all_reduce, *_in_pieces(_blocking(Collective.ALL_GATHER, torch_all_gather), all_to_all, counts=True)
+)
 ASIDE = Exchanges(
     _aside(Collective.ALL_REDUCE, dist.all_reduce),
     *_in_pieces(

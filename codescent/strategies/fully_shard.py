@@ -12,8 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from codescent.strategies.collectives import all_gather_into, reduce_scatter_into, start_all_gather
 
 DEEPEST = 4
 """How deep the result of a module is searched for tensors: objects in objects."""
@@ -50,6 +53,45 @@ def shard_units_(
         sharded.set_gradient_divide_factor(divisor)
         sharded.set_force_sum_reduction_for_comms(True)
     module.register_forward_hook(_free_without_backward)
+
+
+class OurAllGather:
+    """fully_shard's all-gather of weights, by collectives.py."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for the gathered weights."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Gather, or begin to and return a handle."""
+        return (start_all_gather if async_op else all_gather_into)(output_tensor, input_tensor, group=group)
+
+
+class OurReduceScatter:
+    """fully_shard's reduce-scatter of gradients, by collectives.py."""
+
+    allocate = OurAllGather.allocate
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Sum. `shard_units_` has asked for sums, so `op` is no other one."""
+        assert op == ReduceOp.SUM, op
+        reduce_scatter_into(output_tensor, input_tensor, group=group)
+
+
+def send_ourselves(module: nn.Module) -> None:
+    """Let every unit of a sharded module send by collectives.py, as the strategies do."""
+    for unit in units(module):
+        unit.set_custom_all_gather(cast(Any, OurAllGather()))
+        unit.set_custom_reduce_scatter(cast(Any, OurReduceScatter()))
 
 
 def units(module: nn.Module) -> Iterator[FSDPModule]:

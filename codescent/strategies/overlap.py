@@ -131,7 +131,7 @@ class AsyncReduceScatter:
         """Start the reduce-scatter, and the next collective of the units before this one."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
-        work = start_reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group)
+        work = start_reduce_scatter(wire, input_tensor, group=group)
         self.in_flight.advance()
         self.in_flight.reductions.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
         if self.last and self.in_flight.replicas is not None:

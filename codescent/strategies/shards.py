@@ -171,7 +171,7 @@ class ShardedGradients:
         for one in self.in_flight:
             found.gradients += one.sums.values()
             for reduction in one.reductions:
-                found.buffers += (reduction.whole, reduction.wire, reduction.shard)
+                found.buffers += (reduction.whole, reduction.wire, reduction.shard, *reduction.reduce_scatter.received)
                 coming.update(reduction.parameters)  # fully_shard has set `.grad`, but it has no values yet
             found.buffers += one.gathers
         found.gradients += [local_gradient(p) for p in self.parameters if p.grad is not None and p not in coming]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codescent.base.amounts import of_share
+from codescent.base.amounts import of_measured, of_share
 from codescent.study.result import Group, Kind, Point, Study
 
 KEPT = 0.8
@@ -17,6 +17,10 @@ KEPT = 0.8
 
 NOT_PER_SAMPLE = ("tp", "cp", "pp")
 """Axes of the mesh whose communication or waiting grows with the batch."""
+
+
+MOST_APART = 3.0
+"""A batch is not named if the intervals of the times allow one this many times as large."""
 
 
 class Line(NamedTuple):
@@ -86,14 +90,27 @@ def said_of(study: Study, group: Group, baseline: Point, point: Point) -> str:
     if study.kind is Kind.WEAK:  # the baseline has 1 / growth of the batch: p small(B / p) = p fixed_s + per_token_s B
         small = small._replace(fixed_s=growth * small.fixed_s)
     tokens = batch_that_keeps(small, large, growth)
+    ends = [batch_that_keeps(a, b, growth) for a in _ends(small, baseline) for b in _ends(large, point)]
     if math.isinf(tokens):
         most = small.per_token_s / (growth * large.per_token_s)
         where = f"No batch would keep {of_share(KEPT)} at {point.workers} {unit}"
         return f"{where}: computation alone reaches {of_share(most)}."
+    if max(ends) > MOST_APART * max(tokens, 1.0):
+        return f"{where}: the repeats spread too much."
+    needed = of_measured(tokens, (max(ends) - min(ends)) / 2)
     return (
-        f"{of_share(KEPT)} at {point.workers} {unit} would need about {tokens:,.0f} tokens a step instead of "
+        f"{of_share(KEPT)} at {point.workers} {unit} would need about {needed} tokens a step instead of "
         f"{point.tokens:,.0f} ({how})."
     )
+
+
+def _ends(line: Line, point: Point) -> list[Line]:
+    """A line with all times of its point at the ends of their interval; the line itself without one."""
+    seconds = point.step_s.total
+    if seconds is None or math.isnan(seconds.low):
+        return [line]
+    factors = (seconds.low / seconds.value, seconds.high / seconds.value)
+    return [Line(line.fixed_s * factor, line.per_token_s * factor) for factor in factors]
 
 
 def _but_batch(point: Point) -> dict[str, str]:

@@ -3,7 +3,7 @@ Does not run anything. Runs that match no point are named, with the keys that di
 
 from __future__ import annotations
 
-import shutil
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +11,22 @@ from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.base.published import published
+from codescent.base.writing import copy_file, make_folder, make_parents
 from codescent.config import decided
+from codescent.config.effects import effective
 from codescent.config.load import to_toml
+from codescent.record import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    EVENTS,
+    METRICS_CSV,
+    METRICS_JSONL,
+    PLAN,
+    TOKENIZER,
+)
+from codescent.record.memory import MEMORY_CSV
+from codescent.record.ranks import RANKS_CSV
 from codescent.results import Run, State, open_runs
 from codescent.study.accept import config_of, plan_for
 from codescent.study.file import StudyFile
@@ -26,8 +40,10 @@ NOT_COMPARED = (
 )
 """Beginnings of keys that may differ between machines, or change nothing that is measured. Ranks are counted."""
 
-LEFT = ("checkpoints", "tensorboard", ".writer")
-"""What is not copied of a run folder."""
+COPIED = (CONFIG, PLAN, ENVIRONMENT, METRICS_CSV, METRICS_JSONL, EVENTS, RANKS_CSV, MEMORY_CSV, TOKENIZER)
+"""What is copied of a run folder. A link or a pipe of such a name is refused: others may have made it."""
+MOST_BYTES = 4 << 30
+"""Of a file that is copied: metrics of some ten million steps."""
 
 
 def collect(folder: StudyFolder, study: StudyFile, paths: Iterable[Path]) -> list[str]:
@@ -69,12 +85,24 @@ def _take(folder: StudyFolder, run: Run, spec: Spec) -> str:
     taken = {attempt.number for attempt in attempts}
     number = next(number for number in range(1, len(taken) + 2) if number not in taken)
     path = folder.run_path(spec, number)
-    with published(path) as making:
-        shutil.copytree(run.folder.path, making, ignore=shutil.ignore_patterns(*LEFT), dirs_exist_ok=True)
-        (making / "checkpoints").mkdir()
+    make_parents(folder.path)
+    make_folder(path.parent)
+    _copy(run.folder.path, path)
     folder.note(spec, number, {"code": 0, "why": "", "collected": source})
     unfinished = "" if run.state is State.DONE else f"; it has not ended ({run.state}): its steps so far are used"
     return f"{run.folder.path}: repeat {number} of {spec.name}{unfinished}"
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the files of COPIED. Raises UserError: one is a link or no regular file, or no space is left."""
+    names = [name for name in COPIED if os.path.lexists(source / name)]
+    if links := [name for name in names if (source / name).is_symlink()]:
+        raise UserError(*(f"{source / name}: is a symbolic link, and is not copied: replace it" for name in links))
+    needed_bytes = sum((source / name).stat().st_size for name in names)
+    with published(target, min(needed_bytes, len(names) * MOST_BYTES)) as making:
+        for name in names:
+            copy_file(source / name, making / name, MOST_BYTES)
+        make_folder(making / CHECKPOINTS)
 
 
 def _keys_of(study: StudyFile, spec: Spec) -> Mapping[str, Any]:
@@ -82,7 +110,7 @@ def _keys_of(study: StudyFile, spec: Spec) -> Mapping[str, Any]:
     config = config_of(study, spec)
     if config.train.global_batch_tokens is not None:
         config = decided.without_tokens(decided.with_samples(config, plan_for(config, spec.ranks).work.positions(-1)))
-    sections = tomllib.loads(to_toml(config))
+    sections = tomllib.loads(to_toml(effective(config)))
     return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from codescent.base.amounts import of_share
 from codescent.base.errors import UserError
-from codescent.results import PARTS, Interval, bootstrap, spread
+from codescent.results import PARTS, Interval, bootstrap, rate, spread
 from codescent.results.statistics import Values, medians
 from codescent.study.file import NODES, WORKERS
 from codescent.study.folder import Definition
@@ -21,7 +21,7 @@ from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.points import growing, is_of, name_of
 from codescent.study.repeat import OVERSUBSCRIBED, Repeat
 from codescent.study.result import Fit, Group, Kind, Measured, Point, PointState, Study
-from codescent.study.words import BUSY, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
+from codescent.study.words import BUSY, OTHERS, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         efficiency=efficiency,
         flops_per_s=Measured(_rate(repeats, "flops", "step_s"), _rate(repeats, "flops", "compute_s")),
         tokens_per_s=_rate(repeats, "tokens", "step_s"),
-        mfu=_over(repeats, "mfu"),
+        mfu=_rate(repeats, "peak_s", "step_s"),
         parts_s=_parts(repeats, step_s.total),
         memory_bytes=max((repeat.memory_bytes for repeat in repeats if repeat.memory_bytes), default=None),
         serial_share=None if is_base else _serial_share(kind, speed_up.total, grown),
@@ -177,10 +177,10 @@ def _over(repeats: Sequence[Repeat], name: str) -> Interval | None:
 
 
 def _rate(repeats: Sequence[Repeat], work: str, seconds: str) -> Interval | None:
-    """Work per second."""
+    """Work per second; None: no repeat knows both."""
     found = [(getattr(repeat, work), getattr(repeat, seconds)) for repeat in repeats]
-    values = [amount / spent for amount, spent in found if amount is not None and spent]
-    return bootstrap(values) if values else None
+    known = [(amount, spent) for amount, spent in found if amount is not None and spent]
+    return rate(*zip(*known)) if known else None
 
 
 def _works(kind: Kind, taken: Sequence[Taken]) -> list[float]:
@@ -228,13 +228,18 @@ def _parts(repeats: Sequence[Repeat], step_s: Interval | None) -> dict[str, floa
     return {name: step_s.value * float(np.mean([of[name] / whole for of, whole in known])) for name in PARTS}
 
 
-def _serial_share(kind: Kind, speed_up: Interval | None, grown: float | None) -> float | None:
-    """The serial share that Amdahl's law gives a speed-up (Karp & Flatt 1990); for Kind.WEAK Gustafson's law."""
+def _serial_share(kind: Kind, speed_up: Interval | None, grown: float | None) -> Interval | None:
+    """The serial share that Amdahl's law gives a speed-up (Karp & Flatt 1990); for Kind.WEAK Gustafson's law.
+
+    It falls while the speed-up grows: the ends of its interval are those of the speed-up, in the other order.
+    """
     if speed_up is None or grown is None or grown <= 1:
         return None
-    if kind is Kind.WEAK:
-        return (grown - speed_up.value) / (grown - 1)
-    return (1 / speed_up.value - 1 / grown) / (1 - 1 / grown)
+
+    def share(gain: float) -> float:
+        return (grown - gain) / (grown - 1) if kind is Kind.WEAK else (1 / gain - 1 / grown) / (1 - 1 / grown)
+
+    return Interval(share(speed_up.value), share(speed_up.high), share(speed_up.low))
 
 
 def _marks(one: Taken) -> list[str]:
@@ -244,10 +249,10 @@ def _marks(one: Taken) -> list[str]:
     if (wide := spread(seconds)) > SPREAD:
         marks.append(f"{SPREADS} {of_share(wide)}")
     if (busy := max(_values(repeats, "others"), default=0.0)) > BUSY:
-        marks.append(f"other programs used up to {of_share(busy)} of the cores")
+        marks.append(f"{OTHERS} {of_share(busy)} of the cores")
     marks += [f"a repeat failed: {why}" for why in dict.fromkeys(one.failed)]
     if len(repeats) < one.wanted:
-        marks.append(f"{len(repeats)} of {one.wanted} repeats")
+        marks.append(f"repeats: {len(repeats)} of {one.wanted}")
     return marks
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.config.keys import FolderName
 from codescent.config.load import shipped
 from codescent.config.sections import SECTIONS
@@ -100,8 +101,17 @@ def read_study(file: Path) -> StudyFile:
     baseline = _flat(study.study.baseline)
     if problems := list(_problems(study, baseline)):
         raise UserError(*(f"{_at(file, lines, path)}{text}" for path, text in problems))
-    keys = study.study.model_copy(update={"config": _config(file, study.study.config), "baseline": baseline})
+    try:
+        config = _config(file, study.study.config)
+    except UserError as error:
+        raise UserError(*(f"{_at(file, lines, ('study', 'config'))}{text}" for text in error.problems)) from error
+    keys = study.study.model_copy(update={"config": config, "baseline": baseline})
     return study.model_copy(update={"study": keys})
+
+
+def config_named(config: str) -> str:
+    """The base config of a study in words: its path, or its name with the word shipped."""
+    return f"{config} (shipped)" if config in shipped() else config
 
 
 def value_problem(key: str, value: Any) -> str:
@@ -263,10 +273,21 @@ def _at(file: Path, lines: Mapping[tuple[str, ...], int], path: tuple[str, ...])
 
 
 def _config(file: Path, given: str) -> str:
-    """The base config as a path from the working directory, or the name of a shipped config."""
-    found, own = Path(os.path.normpath(file.parent / given)), shipped().get(Path(given).stem)
-    is_own = own is not None and (os.path.realpath(found) == os.path.realpath(own) or not found.exists())
-    return Path(given).stem if is_own else str(found)
+    """The base config as a path from the working directory, or the name of a shipped config.
+
+    Only a bare name means a shipped config, and only where no such file is beside the study file.
+    Raises UserError: there is no such config.
+    """
+    found, own = Path(os.path.normpath(file.parent / expanded(Path(given)))), shipped()
+    if found.is_file():
+        is_own = os.path.realpath(found) == os.path.realpath(own.get(found.stem, ""))
+        return found.stem if is_own else str(found)
+    name = given.removesuffix(".toml")
+    if name in own:
+        return name
+    near = difflib.get_close_matches(name, own)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"shipped configs are {', '.join(own)}"
+    raise UserError(f"[study] config: {found} does not exist, and no shipped config has the name {given!r}; {hint}")
 
 
 def _listed(names: Any) -> str:

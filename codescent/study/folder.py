@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,13 +15,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from codescent.base import writing
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import in_words
+from codescent.base.reading import read_json
 from codescent.base.typed import Kind as TypeOfFact
 from codescent.base.typed import mistyped
 from codescent.record import CONFIG, RunFolder
+from codescent.record.lines import user_errors
 from codescent.results import Run, State, open_run
 from codescent.study.file import Scalar, StudyFile
 from codescent.study.points import Spec
@@ -149,7 +152,7 @@ class StudyFolder:
         elif path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
             raise UserError(f"{path}: is not empty, and has no {DEFINITION}: give another folder with --folder")
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            writing.make_parents(path)
             write_json(path / DEFINITION, definition.to_json())
         except OSError as error:
             raise UserError(f"{path}: {in_words(error)}") from error
@@ -163,7 +166,7 @@ class StudyFolder:
         if not file.is_file():
             raise UserError(f"{path}: not the folder of a study: it has no {DEFINITION}")
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = read_json(file)
             if problem := unreadable(data.get("format"), FORMAT, FORMAT):
                 raise UserError(f"{file}: {problem}")
             return cls(path, Definition.from_json(data))
@@ -172,8 +175,11 @@ class StudyFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other processes from running this study. Raises UserError: another one runs it."""
-        with (self.path / LOCK).open("a") as file:
+        """Keep other processes from running this study. Raises UserError: another one runs it, or a link is in it."""
+        points = [self.path / spec.slug for spec in self.definition.specs]
+        if links := [path for path in points if path.is_symlink()]:
+            raise UserError(*(f"{path}: {writing.LINK}" for path in links))
+        with user_errors(self.path / LOCK), writing.open_own(self.path / LOCK, makes=True) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -198,8 +204,8 @@ class StudyFolder:
         if not (self.path / DEFINITION).is_file():
             raise UserError(f"{self.path}: was removed or renamed while its study ran; --folder says where it is now")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, dict(record))
+            writing.make_folder(path.parent)
+            write_json(path, dict(record), self.path)
         except OSError as error:
             raise UserError(f"{path}: {in_words(error)}") from error
 
@@ -212,8 +218,9 @@ class StudyFolder:
             run.release()
         try:
             if path.is_dir():
-                shutil.rmtree(path)
-            self._record(spec, number).unlink(missing_ok=True)
+                writing.remove_folder(path, self.path)
+            if self._record(spec, number).parent.is_dir():
+                writing.remove_file(self._record(spec, number), self.path, missing_ok=True)
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be removed: {in_words(error)}") from error
 
@@ -242,7 +249,7 @@ class StudyFolder:
     def _attempt(self, spec: Spec, number: int) -> Attempt:
         path, file = self.run_path(spec, number), self._record(spec, number)
         try:
-            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            record: dict[str, Any] = read_json(file) if os.path.lexists(file) else {}
             problem = mistyped(record, RECORD)
         except (OSError, ValueError, RecursionError) as error:
             problem = f"not readable as JSON ({error})"

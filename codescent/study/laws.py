@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codescent.base.amounts import of_number, of_share
+from codescent.base.amounts import of_measured, of_measured_share, of_share
 from codescent.base.counted import counted
 from codescent.results import Interval
 from codescent.results.statistics import LEVEL, RESAMPLES, Values
@@ -51,14 +51,18 @@ def _share(coefficients: Values) -> Mapping[str, Values]:
 
 
 def _amdahl_said(found: Mapping[str, Interval]) -> str:
-    share = found["serial share"].value
-    most = f"at most {1 / share:.3g} times as fast as one" if share > 0 else "no limit shows"
-    return f"serial share {_percent(found['serial share'])}: {most}"
+    share = found["serial share"]
+    most = "no limit shows"
+    if share.value > 0:
+        low, high = (1 / end if end > 0 else math.inf for end in (share.high, share.low))
+        most = f"at most {of_measured(1 / share.value, (high - low) / 2)} times as fast as one"
+    return f"serial share {_percent(share)}: {most}"
 
 
 def _gustafson_said(found: Mapping[str, Interval]) -> str:
     share = found["serial share"]
-    return f"serial share {_percent(share)}: each further worker adds {of_share(1 - share.value)} of one"
+    adds = of_measured_share(1 - share.value, share.half)
+    return f"serial share {_percent(share)}: each further worker adds {adds} of one"
 
 
 def _universal(coefficients: Values) -> Mapping[str, Values]:
@@ -174,6 +178,8 @@ def _least_squares(law: Law, p: Values, x: Values) -> Values:
 
 def _percent(found: Interval) -> str:
     """A share with its interval."""
+    value = of_measured_share(found.value, found.half)
     if math.isnan(found.low):
-        return f"{of_number(100 * found.value)} %"
-    return f"{of_number(100 * found.value)} % ({of_number(100 * found.low)} to {of_number(100 * found.high)} %)"
+        return value
+    low, high = (of_measured(100 * end, 100 * found.half) for end in (found.low, found.high))
+    return f"{value} ({low} to {high} %)"

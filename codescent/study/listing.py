@@ -14,16 +14,22 @@ from codescent.study.result import PointState
 TORCHRUN = "torchrun --nnodes {nodes} --nproc-per-node {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m"
 
 
-def commands(folder: StudyFolder) -> Iterator[tuple[Spec, str, str]]:
-    """Each point with the command of the repeats that are to do, a loop if they are several; or why it has none."""
+def to_do(folder: StudyFolder) -> Iterator[tuple[Spec, list[int], str]]:
+    """Each point with the numbers of its repeats that are to do; or why it has none."""
     definition = folder.definition
     for spec in definition.specs:
         if why := definition.refused.get(spec.name, ""):
-            yield spec, "", why
+            yield spec, [], why
             continue
         done = {attempt.number for attempt in folder.attempts(spec) if attempt.state is PointState.DONE}
         missing = [number for number in range(1, definition.repeats + 1) if number not in done]
-        yield spec, _lines(folder, spec, missing) if missing else "", "" if missing else "done"
+        yield spec, missing, "" if missing else "done"
+
+
+def commands(folder: StudyFolder) -> Iterator[tuple[Spec, str, str]]:
+    """Each point with the command of the repeats that are to do, a loop if they are several; or why it has none."""
+    for spec, missing, why in to_do(folder):
+        yield spec, _lines(folder, spec, missing) if missing else "", why
 
 
 def _lines(folder: StudyFolder, spec: Spec, numbers: Sequence[int]) -> str:

@@ -11,14 +11,16 @@ from typing import Any
 from codescent.base.errors import UserError
 from codescent.results import Run, State, differing
 from codescent.study.evaluate import Taken, evaluated
+from codescent.study.file import config_named
 from codescent.study.folder import Attempt, StudyFolder
-from codescent.study.points import growing
+from codescent.study.points import Spec, growing
 from codescent.study.repeat import Repeat, repeat_of
 from codescent.study.result import PointState, Study
 
 OF_THE_MODEL = ("model.", "lora.", "data.tokenizer")
 """Beginnings of keys that make another model."""
 
+DONE = PointState.DONE
 FAILED = (PointState.FAILED, PointState.OUT_OF_MEMORY)
 
 DECIDE = ("device", "processor", "cores", "torch")
@@ -36,30 +38,54 @@ def open_study(path: Path | str) -> Study:
     return evaluate_folder(StudyFolder.open(path))[0]
 
 
+class StudyRuns:
+    """The runs of a study's folder, which is read once; `again` reads a point whose repeat has just ended."""
+
+    def __init__(self, folder: StudyFolder) -> None:
+        self.folder = folder
+        self.attempts = {spec.name: folder.attempts(spec) for spec in folder.definition.specs}
+
+    def again(self, spec: Spec) -> None:
+        """Read the runs of a point again."""
+        self.attempts[spec.name] = self.folder.attempts(spec)
+
+    @property
+    def done(self) -> list[Run]:
+        """The runs that are done, in order of the points."""
+        refused = self.folder.definition.refused
+        known = [one for name, attempts in self.attempts.items() if name not in refused for one in attempts]
+        return [one.run for one in known if one.state is DONE and one.run]
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """On what the first run was done; empty: none is."""
+        return {name: run.environment.get(name) for run in self.done[:1] for name in MACHINE}
+
+    def points(self) -> list[tuple[Taken, list[Attempt]]]:
+        """Each point before its evaluation, with its attempts."""
+        definition, machine, found = self.folder.definition, self.machine, []
+        for spec in definition.specs:
+            attempts = self.attempts[spec.name]
+            state, why = self.folder.state(spec, attempts)
+            done = [attempt for attempt in attempts if attempt.state is DONE] if state is DONE else []
+            repeats = [_repeat(attempt, definition.warmup, machine) for attempt in done]
+            failed = [attempt.why for attempt in attempts if repeats and attempt.state in FAILED]
+            workers = growing(definition.kind, spec.axes)
+            found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats, failed), attempts))
+        return found
+
+
 def evaluate_folder(
     folder: StudyFolder, baseline: Mapping[str, Any] | None = None
 ) -> tuple[Study, list[tuple[Taken, list[Attempt]]]]:
     """Evaluate a study, with another baseline if one is given. Returns also each point with its attempts."""
-    definition, found = folder.definition, []
-    machine: dict[str, Any] = {}
-    runs: list[Run] = []
-    for spec in definition.specs:
-        attempts = folder.attempts(spec)
-        state, why = folder.state(spec, attempts)
-        done = [attempt for attempt in attempts if attempt.state is PointState.DONE] if state is PointState.DONE else []
-        for attempt in done:
-            assert attempt.run is not None
-            runs.append(attempt.run)
-            machine = machine or {name: attempt.run.environment.get(name) for name in MACHINE}
-        repeats = [_repeat(attempt, definition.warmup, machine) for attempt in done]
-        failed = [attempt.why for attempt in attempts if repeats and attempt.state in FAILED]
-        workers = growing(definition.kind, spec.axes)
-        found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats, failed), attempts))
-    refuse_other_models(runs, {key for spec in definition.specs for key in spec.overrides}, definition.name)
+    definition, runs = folder.definition, StudyRuns(folder)
+    found = runs.points()
+    refuse_other_models(runs.done, {key for spec in definition.specs for key in spec.overrides}, definition.name)
     given = definition.baseline if baseline is None else baseline
     taken = [one for one, _ in found]
-    study = evaluated(definition.name, definition.kind, given, taken, machine, str(folder.path))
-    return replace(study, warmup=definition.warmup), found
+    study = evaluated(definition.name, definition.kind, given, taken, runs.machine, str(folder.path))
+    return replace(study, warmup=definition.warmup, config=config_named(definition.config)), found
 
 
 def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> None:

@@ -58,10 +58,10 @@ class Spec:
         ]
 
 
-def specs_of(study: StudyFile) -> list[Spec]:
-    """All points of a study, in the order of its file: the last axis changes fastest.
+def axes_of(study: StudyFile) -> list[dict[str, Scalar]]:
+    """The values of the axes of each point of a study, in the order of its file: the last axis changes fastest.
 
-    Raises UserError: the base config is wrong, or there are more than MOST points.
+    Raises UserError: there are more than MOST points.
     """
     number = math.prod(map(len, study.axes.values())) * max(1, len(study.points))
     if number > MOST:
@@ -70,8 +70,17 @@ def specs_of(study: StudyFile) -> list[Spec]:
         raise UserError(
             f"{study.study.name}: {' x '.join(sizes)} = {number:,} points; at most {MOST:,}: leave some out"
         )
+    return list(_products(study))
+
+
+def specs_of(study: StudyFile) -> list[Spec]:
+    """All points of a study, in the order of `axes_of`.
+
+    Raises UserError: the base config is wrong, or there are more than MOST points.
+    """
+    points = axes_of(study)
     base = load(study.study.config, _words({**_fixed(study), **study.fixed})).config
-    found = [_spec(study, base, values) for values in _products(study)]
+    found = [_spec(study, base, values) for values in points]
     slugs: dict[str, Spec] = {}
     for spec in found:
         other = slugs.setdefault(spec.slug, spec)

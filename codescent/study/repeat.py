@@ -27,7 +27,7 @@ class Repeat:
         flops: model FLOPs of a step, of all ranks.
         compute_s: forward and backward passes of a step, mean over ranks.
         parts_s: seconds of each part of `results.PARTS` in a step, mean over ranks; they sum to step_s.
-        mfu: median of its steps.
+        mfu: model FLOPs of a step / (step_s x the measured peak of all ranks).
         memory_bytes: largest peak of a rank.
         load: load of the machine before and after the run, per core.
         others: share of the machine's cores that other programs used meanwhile.
@@ -54,6 +54,11 @@ class Repeat:
     notes: tuple[str, ...] = ()
     run: str = ""
 
+    @property
+    def peak_s(self) -> float | None:
+        """Seconds of a step at the measured peak; None: unknown."""
+        return None if self.mfu is None else self.mfu * self.step_s
+
 
 def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> Repeat:
     """What a run measured after its first `warmup` steps.
@@ -76,7 +81,8 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
     whole = sum(parts.values())
     parts = {name: seconds * step_s / whole for name, seconds in parts.items()} if whole else {}
     compute_s = parts["forward_s"] + parts["backward_s"] if parts else _median(run, warmup, "compute_s")
-    speeds, flops = run.after(warmup, "tokens_per_s"), run.after(warmup, "flops_per_s")
+    speeds, flops, mfu = (run.after(warmup, name) for name in ("tokens_per_s", "flops_per_s", "mfu"))
+    peak_s = (mfu * steps)[np.isfinite(mfu * steps)]
     return Repeat(
         step_s=step_s,
         number=number,
@@ -84,7 +90,7 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
         flops=float(plan.flops().total_flops) if plan else float(np.median(flops * steps)),
         compute_s=compute_s,
         parts_s=parts,
-        mfu=_median(run, warmup, "mfu"),
+        mfu=float(np.median(peak_s)) / step_s if len(peak_s) else None,
         memory_bytes=int(max(run.peak_memory_bytes)) if run.peak_memory_bytes else None,
         load=(record["load_before"], record["load_after"]) if "load_before" in record else None,
         others=record.get("others"),

@@ -82,7 +82,7 @@ class Point:
     mfu: Interval | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: int | None = None
-    serial_share: float | None = None
+    serial_share: Interval | None = None
     load: float | None = None
     marks: Sequence[str] = ()
     runs: Sequence[str] = ()
@@ -144,6 +144,7 @@ class Study:
         folder: where its run folders are; None: a table that others measured.
         unit: of `workers`: "ranks" or "threads".
         warmup: steps that each run leaves out; None: a table that others measured.
+        config: base config of its runs, in words; "": a table that others measured.
     """
 
     name: str
@@ -154,3 +155,4 @@ class Study:
     folder: str | None = None
     unit: str = "ranks"
     warmup: int | None = None
+    config: str = ""

@@ -15,10 +15,11 @@ from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.published import in_words
+from codescent.base.reading import read_bytes
 from codescent.results import PARTS
 from codescent.study.evaluate import Taken
 from codescent.study.file import WORKERS
-from codescent.study.points import growing
+from codescent.study.points import growing, name_of, shown
 from codescent.study.repeat import Repeat
 from codescent.study.result import Kind, PointState
 
@@ -35,6 +36,9 @@ DIVISORS = ("tokens", "flops", "compute_s", *TIMES)
 
 SHORTEST_S, LONGEST_S = 1e-12, 1e12
 """Bounds of a time, so that quotients and their squares are numbers."""
+
+MOST_NAMED = 5
+"""Points that a sentence names; of more, their number."""
 
 ROUNDING_S = -1e-6
 """Least value of a part: the rest of a step may be below 0 by rounding."""
@@ -116,10 +120,35 @@ def read_table(file: Path, kind: Kind, axes: Sequence[str]) -> list[Taken]:
     return list(taken.values())
 
 
+def lacking(points: Sequence[Mapping[str, Any]], taken: Sequence[Taken], file: Path) -> list[str]:
+    """A sentence about the points of a study that a table has no row of; none if it has all.
+
+    `points`: the values of the axes of each point of the study.
+    """
+    there = {_key(one.axes) for one in taken}
+    absent = [name_of(axes) for axes in points if _key(axes) not in there]
+    if not absent:
+        return []
+    more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+    return [
+        f"{file.name} lacks {len(absent)} of {counted(len(points), 'point')} of the study: "
+        f"{', '.join(absent[:MOST_NAMED])}{more}."
+    ]
+
+
+def _key(axes: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+    """The values of axes, alike where a table and a study file write them in two ways: 4 and 4.0, true and True."""
+    return frozenset((name, value if _is_number(value) else shown(value).lower()) for name, value in axes.items())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _cells(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The columns of a table, and its rows that are not empty, each with its line. Raises UserError: it is no table."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        with io.StringIO(read_bytes(file).decode("utf-8-sig"), newline="") as stream:
             reader = csv.reader(stream)
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

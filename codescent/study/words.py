@@ -4,12 +4,15 @@ Does not evaluate (evaluate.py does) and does not print."""
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from codescent.base.amounts import of_change, of_share
+from codescent.base.amounts import of_change, of_measured, of_measured_share, of_share
 from codescent.base.counted import counted
-from codescent.results import PART_WORDS, PARTS
+from codescent.results import PART_WORDS, PARTS, Interval
 from codescent.study.batch import KEPT, said_of
 from codescent.study.file import NODES
 from codescent.study.points import values_of
@@ -27,6 +30,14 @@ SPREADS = "spreads"
 
 SPREAD = 0.05
 """(largest - smallest) / median of the repeats of a point."""
+
+OTHERS = "other programs used"
+"""How the mark of a point begins during which other programs used more than BUSY."""
+
+COUNTED = (SPREADS, OVERSUBSCRIBED, OTHERS, "repeats: ")
+"""How marks begin whose numbers alone differ between points."""
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 BUSY = 0.1
 """A point is marked if other programs used more than this share of the cores."""
@@ -116,13 +127,20 @@ def short_name(point: Point, group: Group, unit: str) -> str:
 def _speed(point: Point, group: Group, unit: str) -> str:
     """The speed-up of a point in a sentence."""
     assert point.speed_up.total is not None
-    gain, efficiency = point.speed_up.total.value, point.efficiency.total
-    of = f", an efficiency of {of_share(efficiency.value)}" if efficiency is not None else ""
+    gain, efficiency = point.speed_up.total, point.efficiency.total
+    share = "" if efficiency is None else of_measured_share(efficiency.value, efficiency.half)
+    of = f", an efficiency of {share}" if share else ""
     base = next((one for one in group.points if one.name == group.baseline), None)
     than = short_name(base, group, unit) if base else f"the baseline ({group.baseline})"
     verb = "is" if point.workers == 1 else "are"
-    fast = f"{verb} {gain:.2f} times as fast as" if gain >= 0.9 else f"{verb} slower, {gain:.2f} times as fast as"
+    slower = "" if gain.value >= 0.9 else "slower, "
+    fast = f"{verb} {slower}{times(gain)} times as fast as"
     return f"{short_name(point, group, unit)} {fast} {than}{of}."
+
+
+def times(gain: Interval) -> str:
+    """A speed-up, with the digits that its interval allows."""
+    return f"{gain.value:.2f}" if math.isnan(gain.half) or gain.half < 0.01 else of_measured(gain.value, gain.half)
 
 
 def _judged(point: Point, unit: str) -> str:
@@ -143,11 +161,14 @@ def _best(more: Sequence[Point], unit: str) -> Iterator[str]:
     for small, large in itertools.pairwise(more):
         assert small.speed_up.total is not None
         assert large.speed_up.total is not None
-        gain = large.speed_up.total.value / small.speed_up.total.value
+        one, other = small.speed_up.total, large.speed_up.total
+        gain = other.value / one.value
         if gain < NO_GAIN:
             why = " (more threads than cores)" if _is_oversubscribed(large) else ""
+            half = math.hypot(one.half / one.value, other.half / other.value)  # of a quotient, relative
             beyond = f"{small.workers} {unit if small.workers != 1 else unit.removesuffix('s')}"
-            yield f"Beyond {beyond} there is no gain: {large.workers} are {gain:.2f} times as fast{why}."
+            fast = times(Interval(gain, gain * (1 - half), gain * (1 + half)))
+            yield f"Beyond {beyond} there is no gain: {large.workers} are {fast} times as fast{why}."
             return
 
 
@@ -160,7 +181,7 @@ def _lost(baseline: Point, point: Point, unit: str) -> Iterator[str]:
     if not (baseline.workers and point.workers):
         return
     if not (baseline.parts_s and point.parts_s):
-        yield "The parts of a step are not known, so what took the rest cannot be said."
+        yield "The parts of a step are not known, so the cause of the loss is unknown."
         return
     growth = point.workers / baseline.workers
     all_s = growth * sum(point.parts_s.values())
@@ -201,7 +222,7 @@ def _marked(group: Group, unit: str) -> Iterator[str]:
         for mark in point.marks:
             if mark.startswith("faster than ideal"):
                 name = short_name(point, group, unit)
-                yield f"Inconsistent: {name}: {mark}. Either time is not of the same conditions: measure both again."
+                yield f"Inconsistent: {name}: {mark}. The conditions of the two differed: measure both again."
 
 
 def _is_oversubscribed(point: Point) -> bool:
@@ -228,7 +249,7 @@ def _grid(study: Study) -> Iterator[str]:
     if gain.value <= 1 or gain.low <= 1:
         yield f"No point is shown to be faster than {baseline.name}."
     else:
-        yield f"Fastest: {fastest.name}, {gain.value:.2f} times as fast as {baseline.name}."
+        yield f"Fastest: {fastest.name}, {times(gain)} times as fast as {baseline.name}."
 
 
 def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Iterator[str]:
@@ -287,6 +308,49 @@ def _work(one: Point, other: Point) -> float:
 def _key(axes: Mapping[str, object], axis: str, value: str) -> str:
     """All axes of a point as text, with another value of one of them."""
     return repr({name: value if name == axis else str(found) for name, found in axes.items()})
+
+
+class Folded(NamedTuple):
+    """A kind of marks.
+
+    Attributes:
+        about: which points have it, in words; more than three are counted.
+        mark: the mark, with the range of each number.
+        points: their names.
+    """
+
+    about: str
+    mark: str
+    points: Sequence[str]
+
+
+def folded(marks: Sequence[tuple[str, str]]) -> list[Folded]:
+    """Marks of points, each kind once. Marks of COUNTED kinds that differ only in numbers are one.
+
+    Args:
+        marks: the name of a point, and one of its marks.
+    """
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for name, mark in marks:
+        kind = NUMBER.sub("#", mark) if mark.startswith(COUNTED) else mark
+        kinds.setdefault(kind, []).append((name, mark))
+    said = []
+    for kind, found in kinds.items():
+        names = list(dict.fromkeys(name for name, _ in found))
+        about = ", ".join(names) if len(names) <= 3 else counted(len(names), "point")
+        said.append(Folded(about, _ranges(kind, [mark for _, mark in found]), names))
+    return said
+
+
+def _ranges(kind: str, marks: Sequence[str]) -> str:
+    """A kind of marks with the range of each of its numbers."""
+    columns = zip(*(NUMBER.findall(mark) for mark in marks), strict=True) if "#" in kind else iter(())
+
+    def of_column(_: re.Match[str]) -> str:
+        values = sorted(dict.fromkeys(next(columns)), key=lambda text: float(text.replace(",", "")))
+        return values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+    return re.sub("#", of_column, kind)
 
 
 def states_said(study: Study) -> str:

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora
+from codescent.data.text.sources import AS_TEXT
 from codescent.tasks.answers import Answers
 from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
@@ -98,12 +100,23 @@ def remarks(request: TaskRequest) -> Iterator[str]:
     task, data = task_of(request), request.data
     yield from task.remarks(request)
     for key, given in (("data.corpus", data.corpus), ("data.validation", data.validation)):
-        other, file = (None, "") if given is None else beside_text(given)
-        if given is not None and other is not None and other is not task:
+        files = None if given is None else corpora.pattern_files(given)
+        if files:
+            yield f"{key} = {given}: no file has this name, so it is read as a pattern (glob): {counted(files, 'file')}"
+    if data.as_text:
+        yield from (f"{held}, and is read as text; {reader}" for held, reader in _held_beside(request, task))
+
+
+def _held_beside(request: TaskRequest, task: Task) -> Iterator[tuple[str, str]]:
+    """Of each text of a run that another task could read: what it holds, and what reads it, as two clauses."""
+    data = request.data
+    for key, given in (("data.corpus", data.corpus), ("data.validation", data.validation)):
+        other, file = (None, "") if given is None or not task.reads_text else beside_text(given)
+        if given is not None and other is not None:
             place = "" if file == given else f" has a file {file}, which"
             yield (
-                f'data.task = "{task.name}": {key} = {given}{place} holds {other.form}, and is read as text; '
-                f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads {other.form}'
+                f'data.task = "{task.name}": {key} = {given}{place} holds {other.form}',
+                f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads {other.form}',
             )
 
 
@@ -128,15 +141,23 @@ def task_line(plan: Plan) -> str:
 
 
 def request_of(data: Data, model: Model, seed: int, compile_what: str | None) -> TaskRequest:
-    """The arguments of a run for its task; `data.task` is set to the task's name. Raises UserError like `task_of`."""
+    """The arguments of a run for its task; `data.task` is set to the task's name. Raises UserError like `task_of`.
+
+    `data.as_text` is set if data.task is given and the corpus is a text that another task could read: that says it.
+    """
     request = TaskRequest(data, model, seed, compile_what)
-    return replace(request, data=data.model_copy(update={"task": task_of(request).name}))
+    task = task_of(request)
+    if data.task is not None and task.reads_text and beside_text(data.corpus)[0] is not None:
+        data = data.model_copy(update={"as_text": True})
+    return replace(request, data=data.model_copy(update={"task": task.name}))
 
 
 def refusals(request: TaskRequest) -> Iterator[str]:
     """Messages: why the task, the model and the keys of [data] cannot be combined."""
     task = task_of(request)
     yield from task.refuse(request)
+    if not request.data.as_text:
+        yield from (f"{held}; {reader}; {AS_TEXT}" for held, reader in _held_beside(request, task))
     for other in TASKS:
         if other is not task:
             yield from other.refuse_other(request, task.name)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.output import warn
+from codescent.base.reading import read_text
 from codescent.base.sealed import digest
 from codescent.data import prepared as folders
 from codescent.data.file_array import FileArray, open_npy
 from codescent.data.samples import Source
-from codescent.data.text.request import KINDS
-from codescent.data.tokenizers import wordpiece
+from codescent.data.text.request import KINDS, file_of
+from codescent.data.tokenizers import beside, wordpiece
 from codescent.tasks.task import Task, TaskRequest
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class FolderDataset:
 
     Attributes:
         format: the value of `format` in description.json.
+        read_formats: the formats that this version reads; empty: only `format`.
         form: the pydantic model of description.json.
         what: the content of the folder in words, for messages.
         arrays: the .npy files, by name without suffix.
@@ -37,6 +39,7 @@ class FolderDataset:
     """
 
     format: ClassVar[str]
+    read_formats: ClassVar[tuple[str, ...]] = ()
     form: ClassVar[type[folders.Description]]
     what: ClassVar[str]
 
@@ -68,8 +71,9 @@ class FolderDataset:
 
     @classmethod
     def is_at(cls, corpus: str) -> bool:
-        """Whether a corpus is a prepared folder of this class: its description has the same `format`."""
-        return folders.unchecked_description(expanded(corpus)).get("format") == cls.format
+        """Whether a corpus is a prepared folder of this class: its description has a format that is read."""
+        found = folders.unchecked_description(expanded(corpus)).get("format")
+        return found in (cls.read_formats or (cls.format,))
 
     @property
     def vocab_size(self) -> int:
@@ -79,7 +83,7 @@ class FolderDataset:
     @property
     def tokenizer_text(self) -> str:
         """The text of the tokenizer's file."""
-        return (self.path / folders.TOKENIZER).read_text(encoding="utf-8")
+        return read_text(self.path / folders.TOKENIZER)
 
     def verify(self) -> None:
         """Hash all files again and compare. Raises UserError: every damaged file."""
@@ -209,4 +213,8 @@ def tokenizer_identity(name: str, wanted: str) -> str:
     """
     if wordpiece.split_name(name):
         return wordpiece.identity(name)
-    return name if name in KINDS else f"file:{folders.user_file_sha256(expanded(name), wanted)}"
+    if name in KINDS:
+        return name
+    path = expanded(name.removeprefix(beside.BARE))
+    folders.user_file_sha256(path, wanted)  # refuses a file that cannot be read
+    return beside.identity(file_of(name))

@@ -109,11 +109,16 @@ class Prompts:
     def encode(self, prompt: str) -> tuple[str, list[int]]:
         """The text of a prompt to print, and its tokens. Raises UserError: it cannot be encoded.
 
-        An empty prompt begins a document: its token is the separator. Without a separator it is the end of a line,
-        else id 0.
+        A prompt begins with what begins every text of the tokenizer, such as <s>. An empty prompt begins a document:
+        its token is this one, else the separator. Without a separator it is the end of a line, else id 0.
         """
         if prompt:
-            return self._encode(prompt) if self._encode else (prompt, self._tokenizer.encode(prompt).tolist())
+            begin = self._tokenizer.opening
+            return (
+                self._encode(prompt) if self._encode else (prompt, [*begin, *self._tokenizer.encode(prompt).tolist()])
+            )
+        if self._tokenizer.opening:
+            return prompt, list(self._tokenizer.opening)
         if self._tokenizer.separator is not None:
             return prompt, [self._tokenizer.separator]
         try:
@@ -147,6 +152,7 @@ class Task:
         extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
         equal_losses: True if all samples have equally many losses.
         files: names of files in the run's folder that decide the samples.
+        reads_text: True if the task reads any text, as `data.as_text` says.
         kept: keys that name a file of the user, each with the name of the run's own copy in its folder.
         unit: what one loss is computed for, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
@@ -157,11 +163,12 @@ class Task:
     kinds: tuple[str, ...]
     aim: str = ""
     form: str = "text"
-    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key", "validation")
+    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key", "as_text", "validation")
     reads: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
     head: str | None = None
     extras = False
+    reads_text = False
     equal_losses = True
     files: tuple[str, ...] = ()
     kept: Mapping[str, str] = MappingProxyType({"data.tokenizer": TOKENIZER})
@@ -211,6 +218,8 @@ class Task:
         values = {key: getattr(request.data, key) for key in self.keys}
         if request.data.validation is not None:
             values.pop("validation_fraction", None)
+        if not request.data.as_text:  # earlier runs do not have the key
+            values.pop("as_text", None)
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         extras = self.extras or shape.extras
         return TaskFacts(self.name, extras, shape.head_share, equal_losses=self.equal_losses, identity=identity)

@@ -13,6 +13,7 @@ from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset, is_tokenizer_of, locate, open_dataset, token_shards, vocab_size_of
 from codescent.data.text.prepare import prepare
 from codescent.data.text.request import ALL_TRAIN
+from codescent.data.text.sources import Reading
 from codescent.data.text.validation import is_prepared, validated_on, validation_shards
 from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest, is_given
 
@@ -63,6 +64,7 @@ class TextTask(Task):
     """A task whose corpus is text. Its vocabulary is the tokenizer's and `marks` further ids."""
 
     marks = 0
+    reads_text = True
 
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; read from the prepared tokens if they exist."""
@@ -79,7 +81,7 @@ class TextTask(Task):
         if found is None or data.validation is None:
             return found
         corpus = open_dataset(found, both=False)
-        return found if is_prepared(corpus, data.validation, data.folder, data.text_key) else None
+        return found if is_prepared(corpus, data.validation, data.folder, _reading(data)) else None
 
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
         """See `Task`: keys for text, if the corpus is token shards; the key of JSON lines, if there are none."""
@@ -93,8 +95,12 @@ class TextTask(Task):
         texts = [data.corpus] if shards is None else []
         if data.validation is not None and validation_shards(data.validation) is None:
             texts.append(data.validation)
-        if is_given(data, "text_key") and not any(corpora.may_have_json_lines(text) for text in texts):
-            yield "data.text_key", f"needs JSON lines (.jsonl, .ndjson), and there are none in the corpus {data.corpus}"
+        if not texts:
+            yield "data.as_text", f"is for text, and {data.corpus} is token shards"
+        if is_given(data, "text_key") and data.as_text:
+            yield "data.text_key", "is for JSON lines, and data.as_text reads every file as plain text"
+        elif is_given(data, "text_key") and not any(corpora.may_have_json_lines(text) for text in texts):
+            yield "data.text_key", f"needs JSON lines, and there are none in the corpus {data.corpus}"
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`; data.validation is prepared, too, by the tokenizer of the corpus."""
@@ -105,6 +111,7 @@ class TextTask(Task):
             data.folder,
             validation_fraction=_cut(data),
             text_key=data.text_key,
+            as_text=data.as_text,
             progress=progress,
         )
         if data.validation is not None:
@@ -119,7 +126,7 @@ class TextTask(Task):
         if data.validation is None:
             return open_dataset(path)
         corpus = open_dataset(path, both=False)
-        return validated_on(corpus, data.validation, data.folder, data.text_key, progress=progress)
+        return validated_on(corpus, data.validation, data.folder, _reading(data), progress=progress)
 
     def open(self, request: TaskRequest, path: Path) -> AnyDataset:
         """See `Task`."""
@@ -129,7 +136,11 @@ class TextTask(Task):
 def _located(data: Data) -> Path | None:
     """The prepared tokens of the corpus; None: there are none yet."""
     cut, key = _cut(data), data.text_key
-    return locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
+    return locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key, as_text=data.as_text)
+
+
+def _reading(data: Data) -> Reading:
+    return Reading(data.text_key, data.as_text)
 
 
 def _cut(data: Data) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,10 +15,14 @@ from typing import IO, Any, cast
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.reading import open_regular
 
 SCHEMA = 1
 """The schemaVersion of the traces that torch 2 writes."""
 EVENTS = "traceEvents"
+MOST_RATIO, MOST_SMALL_BYTES = 50, 16 << 20
+"""A packed file may have MOST_RATIO times its bytes when unpacked, and in any case MOST_SMALL_BYTES; torch's have 10 to
+30 times."""
 MOST_CHARS = 16 << 20
 """Longest event, or other value of the file. torch's are below a thousandth of it."""
 _CHUNK = 1 << 20
@@ -61,10 +66,10 @@ class ChromeTrace:
 
     def _values(self) -> Iterator[Any]:
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 packed = file.read(2) == _GZIP
                 file.seek(0)
-                plain = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
+                plain = _unpacked(file) if packed else file
                 yield from _Parser(io.TextIOWrapper(plain, encoding="utf-8")).events(self.head)
         except _BAD as error:
             raise UserError(f"{self.path}: damaged: {str(error)[:80] or type(error).__name__}") from error
@@ -85,6 +90,31 @@ def write(path: Path, head: Mapping[str, Any], lines: Iterable[str]) -> None:
     replace_file(path, _packed(_parts({"schemaVersion": SCHEMA, **head}, lines)))
 
 
+class _Unpacked(gzip.GzipFile):
+    """A packed file that may not unpack to much more than it has. Raises ValueError: it does."""
+
+    most_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read on, unpacked."""
+        return self._bounded(super().read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        """Read on, unpacked."""
+        return self._bounded(super().read1(size))
+
+    def _bounded(self, data: bytes) -> bytes:
+        if self.tell() > self.most_bytes:
+            raise ValueError(f"unpacks to more than {self.most_bytes:,} bytes, {MOST_RATIO} times those of the file")
+        return data
+
+
+def _unpacked(file: IO[bytes]) -> IO[bytes]:
+    unpacked = _Unpacked(fileobj=file)
+    unpacked.most_bytes = max(MOST_SMALL_BYTES, MOST_RATIO * os.fstat(file.fileno()).st_size)
+    return cast(IO[bytes], unpacked)
+
+
 def line_of(event: Event) -> str:
     """An event as a line of a file."""
     return json.dumps(event, separators=(",", ":"))
@@ -97,7 +127,7 @@ def lines_of(path: Path) -> Iterator[str]:
         UserError: the file cannot be read, or is damaged.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
+        with open_regular(path) as packed, io.TextIOWrapper(_unpacked(packed), encoding="utf-8") as file:
             for line in file:
                 if line.rstrip().endswith(f'"{EVENTS}": ['):
                     break

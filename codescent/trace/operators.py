@@ -15,6 +15,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.base.range_names import WAITING
+from codescent.base.reading import read_text
 
 HOST, DEVICE = "host", "device"
 CATEGORIES = {"cpu_op": HOST, "kernel": DEVICE, "gpu_memcpy": DEVICE, "gpu_memset": DEVICE}
@@ -120,7 +121,7 @@ def file_of(folder: Path, rank: int) -> Path:
 def read_csv(path: Path) -> list[Operator]:
     """Read a file of operators. Raises UserError: it is not there, or damaged."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with io.StringIO(read_text(path), newline="") as file:
             rows = list(csv.reader(file))
         if not rows or tuple(rows[0]) != COLUMNS:
             raise ValueError(f"its first line is not {','.join(COLUMNS)}")

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from codescent.base.writing import make_folder
+
 
 class Board:
     """Writes the metrics of a step under "train/" and the validation loss under "validation/".
@@ -59,8 +61,8 @@ def _writer(folder: Path, first_step: int) -> Any:
     """A writer that goes on if the run folder is renamed: it opens its files by name, again and again."""
     from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional dependency, slow to import
 
-    folder.mkdir(parents=True, exist_ok=True)
-    by_descriptor = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY)}")
+    make_folder(folder)
+    by_descriptor = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)}")
     threading.excepthook = partial(_unless_of_the_writer, threading.excepthook)
     return SummaryWriter(str(by_descriptor if by_descriptor.exists() else folder), purge_step=first_step + 1)
 

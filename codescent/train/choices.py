@@ -62,6 +62,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     chosen["threads"] = _threads(plan, world, kept, fixed=config.train.deterministic)
     widens = precision == "bf16" and (chosen["bf16_products"] or {}).get("choice") == "fp32"
     of_products = "fp32" if widens else precision
+    peak, others = _peak(device, of_products)
     return (
         here
         | chosen
@@ -69,7 +70,8 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
             "num_threads": torch.get_num_threads(),
             "levers": machine.levers(config.train, config.optimizer) | compiling.levers(compiles, plan, device),
             "peak_precision": of_products,
-            "peak_flops_per_s": machine.peak_flops_per_s(device, of_products),
+            "peak_flops_per_s": peak,
+            "peak_others": others,
             "spec": machine.published_peak([one["device"] for one in here["machines"]], precision, chosen["matmul"]),
             "notes": [
                 *_moved(before, here),
@@ -79,6 +81,15 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
             ],
         }
     )
+
+
+def _peak(device: torch.device, precision: str) -> tuple[float, dict[str, float] | None]:
+    """The peak of this rank, and the cores that other programs used meanwhile (`used_by_others`); None: on a device
+    that is not a CPU nothing is known of other programs. Collective."""
+    load = threads.Load()
+    peak = machine.peak_flops_per_s(device, precision)
+    everyone = together(UserError, lambda: (torch.get_num_threads(), load.end()))
+    return peak, threads.used_by_others(everyone) if device.type == "cpu" else None
 
 
 def restore(config: Config, recorded: dict[str, Any]) -> str:

@@ -127,5 +127,5 @@ def length_of(run: OpenRun) -> str:
     epochs = train.num_steps / (run.source("train").num_samples // train.global_batch_size)
     said = counted(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
     ends_early = train.stop_after and train.eval_every
-    early = f", or until {counted(train.stop_after, 'validation')} without gain" if ends_early else ""
+    early = f"; {counted(train.stop_after, 'validation')} without a lower loss end it earlier" if ends_early else ""
     return f"{counted(train.num_steps, 'step')} ({said}){early}"

@@ -14,7 +14,12 @@ from codescent.train.away import Away
 from codescent.train.patience import Patience
 from codescent.train.pushes import Step
 from codescent.train.serve_requests import MOST_TOLD
+from codescent.train.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, Fields, Nonsense, check, up_to
 
+REPORT: Fields = {
+    "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": NUMBER, "stop": FLAG, "skipped": FLAG,
+    "staleness": NUMBER,
+}  # fmt: skip
 LOOK_S = 0.05
 """Seconds between two looks whether all ranks know that the run is over."""
 
@@ -35,6 +40,7 @@ class Coordinator:
         self.told: set[int] = set()  # ranks that know that the run is over
         self.workers, self.count = workers, first_step * workers
         self.lock = threading.Lock()
+        self.hosts: dict[int, str] = {}
         self.portions: Portions | None = None
         self.step, self.sums = Step(), list[float]()
         self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
@@ -58,6 +64,8 @@ class Coordinator:
         for a neighbour, and asks whether that one has died.
         """
         with self.lock:
+            if not self.over:
+                self._check(sender, told)
             if self._has_lost():
                 self.told.add(sender)
                 return {"over": self.over}
@@ -86,8 +94,24 @@ class Coordinator:
                 facts["portion"] = [portion.step, portion.part]
             return facts
 
+    def _check(self, sender: int, told: Mapping[str, Any]) -> None:
+        """Raise Nonsense: no rank of this run says this. The others hear of it first."""
+        try:
+            who = f"rank {sender} (on {self.hosts.get(sender, 'an unknown host')})"
+            if "looks" in told:
+                check(who, "a question", told, {"looks": FLAG})
+                return
+            known = {"known": up_to(self.done, "the steps that are done")}
+            check(who, "a question", told, known, {"report": OBJECT})
+            if "report" in told:
+                check(who, "a report", told["report"], REPORT)
+        except Nonsense as error:
+            self.over = self.over or str(error)
+            raise
+
     def met(self, sender: int, host: str) -> None:
         """A rank connects. Raises Refused: it was taken for dead."""
+        self.hosts[sender] = host
         if self.away is not None:
             with self.lock:
                 self.away.met(sender, host)
@@ -141,6 +165,8 @@ class Coordinator:
         step.stops += report["stop"]
         step.square += report["square"] / self.workers
         step.skips += report["skipped"]
+        if report["skipped"]:
+            step.unsound.add(sender)
         step.stale += report["staleness"]
         step.most_stale = max(step.most_stale, report["staleness"])
         if report["stop"] and not self.stopping:

@@ -1,4 +1,4 @@
-"""In: the progress of a run. Out: a live line on a terminal, plain lines on other outputs; on rank 0 only.
+"""In: the progress of a run. Out: a line every log.every steps, on a terminal above a live bar; on rank 0 only.
 Does not compute or record anything."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rich.table import Column
 
 from codescent.base.visible import visible
 
-LINE = 80
-"""Largest width of a line of a step."""
+LIVE = 52
+"""Largest width of the text beside the bar."""
 BAR, SMALLEST_BAR = 24, 8
 
 
@@ -29,19 +29,28 @@ class Display:
         self.live: Progress | None = None
         self.task: Any = None
         self.begin = 0.0
+        self.unsaid = ""  # the line of the last step, if it is not printed
 
     def __enter__(self) -> Display:
         if self.shown and self.console.is_terminal:
             text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
-            bar = min(BAR, self.console.width - LINE - 1)  # a narrower terminal has room for the text only
+            bar = min(BAR, self.console.width - LIVE - 1)  # a narrower terminal has room for the text only
             columns = (text, BarColumn(bar_width=bar)) if bar >= SMALLEST_BAR else (text,)
-            self.live = Progress(*columns, console=self.console, refresh_per_second=4)
+            self.live = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
             self.task = self.live.add_task("first step", total=self.num_steps, completed=self.first_step)
             self.live.start()
         self.begin = time.monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def last(self) -> None:
+        """No step follows: print the line of the last one, if it has none yet. What is said next comes after it."""
+        if self.unsaid:
+            self.say(self.unsaid)
+            self.unsaid = ""
         if self.live is not None:
             self.live.stop()
 
@@ -53,18 +62,20 @@ class Display:
     def step(
         self, step: int, loss: float, tokens_per_s: float, mfu: float, peak_memory_bytes: int, *, due: bool
     ) -> None:
-        """Show that a step is done: update the live line, or without a terminal print a line if `due`."""
-        if self.live is None and not due:
+        """Show that a step is done: print a line if `due`, and on a terminal move the bar."""
+        if not self.shown:
             return
         left_s = (time.monotonic() - self.begin) / max(1, step - self.first_step) * (self.num_steps - step)
         line = (
             f"step {step}/{self.num_steps}  loss {_loss(loss)}  {_rate(tokens_per_s)}  MFU {_percent(mfu)}  "
             f"peak {_memory(peak_memory_bytes)}  ETA {clock(left_s)}"
         )
-        if self.live is not None:
-            self.live.update(self.task, completed=step, description=line)
-        else:
+        self.unsaid = "" if due else line
+        if due:
             self.say(line)
+        if self.live is not None:
+            beside = f"step {step}/{self.num_steps}  loss {_loss(loss)}  ETA {clock(left_s)}"
+            self.live.update(self.task, completed=step, description=beside)
 
     def validation(self, step: int, loss: float) -> None:
         """Print a validation loss."""

@@ -21,7 +21,7 @@ from codescent.train.chunk import Chunk, InFlight
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import message_shape
 from codescent.train.optimize import Optimizer
-from codescent.train.result import COLUMN, WAIT_COLUMN, Pending, StepResult
+from codescent.train.result import ALONE, COLUMN, WAIT_COLUMN, Pending, StepResult
 from codescent.train.serve import Serving
 from codescent.train.world import World
 
@@ -72,10 +72,12 @@ class Executor:
         self.pipelined = plan.mesh.pp > 1
         self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device, WAIT_COLUMN)
+        self.columns = COLUMN if plan.world_size > 1 else ALONE
         self.arms: dict[Verb, Callable[[Instruction], None]] = {verb: getattr(self, f"_{verb}") for verb in Verb}
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1, 1)
+        self.bad_data: dict[int, tuple[str, ...]] = {}  # what is not finite in the samples of a step (from 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
@@ -120,7 +122,7 @@ class Executor:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         for done, instruction in enumerate(self.program, start=1):
             self.world.at(number + done / (len(self.program) + 1))
-            self.watch.part = column = COLUMN[instruction.verb]
+            self.watch.part = column = self.columns[instruction.verb]
             with named(instruction):
                 if Recording.on:
                     self.watch.lap(PROFILER)
@@ -157,13 +159,20 @@ class Executor:
             if self.worker is None:
                 assert self.loader is not None
                 self.portion = self.loader.next()
+                self.note_data(self.number + 1, self.portion)
                 return
             assert self.loader is not None
             given, parts = self.worker.portion, self.plan.mesh.dp
             assert given is not None
             self.portion = self.loader.part(self.worker.step, given.part, parts)
+            self.note_data(self.worker.step + 1, self.portion)
             own = self.plan.mesh.dp_index(self.world.place.rank)
             self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
+
+    def note_data(self, step: int, portion: Portion) -> None:
+        """Note what is not finite in the samples of a portion."""
+        if portion.not_finite:
+            self.bad_data[step] = self.bad_data.get(step, ()) + portion.not_finite
 
     def _of_servers(self, number: int) -> Pending:
         """The result of the last complete step, as the rank knows it that gives out portions."""
@@ -173,13 +182,13 @@ class Executor:
             assert self.serving is not None
             done, stops = min(self.serving.done, number + self.plan.schedule.period), self.serving.has_ended
             steps = [self.serving.sums] if self.serving.sums else []
-        *earlier, last = steps or [[0.0] * 8]
-        loss, _, square, skips, stale, most_stale, losses, late = last
+        *earlier, last = steps or [[0.0] * 9]
+        loss, _, square, skips, stale, most_stale, losses, culprit, late = last
         values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
         if self.worker is not None and (distance := self.worker.meet()) is not None:
             values = torch.cat((values, distance.cpu()))
         laps = self.watch.stop()
-        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late))
+        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late), int(culprit))
 
     @property
     def apart(self) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from codescent.base.reading import read_bytes
+
 KERNELS = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -50,6 +52,6 @@ def _script() -> dict[str, str]:
     if path is None or getattr(main, "__spec__", None) is not None or Path(path).name == "codescent":
         return {}
     try:
-        return {f"script {Path(path).name}": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}
+        return {f"script {Path(path).name}": hashlib.sha256(read_bytes(path)).hexdigest()[:16]}
     except OSError:
         return {}

@@ -25,6 +25,8 @@ class Followers:
 
     def __init__(self, pushes: int, senders: Sequence[int]) -> None:
         self.decided = Decided(pushes, senders)
+        self.told = pushes
+        """Pushes of which some server was told."""
         self._asked: dict[int, tuple[int, float]] = {}  # by server: the request that waits, and since when
 
     def answer(self, request: Frame, version: int) -> Answer | None:
@@ -34,4 +36,5 @@ class Followers:
         if number != request.request:
             self._asked[request.sender] = request.request, (since := time.monotonic())
         is_idle = not found and time.monotonic() - since < IDLE_S
+        self.told = max(self.told, request.metadata["after"] + len(found))
         return None if is_idle else Answer(version, {"pushes": found})

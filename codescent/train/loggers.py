@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_text
 from codescent.record import PLAN
 
 START, METRICS, EVENT, END = "start", "metrics", "event", "end"
@@ -160,7 +161,7 @@ def _spec(module: str, folders: Sequence[str] | None) -> ModuleSpec | None:
 def _is_plain(folders: Iterable[str] | None) -> bool:
     """Whether a package cannot add modules when it is imported: its __init__.py is missing or empty."""
     codes = [Path(folder) / "__init__.py" for folder in folders or ()]
-    return not any(code.is_file() and code.read_text(errors="replace").strip() for code in codes)
+    return not any(code.is_file() and read_text(code, errors="replace").strip() for code in codes)
 
 
 def _no_module(name: str) -> str:

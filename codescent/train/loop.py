@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.rank import Rank
-from codescent.base.stopping import stop_at
+from codescent.base.stopping import forget_code
+from codescent.base.time_limit import stop_at
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
+from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, THREADS, VALIDATION, Beside
 from codescent.train.continuing import nothing_to_do, write_new_places
+from codescent.train.culprit import Culprit
 from codescent.train.late import join, refuse_restarts
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
@@ -32,6 +35,7 @@ from codescent.train.open import OpenRun, connect, open_data, open_resumed, open
 from codescent.train.optimize import learning_rate
 from codescent.train.orders import append_order, rewind_order
 from codescent.train.out_of_memory import Explained
+from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.regroup import regroup, report_changes
@@ -45,25 +49,6 @@ from codescent.train.validations import Validations
 
 SKIPS_ALLOWED = 10
 """The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        folder: of the run.
-        step: the number of steps done.
-        exit_code: 0; of a stop on request: 75 (to be started again), or 128 + the signal.
-        suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
-        has_trained: False: the run had no step left to do.
-    """
-
-    folder: Path
-    step: int
-    exit_code: int
-    suggests_best: bool = False
-    has_trained: bool = True
 
 
 def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -85,6 +70,8 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     with counted_if_stopped(None if resume or place.rank else run_folder(config)):
         connected = connect(config, place)
     with connected as world, with_past(world.past):
+        if not place.local_rank:
+            forget_code(os.environ)
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
@@ -154,8 +141,9 @@ class _Steps:
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
-        self.times = RankTimes()
+        self.times, self.beside = RankTimes(), Beside(run.world)
         self.skipped = 0  # consecutive skipped steps, up to the current step
+        self.culprit = Culprit(run.world.store)
         self.good = run.first_step  # the last step that all ranks know, and none has skipped
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
         self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
@@ -174,12 +162,13 @@ class _Steps:
             before = launched
             if stops or launched.pending.result is not None:
                 stops, before = self._finish(launched, newest=True), None
-            self.profiler.stepped(step)
+            self._profiled(step)
             if stops and step < self.last:
                 self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
         self._rotate()
+        self.report.beside(step, self.beside.take())
         self.report.ended(step, self.validations)
         has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
         return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
@@ -201,6 +190,14 @@ class _Steps:
         if self.validations.exhausted:  # by the last step of an earlier command
             self.last = run.first_step
         return run.first_step
+
+    def _profiled(self, step: int) -> None:
+        """Tell the profiler that a step is done. At the end of a window it writes files, on all ranks."""
+        begin = time.perf_counter()
+        if self.profiler.stepped(step):
+            self.beside.add(PROFILE, time.perf_counter() - begin)
+            if step < self.last:
+                self.beside.meet()
 
     def _launch(self, step: int) -> _Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
@@ -254,6 +251,7 @@ class _Steps:
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         if not stops and step < self.last:  # else the ranks meet until they end
+            self.beside.meet()
             self.run.world.meets(0)
         return stops
 
@@ -261,8 +259,10 @@ class _Steps:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
         if self.plan.layout.hands_out:
             self.skipped = self.skipped + 1 if result.skipped else 0
+            self.culprit.note(result)
             if self.skipped:
-                self.report.skipped(step, result)
+                self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self._look_at_data(step)
         parts = result.parts(result.step_s)
         self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
@@ -280,12 +280,14 @@ class _Steps:
         order, and only rank 0 is told of every step. It alone knows if the run folder was renamed, too."""
         assert result.staleness is not None
         mean, most = result.staleness
-        mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped]
+        mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped, result.culprit]
+        mine += [self.culprit.found]
         *mine, path = self.run.world.from_first(lambda: [*mine, str(self.run.follow())])
-        loss, norm, mean, skips, most, self.skipped = mine
+        loss, norm, mean, skips, most, self.skipped, culprit, self.culprit.found = mine
         self.run.path = Path(path)
         stop = not self.run.world.all_agree(not result.stop)
-        return replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
+        result = replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
+        return replace(result, culprit=culprit)
 
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
@@ -293,7 +295,10 @@ class _Steps:
         if not (
             result.stop or self.plan.layout.apart or self.plan.layout.served
         ):  # threads are compared by steps that all ranks take together
-            self.report.slow(step, self.threads.look(seconds))
+            begin, advice = time.perf_counter(), self.threads.look(seconds)
+            if self.threads.has_tried:
+                self.beside.add(THREADS, time.perf_counter() - begin)
+            self.report.slow(step, advice)
         self._count(step, result)
         self.report.late(step, result.late)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
@@ -302,20 +307,23 @@ class _Steps:
         if self.validations.exhausted and not (self.skipped or result.stop):  # after a skipped step: the next good one
             self.last = step
         parts = result.parts(seconds)
-        self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
+        with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
+            self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
         self.times.add(seconds, parts)
         if result.stop or self._is_due(step, self.config.log.every, self.last):
+            self.report.beside(step, self.beside.take())
             memory = self.trainer.executor.memory.numbers()
             self.report.ranks(
                 *self.times.gather(step, peak_memory_bytes(self.run.world.device), memory, self.run.world.living)
             )
         if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
-            raise self.report.failed(step, why, ruined_step=self.good)
+            raise self.report.failed(step, why, ruined_step=self.good, culprit=self.culprit.words)
         if not result.stop:
             saved = self._save_if_due(step, val_loss)
             if not saved and self._is_due(step, self.config.train.check_every, self.last):
-                self._compare(step)
+                with self.beside.doing(COMPARISON):
+                    self._compare(step)
         elif self._is_best(val_loss):  # replace the checkpoint that has no validation loss
             self._save(step, val_loss)
 
@@ -331,9 +339,12 @@ class _Steps:
         """
         before, of_each = self.skipped, result.skips // self.plan.mesh.dp_replicate if self.plan.apart else 1
         self.skipped = self.skipped + max(1, of_each) if result.skipped else 0
+        self.culprit.note(result)
         if self.skipped:
-            self.report.skipped(step, result)
+            self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self._look_at_data(step)
         else:
+            self.report.bad_data.clear()
             self.good = step
             self._rotate()
             if result.skips:
@@ -373,14 +384,22 @@ class _Steps:
 
     def _validate(self, step: int) -> float:
         source = self.run.source("validation")
-        with self.trainer.with_means():
+        with self.beside.doing(VALIDATION), self.trainer.with_means():
             loss = 0.0
             if not self.plan.only_serves(self.run.world.place.rank):
                 loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
             if self.plan.layout.server_ranks:
                 loss = self.run.world.from_first(lambda: loss)
         self.validations.add(step, loss)
+        if not math.isfinite(loss):
+            self._look_at_data(step)
         return loss
+
+    def _look_at_data(self, step: int) -> None:
+        """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
+        read, rank = self.trainer.executor.bad_data, self.run.world.place.rank
+        lines = [f"rank {rank}: {what}" for number in sorted(read) if number <= step for what in read.pop(number)]
+        self.report.not_finite_data(step, [line for of_rank in together(UserError, lambda: lines) for line in of_rank])
 
     def _compare(self, step: int) -> None:
         """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""
@@ -391,6 +410,10 @@ class _Steps:
             raise
 
     def _save(self, step: int, val_loss: float | None) -> None:
+        with self.beside.doing(SAVE):
+            self._save_now(step, val_loss)
+
+    def _save_now(self, step: int, val_loss: float | None) -> None:
         self._compare(step)
         begin = time.perf_counter()
         if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
@@ -402,8 +425,10 @@ class _Steps:
             self.validations.saved = min(self.validations.saved, val_loss)
 
     def _rotate(self) -> None:
-        if self.unproven and self.run.world.is_first:
-            self.run.checkpoints.rotate()
+        if self.unproven:
+            with self.beside.doing(REMOVAL):
+                if self.run.world.is_first:
+                    self.run.checkpoints.rotate()
         self.unproven = False
 
 

@@ -154,7 +154,7 @@ class Members:
         ]
 
     def _other_sizes(self) -> list[str]:
-        others = [one for one in self._asking.values() if one.ranks != self._ranks or one.rank >= self._ranks]
+        others = [one for one in self._asking.values() if one.ranks != self._ranks or not 0 <= one.rank < self._ranks]
         return [
             f"rank 0 was started as one of {self._ranks} ranks, but rank {one.rank} ({one}) as one of {one.ranks}: "
             "start every rank with the same number of ranks (WORLD_SIZE), and each job with a MASTER_PORT of its own"

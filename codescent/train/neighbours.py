@@ -20,6 +20,7 @@ from codescent.strategies.pair_exchange import PairExchange
 from codescent.strategies.turns import Known, Turns
 from codescent.train.away import OF_TIMEOUT, Away
 from codescent.train.coordinate import Coordinator
+from codescent.train.told import HOST, WHOLE, check, nonsense
 from codescent.train.world import World
 from codescent.transport import Answer, Client, Frame, Kind, Server, listen
 from codescent.transport.tensors import bytes_of
@@ -36,10 +37,13 @@ class Neighbour:
     def __init__(self, exchange: PairExchange, coordinator: Coordinator | None) -> None:
         self.exchange, self.coordinator = exchange, coordinator
         self.memory: dict[int, torch.Tensor] = {}  # by active neighbour: its weights, then what it has to subtract
+        self.hosts: dict[int, str] = {}
         self.answered: dict[int, int] = {}  # by active neighbour: the request to which the memory is the answer
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
-        """See Service. Raises Refused: it was taken for dead."""
+        """See Service. Raises Refused: it was taken for dead. Raises Nonsense, as all that answers a rank."""
+        check(f"rank {sender}", "a greeting", facts, {"host": HOST})
+        self.hosts[sender] = facts["host"]
         if self.coordinator is not None:
             self.coordinator.met(sender, facts["host"])
         return {}
@@ -60,6 +64,10 @@ class Neighbour:
             facts = self.coordinator.answer(sender, told) if self.coordinator is not None else None
             return None if facts is None else Answer(metadata=facts)
         if self.answered.get(sender) != request.request:
+            who = f"rank {sender} (on {self.hosts[sender]})"
+            check(who, "an average", told, {"segment": WHOLE, "average": WHOLE})
+            if sender not in self.memory:
+                raise nonsense(who, "an average", "without weights")
             if not self.exchange.answer(sender, told["segment"], told["average"], self.memory[sender]):
                 return None
             self.answered[sender] = request.request
@@ -129,7 +137,8 @@ class Hand(Turns):
 
     def _ask(self) -> None:
         """Say what is computed, and get the next portion; where none is left, wait for the end of the segment."""
-        if self.server.failure is not None:
+        coordinator = self.service.coordinator
+        if self.server.failure is not None and not (coordinator and coordinator.over):
             raise self.server.failure
         facts: dict[str, Any] = {"known": self.known.done}
         if self.report is not None:

@@ -20,6 +20,7 @@ from codescent.base.rank import Rank
 from codescent.build import Began, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
 from codescent.config.decided import with_device
+from codescent.config.effects import effective
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
@@ -41,6 +42,7 @@ from codescent.record import CHECKPOINTS, RunFolder
 from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
+from codescent.train.verification import verify_again
 from codescent.train.world import World
 
 if TYPE_CHECKING:
@@ -203,6 +205,12 @@ def open_data(
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
+    verify, num_steps = request.data.verify, config.train.num_steps
+
+    def opened() -> AnyDataset:
+        return tasks.prepare_and_open(request, progress=world.is_first)
+
+    verify_again(verify, plan, num_steps, dataset, world, opened)
     world.from_first(lambda: machine.refuse_device(plan, world.device))
     world.divide(plan)
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.place.local_world_size))
@@ -222,7 +230,7 @@ def open_run(
     opened: list[RunFolder] = []
 
     def open_folder_() -> list[Any]:
-        held = folder or RunFolder.create(path, to_toml(config), plan.to_json())
+        held = folder or RunFolder.create(path, to_toml(effective(config)), plan.to_json())
         changes = {} if folder is None else _changes(config, plan, dataset, folder)
         held.hold()
         opened.append(held)
@@ -232,7 +240,9 @@ def open_run(
     environment, changes, before, ended = world.from_first(open_folder_)
     held = opened[0] if opened else None
     try:
-        checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
+        checkpoints = Checkpoints(
+            path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best, of_run=True
+        )
         chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
         saved = _latest(checkpoints, world, before) if resume else None
         base = _base(plan, saved, world)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity
 
+from codescent.base import writing
 from codescent.base.agreement import together
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
@@ -95,16 +96,17 @@ class Profiler:
         """Whether a window has not ended yet."""
         return self.torch is not None
 
-    def stepped(self, number: int) -> None:
-        """A step is done. Collective at the end of a window: its files are written."""
+    def stepped(self, number: int) -> bool:
+        """A step is done. Collective at the end of a window: its files are written. Returns whether one has ended."""
         if self.torch is None:
-            return
-        self.done = number
+            return False
+        self.done, recorded = number, self.first
         self.torch.step()
         if number >= self.cycle * self.keys.repeat:
             self._stop()
         else:
             self._look()
+        return bool(recorded) and self.first != recorded
 
     def _look(self) -> None:
         """Record the next step, if it is one of a window."""
@@ -183,20 +185,20 @@ class Profiler:
         origin_ns: int,
     ) -> None:
         """Write this rank's trace and table of operators. Raises UserError: a file cannot be written."""
-        raw = folder / f".rank_{head.rank:05d}.partial.json"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            recorded.export_chrome_trace(str(raw))
+            above = [folder] if head.window == 1 else [folder.parent, folder]
+            for made in above:
+                writing.make_folder(made, above[0].parent)
             path, counted = ranks.file_of(folder, head.rank), operators.Operators()
-            ranks.write_rank(path, raw, head, flights, origin_ns, counted.add)
+            with writing.hidden_folder(folder) as hidden:
+                raw = hidden / "raw.json"
+                recorded.export_chrome_trace(str(raw))
+                ranks.write_rank(path, raw, head, flights, origin_ns, counted.add)
             replace_file(operators.file_of(folder, head.rank), operators.to_csv(counted.rows()))
         except OSError as error:
             raise UserError(f"{folder}: rank {head.rank}: {in_words(error)}") from error
         except RuntimeError as error:  # of torch, which does not say more
             raise UserError(f"{folder}: rank {head.rank}: torch cannot write its trace: {error}") from error
-        finally:
-            with suppress(OSError):
-                raw.unlink(missing_ok=True)
 
 
 def _merge(folder: Path, world_size: int) -> None:

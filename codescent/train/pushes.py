@@ -4,8 +4,8 @@ Does not decide whether a push is applied (serve.py does) and holds no weights."
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,13 +44,50 @@ class Step:
     most_stale: int = 0
     pushes: int = 0
     late: int = 0
+    unsound: set[int] = field(default_factory=set)
+    """Workers that have pushed what is not finite."""
 
     @property
     def sums(self) -> list[float]:
-        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses, parts that came late].
+        """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses, culprit, late parts].
+
+        The culprit is 1 more than the rank of the worker that alone has pushed what is not finite; 0: none has, or
+        several have, as where a run diverges.
 
         With several updates in a step the squared norm is their mean.
         """
+        culprit = next(iter(self.unsound)) + 1 if len(self.unsound) == 1 else 0
         mean = self.stale / max(1, self.pushes)
         loss = math.nan if self.skips and not self.losses else self.loss
-        return [loss, self.stops, self.square, self.skips, mean, self.most_stale, max(1, self.losses), self.late]
+        return [
+            loss,
+            self.stops,
+            self.square,
+            self.skips,
+            mean,
+            self.most_stale,
+            max(1, self.losses),
+            culprit,
+            self.late,
+        ]
+
+
+def unsound(pushes: Sequence[Push], total: torch.Tensor | None = None) -> set[int]:
+    """The workers whose loss, norm or gradients are not finite.
+
+    `total`: the sum of the gradients, which lies in the memory of the first push: what is not finite there, and in no
+    other push, is of the first one.
+    """
+    found = {push.worker for push in pushes if not math.isfinite(push.loss + push.square)}
+    if total is None:
+        return found
+    first, *others = pushes
+    explained = torch.zeros_like(total, dtype=torch.bool)
+    for push in others:
+        wrong = ~push.gradients.isfinite()
+        explained |= wrong
+        if bool(wrong.any()):
+            found.add(push.worker)
+    if bool((~total.isfinite() & ~explained).any()):
+        found.add(first.worker)
+    return found

@@ -3,15 +3,22 @@ Does not look for the other ranks (search.py does), does not compare them (compa
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import DistError, HashStore, Store  # type: ignore[attr-defined]
 
+from codescent.base.errors import UserError
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.train.addresses import is_local
 from codescent.train.search import Search, about
 from codescent.train.store import StoreServer, TokenStore
+
+TELLS = timedelta(seconds=5)
+"""How long a rank that has failed looks for those that may wait for it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,10 @@ def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
 
     Raises:
         UserError: this rank cannot reach rank 0 in time, has another token than rank 0, or finds the port taken; a rank
-            does not come; two processes say that they are the same rank.
+            does not come; two processes say that they are the same rank; all ranks are on this machine, and it has no
+            loopback. gloo needs it also for a single rank.
     """
+    _refuse_unreachable(place)
     if place.world_size == 1:
         return Meeting(HashStore())
     search = Search(place, timeout.total_seconds(), listen)
@@ -69,6 +78,7 @@ def reach(place: Rank, timeout: timedelta) -> Meeting:
 
     Raises UserError: as `meet`.
     """
+    _refuse_unreachable(place)
     search = Search(place, timeout.total_seconds(), None)
     try:
         store = search.connect()
@@ -77,6 +87,22 @@ def reach(place: Rank, timeout: timedelta) -> Meeting:
         raise
     store.set_timeout(timeout)
     return Meeting(store, search.server, store.address(), search.key)
+
+
+def _refuse_unreachable(place: Rank) -> None:
+    """Raise UserError if all ranks are on this machine, which has no loopback."""
+    if is_local(place):
+        refuse_without_loopback()
+
+
+def tell_those_who_wait(place: Rank) -> None:
+    """This rank has failed before the ranks have met: the others, if some wait in `meet`, shall not wait longer."""
+    with suppress(OSError, RuntimeError, UserError):  # nobody waits, or rank 0 has ended
+        meeting = reach(place, TELLS)
+        report_failure(meeting.store, place)
+        if place.rank == 0:  # it serves the store: the others ask again and again
+            time.sleep(TELLS.total_seconds())
+        meeting.close()
 
 
 def report_failure(store: Store, place: Rank) -> None:

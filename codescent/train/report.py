@@ -4,6 +4,7 @@ Does not decide what a run does. Only rank 0 prints and writes; others write at 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,13 +17,16 @@ from codescent.base.agreement import together
 from codescent.base.command import resume_command
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.stopping import TIME_LIMIT
+from codescent.base.time_limit import in_words
+from codescent.config.effects import effective
 from codescent.config.load import to_toml
-from codescent.huggingface.folder import open_folder
+from codescent.huggingface.folder import inert_keys, open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
 from codescent.record.ranks import RankRow
 from codescent.record.rows import strict
-from codescent.train import machine
+from codescent.train import machine, threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import ended_early, how_to_continue, length_of, schedule_is_over
@@ -32,9 +36,11 @@ from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import row
 from codescent.train.open import OpenRun
 from codescent.train.recorded_error import record
-from codescent.train.result import StepResult
+from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.validations import Validations
 
+SAMPLES_NAMED = 3
+"""So many samples that are not finite are named in a line."""
 ROWS = 100_000
 """The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
 LAST_WISH: dict[str, Any] = {"signal": None, "exit_code": 143}
@@ -53,6 +59,7 @@ class Report:
     def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
         self.notes = notes
         found = run.plan.flops()
+        self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
         log, steps = run.config.log, run.config.train.num_steps
@@ -60,11 +67,10 @@ class Report:
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
-        self.above = 0  # steps that were faster
         self.late_portions = 0
         peak = self.peak * run.plan.devices
-        threads, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
-        self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, threads, log.expected_minutes)
+        number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
+        self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
         if run.folder is not None:
@@ -152,7 +158,8 @@ class Report:
             (
                 "device",
                 f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
-                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s",
+                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s"
+                f"{threads.busy_said(found)}",
             ),
         ):
             self.display.say(f"{label:<8}{text}")
@@ -167,7 +174,7 @@ class Report:
         if run.folder is not None:
             removed += map(str, run.checkpoints.delete_after(step))
             run.folder.rewind(step)
-            run.folder.write_config(to_toml(run.config), run.plan.to_json())
+            run.folder.write_config(to_toml(effective(run.config)), run.plan.to_json())
         self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
         where = f"{run.saved.path} at step {step}" if run.saved is not None else "step 0: there is no good checkpoint"
         self.display.say(f"resumed from {where}")
@@ -199,6 +206,8 @@ class Report:
         self.display.say(
             f"weights of {counted(len(own) - len(random), 'parameter')} read from {model.weights}{new}{rest}"
         )
+        if weights.inert:
+            self.display.say(inert_keys(weights))
 
     def _keep_controls(self, weights: Path) -> None:
         """Keep the folder's control tokens for an export, unless the run has another tokenizer."""
@@ -234,9 +243,10 @@ class Report:
             "tokens": step * tokens,
             "tokens_per_s": tokens / seconds,
             "flops_per_s": self.flops / seconds,
-            "mfu": self._mfu(step, self.flops / seconds),
+            "mfu": self._mfu(self.flops / seconds),
             "step_s": seconds,
             **parts,
+            **({} if run.world.place.world_size > 1 else {WAIT_COLUMN: None}),
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.place.world_size > 1 else None,
             "consensus": result.consensus,
@@ -273,23 +283,13 @@ class Report:
         spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
         return {"mfu_spec": spec, "hfu": mfu * (self.hardware_flops / self.flops)}
 
-    def _mfu(self, step: int, flops_per_s: float) -> float:
-        """FLOP/s of a step, relative to the products of all devices.
+    def _mfu(self, flops_per_s: float) -> float:
+        """FLOP/s of a step, relative to the products of all devices as they were measured before the first step.
 
-        On a CPU, a step that is faster than they means that other programs slowed them when they were measured. So they
-        are measured again, after 1, 2, 4, 8 ... such steps, and the fastest count. A step above them still counts as it
-        is. On CUDA a run has its device for itself, and its memory may be full.
+        Above 1 where other programs slowed the products then. Nothing is measured again beside the steps: that would
+        take time of its own, on a machine that is as busy.
         """
-        run = self.run
-        devices = run.world.place.world_size * run.plan.devices
-        if flops_per_s > self.peak * devices and run.world.device.type == "cpu":
-            self.above += 1
-            if self.above & (self.above - 1) == 0:  # a power of two
-                measured = machine.peak_flops_per_s(run.world.device, run.machine["peak_precision"])
-                if measured > self.peak:
-                    self.peak = measured
-                    self._event("peak", step=step, peak_flops_per_s=measured)
-        return flops_per_s / (self.peak * devices)
+        return flops_per_s / (self.peak * self.run.world.place.world_size * self.run.plan.devices)
 
     def _check_outputs(self) -> None:
         """Report if the run folder was renamed, or if this process could not write its standard output or error."""
@@ -306,13 +306,20 @@ class Report:
             for lost in found:
                 self._event("output_lost", rank=rank, **lost)
 
-    def skipped(self, step: int, result: StepResult) -> None:
-        """Report a step whose loss or gradients were not finite."""
+    def skipped(self, step: int, result: StepResult, culprit: str = "") -> None:
+        """Report a step whose loss or gradients were not finite. `culprit`: the rank that alone gave them; "": none."""
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
         self.display.say(
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); the weights "
-            "are not changed"
+            f"are not changed{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
         )
+
+    def not_finite_data(self, step: int, lines: list[str]) -> None:
+        """Report the samples of a step, or of its validation, that hold NaN or infinity."""
+        if lines:
+            self.bad_data += lines
+            self._event("data_not_finite", step=step, samples=lines)
+            self.display.say(f"step {step}: the data holds NaN or infinity: {_first_of(lines)}")
 
     def skipped_before(self, step: int, count: int) -> None:
         """Report that replicas have skipped steps since they agreed before, and not the last one."""
@@ -331,6 +338,11 @@ class Report:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}; to continue: {resume_command(self.run.path)}")
 
+    def beside(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Record what the run has done beside its steps since the last call, in seconds. Nothing: no event."""
+        if seconds:
+            self._event("beside", step=step, seconds=dict(seconds))
+
     def profiled(self, sentence: str, **fields: Any) -> None:
         """Report that a window of the profile has ended, and what is written."""
         self._event("profile", **fields)
@@ -341,10 +353,20 @@ class Report:
         self._event("not_saved", step=step, reason=why)
         self.display.say(f"step {step}: not saved, because {why}; the next good step will be saved")
 
-    def failed(self, step: int, why: str, ruined_step: int) -> RunFailed:
-        """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise."""
+    def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
+        """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise.
+
+        `culprit`: see `skipped`; one rank alone is no fault of the optimizer.
+        """
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
+        self.display.last()
+        if culprit:
+            return RunFailed(
+                f"{path}: ended at step {step}, which is not saved: {why}; in all of them only {culprit} gave what is "
+                f"not finite: look at its host, device and data, then continue from step {good or 0}: "
+                f"{resume_command(path)}"
+            )
         optimizer, rates = self.run.config.optimizer, ["learning_rate"]
         if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
             rates.append("muon_learning_rate")
@@ -352,8 +374,13 @@ class Report:
         outer = self.run.config.parallel
         slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
         anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
+        ended = f"{path}: ended at step {step}, which is not saved: {why}"
+        if self.bad_data:
+            return RunFailed(
+                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
+            )
         return RunFailed(
-            f"{path}: ended at step {step}, which is not saved: {why}",
+            ended,
             f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "
             "another optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
             *(anew if outer.outer_optimizer != "none" else []),
@@ -386,8 +413,10 @@ class Report:
         rank, first = next(((rank, one) for rank, one in living if one), (None, LAST_WISH))
         self._event("stop", step=step, rank=rank, **first)
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"
+        by += in_words(os.environ) if by == TIME_LIMIT else ""
         if rank is not None and not all(received):
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
+        self.display.last()
         self.display.say(
             f"stopped at step {step} by {by}; saved in {self.run.checkpoints.folder}; {how_to_continue(self.run)}"
         )
@@ -401,6 +430,7 @@ class Report:
         if step < self.run.config.train.num_steps:
             count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
             self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
+            self.display.last()
             self.display.say(ended_early(self.run, step, validations))
         if self.late_portions:
             what = "round" if self.run.plan.layout.average_every else "push"
@@ -415,3 +445,8 @@ class Report:
 def steps_between_rows(num_steps: int) -> int:
     """The value of log.metrics_every = auto: num_steps / ROWS, rounded up."""
     return -(-num_steps // ROWS)
+
+
+def _first_of(lines: list[str]) -> str:
+    """The first lines, and how many more there are."""
+    return "; ".join(lines[:SAMPLES_NAMED]) + (f" and {len(lines) - SAMPLES_NAMED} more" * (len(lines) > SAMPLES_NAMED))

@@ -24,6 +24,11 @@ COLUMN: dict[Verb, str] = {
     Verb.STEP: "optimizer_s",
 }
 """Metrics column charged with the time of each verb, without waiting."""
+ALONE: dict[Verb, str] = {
+    verb: column if column != WAIT_COLUMN else "backward_s" if verb is Verb.REDUCE else "optimizer_s"
+    for verb, column in COLUMN.items()
+}
+"""The same of a rank that has no others: it waits for nobody. REDUCE completes gradients, the rest changes weights."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class StepResult:
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
             None: there is no parameter server.
         late: portions that came too late for the servers, and did not count.
+        culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """
@@ -53,6 +59,7 @@ class StepResult:
     consensus: float | None = None
     staleness: tuple[float, int] | None = None
     late: int = 0
+    culprit: int = 0
 
     def parts(self, step_s: float) -> dict[str, float]:
         """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
@@ -84,7 +91,7 @@ class Pending:
         laps: of the step's parts.
         completed: number of steps that are complete after it.
         staleness: see `StepResult`.
-        late: see `StepResult`.
+        late, culprit: see `StepResult`.
         earlier: the sums of steps that became complete with this one, before it: see `Step.sums` of serve.py.
     """
 
@@ -97,9 +104,11 @@ class Pending:
         staleness: tuple[float, int] | None = None,
         earlier: Sequence[Sequence[float]] = (),
         late: int = 0,
+        culprit: int = 0,
     ) -> None:
         self.device, self.losses, self.laps, self.numbers = sums.device, losses, laps, sums
-        self.completed, self.staleness, self.earlier, self.late = completed, staleness, earlier, late
+        self.completed, self.staleness, self.earlier = completed, staleness, earlier
+        self.late, self.culprit = late, culprit
         self.arrived: torch.cuda.Event | None = None
         self.result: StepResult | None = None
         if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
@@ -114,10 +123,10 @@ class Pending:
         seconds = {name: spent / number for name, spent in last.seconds.items()}
         self.result = last = replace(last, seconds=seconds, step_s=last.step_s / number)
         found = []
-        for loss, _, square, skips, stale, most_stale, losses, late in self.earlier:
+        for loss, _, square, skips, stale, most_stale, losses, culprit, late in self.earlier:
             norm, staleness = math.sqrt(square), (stale, int(most_stale))
             one = replace(last, train_loss=loss / losses, grad_norm=norm, skips=int(skips), staleness=staleness)
-            found.append(replace(one, stop=False, consensus=None, late=int(late)))
+            found.append(replace(one, stop=False, consensus=None, late=int(late), culprit=int(culprit)))
         self.earlier = ()
         return found
 
@@ -143,5 +152,6 @@ class Pending:
                 consensus=math.sqrt(distance / size) if size else None,
                 staleness=self.staleness,
                 late=self.late,
+                culprit=self.culprit,
             )
         return self.result

@@ -16,10 +16,12 @@ from codescent.plan import Plan
 from codescent.record.order import Applied
 from codescent.servers import Decision, Portions, Verdict
 from codescent.train.optimize import Optimizer
-from codescent.train.pushes import Push, Step
+from codescent.train.pushes import Push, Step, unsound
 from codescent.train.serve_requests import Requests
 from codescent.train.silent import is_lost_peer
 
+TOLD_S = 5.0
+"""Seconds in which the workers hear why the run is over: each connects again within a second."""
 LOOK_S = 0.2
 """Seconds between two looks at what else may end a step: a failed thread, a request to stop."""
 
@@ -123,7 +125,17 @@ class Serving(Requests):
 
         Returns:
             False: the run has ended at step `number` already, because a rank was asked to stop.
+
+        Raises RunFailed: the run is over. The workers hear why; on one machine the launcher ends them.
         """
+        try:
+            return self._serve(number, rate)
+        except RunFailed as error:
+            if self.away is not None and self.server is not None:
+                self.server.refuse_all(str(error), TOLD_S)
+            raise
+
+    def _serve(self, number: int, rate: float) -> bool:
         with self.change:
             self.patience.begin()
             if self.index == 0 and (self.portions is None or self.portions.finished):
@@ -276,4 +288,7 @@ class Serving(Requests):
         sums = self.part.update(pushes, rate, agree)
         share = self.workers if not self.in_steps else 1
         self.step.square += float(sums[-1]) / share
-        self.step.skips += not bool(sums.isfinite().all())
+        if not bool(sums.isfinite().all()):
+            self.step.skips += 1
+            ordered = sorted(pushes, key=lambda push: (push.portion, push.worker))
+            self.step.unsound |= unsound(ordered, ordered[0].gradients)

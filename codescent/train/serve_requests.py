@@ -21,9 +21,37 @@ from codescent.train.optimize import Optimizer
 from codescent.train.patience import Patience
 from codescent.train.pushes import Push, Step
 from codescent.train.served_part import ServedPart
+from codescent.train.told import (
+    AMOUNT,
+    FLAG,
+    HOST,
+    MOMENT,
+    NUMBER,
+    PORTION,
+    POSITIVE,
+    VERSION,
+    WHOLE,
+    Fields,
+    check,
+    nonsense,
+    up_to,
+)
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
 
+PUSH: Fields = {
+    "portion": PORTION, "ticket": WHOLE, "commits": FLAG, "loss": NUMBER, "losses": AMOUNT, "square": NUMBER,
+    "stop": FLAG,
+}  # fmt: skip
+"""The fields of a push that has payloads."""
+COMMIT: Fields = {"ticket": WHOLE, "commits": FLAG}
+"""Of the word to the first of several servers that all have their part."""
+PUSH_OF_ROUND: Fields = {
+    **PUSH, "first": WHOLE, "count": POSITIVE, "tokens": WHOLE, "skips": AMOUNT, "finite": FLAG, "seconds": AMOUNT,
+}  # fmt: skip
+PULL: Fields = {"after": WHOLE, "final": FLAG, "have": VERSION}
+OF_A_PULL: Fields = {"granted": WHOLE, "reserves": FLAG}
+LAST_PULL: Fields = {**PULL, "pushes": WHOLE, "stopped": FLAG}
 MOST_TOLD = 300
 """Most steps of which an answer has the sums: the metadata of a frame is bounded."""
 
@@ -70,6 +98,12 @@ class Requests:
         self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
         self.stopping = self.ended = self.updating = False
         self.server: Server | None = None
+        self.hosts: dict[int, str] = {}
+
+    def who(self, sender: int) -> str:
+        """A rank in messages, such as "rank 2 (on node1)". `sender`: a worker, or another server's number."""
+        rank = sender if sender < self.workers else self.plan.servers[sender - self.workers]
+        return f"rank {rank} (on {self.hosts.get(sender, 'an unknown host')})"
 
     @property
     def done(self) -> int:
@@ -77,9 +111,11 @@ class Requests:
         return self.pushes // self.workers * self.period
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
-        """See Service. Raises Refused: it was taken for dead."""
-        if self.away is not None and sender < self.workers:
-            with self.change:
+        """See Service. Raises Refused: it was taken for dead. Raises Nonsense, as all that answers a rank."""
+        check(self.who(sender), "a greeting", facts, {"host": HOST})
+        with self.change:
+            self.hosts[sender] = facts["host"]
+            if self.away is not None and sender < self.workers:
                 self.away.met(sender, facts["host"])
         return {}
 
@@ -87,13 +123,15 @@ class Requests:
         """See Service."""
         if request.kind is not Kind.PUSH:
             return None
+        self._check_push(request)
         self.incoming[request.sender] = torch.empty(self.messages.length, dtype=torch.uint8)
         return [bytes_of(self.incoming[request.sender])]
 
     def answer(self, request: Frame) -> Answer | None:
         """See Service."""
         with self.change:
-            if request.kind is not Kind.PUSH and request.sender >= self.workers:
+            self._check(request)
+            if request.sender >= self.workers:
                 return self.followers.answer(request, self.ledger.version)
             if "joins" in request.metadata:
                 return None if self.updating else self._answer_join(request)
@@ -104,6 +142,42 @@ class Requests:
             finally:  # it is answered also if it is refused
                 self.patience.note(request.sender, (request.kind, request.request), waits=waits)
             return found
+
+    def _check(self, request: Frame) -> None:
+        """Raise Nonsense: no rank of this run sends such a request."""
+        who, told = self.who(request.sender), request.metadata
+        if request.sender >= self.workers:
+            check(who, "a question", told, {"after": up_to(self.followers.told, "the pushes of which it was told")})
+        elif request.kind is Kind.PUSH:
+            self._check_push(request)
+        elif request.kind is Kind.PULL:
+            check(who, "a pull", told, LAST_PULL if told.get("final") else PULL, OF_A_PULL)
+        elif request.kind is Kind.ASK:
+            known = {"known": up_to(self.done, "the steps that are done")}
+            check(who, "a question", told, known, {"waits": FLAG, "joins": MOMENT})
+        else:
+            raise nonsense(who, f"a request of kind {request.kind.name}", "to a parameter server")
+
+    def _check_push(self, request: Frame) -> None:
+        who, told = self.who(request.sender), request.metadata
+        if request.sender >= self.workers:
+            raise nonsense(who, "a push", "although it is a server")
+        if not request.lengths:
+            check(who, "a push", told, COMMIT)
+            return
+        is_round = self.plan.layout.served_rounds
+        check(who, "a push", told, PUSH_OF_ROUND if is_round else PUSH)
+        if is_round and told["first"] + told["count"] > self.period:
+            steps = f"with steps {told['first']} to {told['first'] + told['count'] - 1} of a round"
+            raise nonsense(who, "a push", f"{steps} that has {self.period}")
+
+    def _decoded(self, request: Frame, arrived: torch.Tensor) -> torch.Tensor:
+        """The gradients of a push. Indices of the largest ones may lie outside of the vector."""
+        try:
+            return self.messages.decoded(arrived)
+        except (IndexError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise nonsense(self.who(request.sender), "a push", f"with gradients that are none ({why})") from error
 
     def _answer_worker(self, request: Frame) -> Answer | None:
         if request.kind is Kind.PUSH:
@@ -161,7 +235,7 @@ class Requests:
             request.request,
             told["ticket"],
             Portion(*told["portion"]),
-            self.messages.decoded(arrived),
+            self._decoded(request, arrived),
             told["loss"],
             told["losses"],
             told["square"],

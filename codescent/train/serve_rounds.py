@@ -17,6 +17,7 @@ from codescent.strategies.delayed import Delayed
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.pushes import Push
 from codescent.train.serve import LOOK_S, Serving
+from codescent.train.told import nonsense
 
 FLOOR_S = 0.05
 """Least seconds for which a round waits after its quorum: less than scheduling noise would refuse equal workers."""
@@ -99,9 +100,13 @@ class RoundServing(Serving):
         return {"first": first, "count": min(steps, self.period - first)}
 
     def _add(self, push: Push, staleness: int) -> None:
-        super()._add(push, staleness)
         facts = push.facts
+        if facts["finite"] and not bool(push.gradients.isfinite().all()):  # it would be added to the weights
+            raise nonsense(self.who(push.worker), "a push", "with a change that is not finite, and says that it is")
+        super()._add(push, staleness)
         self.step.skips += int(facts["skips"])
+        if facts["skips"] or not facts["finite"]:
+            self.step.unsound.add(push.worker)
         if self.speeds is not None:
             self.speeds.record(push.worker, facts["count"], facts["seconds"])
         if push.is_last:

@@ -3,7 +3,6 @@ Does not end a run that a person has started: only a scheduler counts its starts
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 from codescent.base.durable import write_json
 from codescent.base.early import StopAsked, first_signal
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.reading import read_json
+from codescent.base.writing import make_folder, make_parents
 from codescent.record import RunFolder
 from codescent.record.run_folder import JOBS
 
@@ -100,9 +101,10 @@ def _unbegun(path: Path, env: Mapping[str, str]) -> str:
         return ""
     file, before = path / JOBS / UNBEGUN, None
     with suppress(OSError, ValueError, KeyError, TypeError):  # none is there, or no start has written it whole
-        before = json.loads(file.read_text(encoding="utf-8"))["start"]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"start": start})
+        before = read_json(file)["start"]
+    make_parents(path)
+    make_folder(file.parent)
+    write_json(file, {"start": start}, path)
     if start and before == start - 1:
         return (
             f"the last {IDLE_STARTS} starts of this job ended before the run began: it is not started again; prepare "

@@ -14,7 +14,9 @@ from types import FrameType
 from typing import Any
 
 from codescent.base.early import first_signal
+from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
+from codescent.base.time_limit import in_words
 
 SAVES, STOPS = "saves and stops after this step", "stops after this step"
 """What a run does when it is asked to stop."""
@@ -75,16 +77,16 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def _say(self, why: str) -> None:
-        """Print what comes, with os.write: `print` is not reentrant."""
+        """Print what comes, with os.write: `print` is not reentrant. On a terminal a bar or ^C may be in the line."""
         with suppress(OSError):
-            os.write(2, f"codescent: {why}: {self.does}\n".encode())
+            os.write(2, f"{new_line()}codescent: {why}: {self.does}\n".encode())
 
     def is_requested(self) -> bool:
         """Whether this rank has received a signal to stop, or the time of its job is nearly over."""
         if self.signal is None and not self.is_over and time.time() >= self.end_s:
             self.is_over = True
             if self.alone:
-                self._say(TIME_LIMIT)
+                self._say(f"{TIME_LIMIT}{in_words(os.environ)}")
         return self.is_over or self.signal is not None
 
     def received(self) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
+from codescent.base.output import warn
 from codescent.train.members import Members
 from codescent.transport.authenticate import NotProved, prove
 
@@ -38,6 +39,9 @@ KEEPALIVE_S = 60
 """After this many seconds without a message the kernel tests whether the other machine still answers."""
 REPORTED = 3
 """Largest number of rejected peers that are reported on the standard error."""
+
+WRONG = (EOFError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading and answering a request may raise, whatever bytes it has."""
 
 _Message = tuple[dict[str, Any], list[bytes]]
 
@@ -61,7 +65,7 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
         self._accepted: list[Connection[Any, Any]] = []  # have proved the key; not registered for service yet
         self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
-        self._rejected = 0
+        self._rejected = self._nonsense = 0
         acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait, self._clock, self._meet)
         self._acts = {act.__name__[1:]: act for act in acts}
         self._wake_reader, self._wake_writer = os.pipe()
@@ -132,11 +136,21 @@ class StoreServer:
         try:
             head, data = _parsed(peer.recv_bytes(MOST_BYTES))
             self._acts[head["do"]](peer, head, data)
-        except (EOFError, OSError, ValueError, LookupError, TypeError):  # the peer has ended, or sent a wrong message
+        except WRONG as error:  # the peer has ended, or sent a wrong message
             self._selector.unregister(peer)
+            if not isinstance(error, EOFError | OSError):
+                self._report(peer, error)
             if self._members is not None:
                 self._members.left(peer)
             peer.close()
+
+    def _report(self, peer: Connection[Any, Any], error: Exception) -> None:
+        """Name a process of this run whose request makes no sense. Its own message says only that it lost rank 0."""
+        self._nonsense += 1
+        if self._nonsense <= REPORTED:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(peer.fileno())) as again:  # it may have gone
+                where = again.getpeername()[0]
+                warn(f"codescent: a rank at {where} sent the store a request without sense ({error!r}): disconnected")
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
@@ -183,7 +197,9 @@ class StoreServer:
         _send(peer, self._members.ask(peer, head), [])
 
     def _wait(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
-        waiter = _Waiter(peer, head["keys"], time.monotonic() + float(head["timeout_s"]))
+        if not math.isfinite(seconds := float(head["timeout_s"])):
+            raise ValueError(f"a wait of {seconds} s")
+        waiter = _Waiter(peer, [str(key) for key in head["keys"]], time.monotonic() + seconds)
         waiter.missing = {key for key in waiter.keys if key not in self._values}
         for key in waiter.missing:
             self._waiting[key].append(waiter)

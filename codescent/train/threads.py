@@ -155,6 +155,17 @@ def used_by_others(ranks: Sequence[tuple[int, Sequence[Any]]]) -> dict[str, floa
     return max(found, key=lambda one: one["used"] + one["wanted"] - one["cores"])
 
 
+def busy_said(machine: Mapping[str, Any]) -> str:
+    """What other programs used while the peak of products was measured; "": hardly anything, or unknown.
+
+    `machine`: environment.json.
+    """
+    others = machine.get("peak_others")
+    if not others or others["used"] < BUSY:
+        return ""
+    return f" while other programs used {others['used']:.1f} of {counted(int(others['cores']), 'core')}"
+
+
 def said(chosen: Mapping[str, Any]) -> list[str]:
     """A line for people if the trial at the start of a run chose fewer threads than the cores allow, or if it chose all
     of them although other programs use some.
@@ -247,11 +258,14 @@ class Watch:
         self.watches = not world.all_agree(not self.tries)
         self.times = StepTimes(restricted=self.tries and self.now < self.most)
         self.found: tuple[int, bool] | None = None  # by the last look: the best number, whether steps were slow
+        self.has_tried = False  # whether the last call of `look` has tried the threads, on all ranks alike
 
     def look(self, step_s: float) -> str | None:
         """Count a step of `step_s` seconds. Returns what to say; None: nothing new. Collective after every window."""
+        self.has_tried = False
         if not (self.watches and self.times.add(step_s)) or self.world.all_agree(not self.times.is_due):
             return None
+        self.has_tried = True
         self.times.looked()
         mine = try_threads(self.plan, self.most) if self.tries else {}
         trial = of_slowest_rank(mine)

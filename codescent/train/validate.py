@@ -37,6 +37,7 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
     with InOrder(source, mine, batch, passes, pins) as loader, executor.evaluating() as evaluate:
         for _ in range(passes):
             portion = loader.next()
+            executor.note_data(executor.number + 1, portion)
             loss = evaluate(portion.batches[0])
             total += loss if portion.losses else 0.0
     return executor.sum_of_losses(total).item() / max(1, int(source.losses(np.arange(num_samples)).sum()))

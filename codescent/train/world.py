@@ -253,20 +253,20 @@ class World:
                 dist.all_reduce(values, group=self.groups[axis])
         return values
 
-    def in_turn(self, work: Callable[[], object]) -> None:
+    def in_turn(self, work: Callable[[], object], name: str = "in_turn") -> None:
         """Call `work` on rank 0 first, then on the first rank of every other machine, then on the rest. Collective.
 
         On a shared file system the others find the files that rank 0 has written. The ranks wait at the store, not in
-        a collective, so that a collective's timeout does not end long work.
+        a collective, so that a collective's timeout does not end long work. Each call has another `name`.
 
         Raises:
             UserError: on every rank, if `work` raises it on rank 0 or on the first rank of a machine.
             StopAsked: on every rank, if one of these ranks was asked to stop.
         """
         for turn in ([0], [rank for rank in self.leaders if rank != 0]):
-            keys = [f"in_turn{rank}" for rank in turn]
+            keys = [f"{name}{rank}" for rank in turn]
             if self.place.rank in turn:
-                self.store.set(f"in_turn{self.place.rank}", json.dumps(_tried(work)))
+                self.store.set(f"{name}{self.place.rank}", json.dumps(_tried(work)))
             self.store.wait(keys, DATASET_WAIT)
             found = [json.loads(one) for one in (self.store.multi_get(keys) if keys else [])]
             problems = [problem for one in found for problem in one["problems"]]

@@ -4,7 +4,6 @@ Does not know what requests mean. One thread for each connection: a slow peer ho
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import sys
 import threading
@@ -13,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from codescent.base.errors import RunFailed
 from codescent.transport import frames
+from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import HANDSHAKE_S, prove
 from codescent.transport.frames import Frame, FrameError, Kind
 from codescent.transport.sockets import SILENT_S, has_gone, is_silent, loss_of, watch
 
-MOST_HANDSHAKES = 128
-"""Most peers that have not proved the key yet. Further ones are disconnected; processes of the run try again."""
 REPORTED = 3
 """Largest number of rejected peers that are reported on the standard error."""
 LOOK_S = 0.2
@@ -51,6 +50,8 @@ class Service(Protocol):
     """What a server does with requests. Its methods are called by several threads, and have to lock what they share.
 
     A request whose connection is lost arrives again, with the same number: whoever applies one remembers it.
+
+    Each method may raise RunFailed, for a request that no process of the run sends: see `Server.failure`.
     """
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
@@ -104,19 +105,20 @@ class Server:
         most_bytes: int = frames.MOST_BYTES,
         silent_s: float = SILENT_S,
     ) -> None:
-        self._listener, self._key, self._service = listener, key, service
+        self._key, self._service = key, service
         self._rank, self._senders, self._most_bytes, self._silent_s = rank, senders, most_bytes, silent_s
         self._lock = threading.Lock()
         self._peers: dict[int, _Peer] = {}
         self._open: set[socket.socket] = set()
-        self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
         self._rejected = 0
         self._changes, self._change = 0, threading.Condition()
         self._closed = False
+        self._over, self._told = "", set[int]()  # why nobody is let in any more, and who has heard it
         self.failure: Exception | None = None
         """What the service raised beside Refused. The owner looks here, and ends the process."""
-        self._thread = threading.Thread(target=self._accept, name="codescent server", daemon=True)
-        self._thread.start()
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        """At which it listens."""
+        self._acceptor = Acceptor(listener, self._connection, "codescent server")
 
     @property
     def connected(self) -> list[int]:
@@ -130,13 +132,25 @@ class Server:
             self._changes += 1
             self._change.notify_all()
 
+    def refuse_all(self, why: str, within_s: float) -> None:
+        """Disconnect everybody. Who connects again is refused, and told why.
+
+        Returns when all have heard it that were connected, at latest after so many seconds.
+        """
+        with self._lock:
+            self._over = why
+            wanted = set(self._peers)
+            for peer in self._peers.values():
+                _disconnect(peer.connection)
+        self.changed()
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s and not self._told >= wanted:
+            time.sleep(LOOK_S / 4)
+
     def close(self) -> None:
         """Disconnect everybody and end all threads. The service is not told: nobody left by itself."""
         self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
-        self._listener.close()
-        self._thread.join()
+        self._acceptor.close()
         with self._lock:
             threads = [peer.thread for peer in self._peers.values()]
             for connection in self._open:
@@ -146,28 +160,13 @@ class Server:
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:
-                if not self._closed:
-                    time.sleep(LOOK_S)  # no file descriptor is left: an outsider's connections end within HANDSHAKE_S
-                continue
-            with self._lock:
-                self._open.add(connection)
-            if self._handshakes.acquire(blocking=False):
-                act = functools.partial(self._connection, connection, address[0])
-                try:
-                    threading.Thread(target=act, name="codescent peer", daemon=True).start()
-                except RuntimeError:  # no thread can be started now: the process of the run tries again
-                    self._handshakes.release()
-                    self._end(connection)
-            else:
-                self._end(connection)
-
-    def _connection(self, connection: socket.socket, address: str) -> None:
+    def _connection(self, connection: socket.socket, address: str, is_known: Known) -> None:
         """The life of a connection: proof, greeting, requests."""
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            self._open.add(connection)
         peer, why, silent = None, "disconnected", False
         try:
             try:
@@ -177,11 +176,14 @@ class Server:
             except OSError as error:
                 self._report(f"{address} was rejected: {error}")
             finally:
-                self._handshakes.release()
+                is_known()
             while peer is not None and self._request(peer):
                 pass
         except OSError as error:
             why, silent = str(error), is_silent(error)
+        except RunFailed as error:  # the peer has sent what makes no sense: the owner ends the run by one sentence
+            self.failure = self.failure or error
+            why = str(error)
         except Exception as error:  # a defect of the service, which the process of the server must not survive
             self.failure = self.failure or error
             raise
@@ -200,6 +202,9 @@ class Server:
             raise FrameError(f"rank {hello.sender} is not one of those that may connect")
         peer = _Peer(connection, hello.sender)
         try:
+            if self._over:
+                self._told.add(hello.sender)
+                raise Refused(self._over)
             facts = self._service.meet(hello.sender, hello.metadata)
         except Refused as refusal:
             frames.send(connection, Frame(Kind.REFUSED, self._rank, metadata={"why": str(refusal)}), end_s=end_s)

@@ -6,13 +6,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from codescent.base.home import expanded, unknown_home
 from codescent.base.visible import one_line
+from codescent.launch.once import say_once
 
 LONG = re.compile(r"\S{200,}")
 SHOWN_CHARS = 60
@@ -96,7 +100,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with 2."""
         both = INSTEAD_OF_BOTH if ": not allowed with argument" in message else ""
-        super().error(one_line(LONG.sub(lambda found: f"{found[0][:SHOWN_CHARS]}...", message)) + both)
+        said = one_line(LONG.sub(lambda found: f"{found[0][:SHOWN_CHARS]}...", message)) + both
+        with suppress(OSError):  # the standard error is closed
+            say_once([*self.format_usage().splitlines(), f"{self.prog}: error: {said}"], os.environ)
+        sys.exit(2)
 
     def near(self, word: str) -> str:
         """The option that is most like a word; empty: none is."""

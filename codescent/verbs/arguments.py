@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     arguments, rest = top.parse_known_args(words)
     if local_rank:
         arguments.local_rank = int(local_rank[1])
-    if arguments.verb in ("launch", "doctor"):  # they write scripts, which name the command
+    if arguments.verb in ("launch", "doctor", "study"):  # they write scripts, which name the command
         arguments.said, arguments.script_words = said, script_words
     if config := _config_after_overrides(arguments, rest):
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
@@ -155,6 +155,10 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--coding", type=text, metavar="RATE|here", help=coding_help)
     add("--slow", type=text, metavar="'RANK: Nx,...'", help="ranks whose arithmetic takes longer, such as '3: 4x'")
     add("--per-host", type=positive, metavar="N", help="ranks that share a host and its card (default 1)")
+    inside_help = "link of each rank inside its host, such as 50GB/s,5us; without it what stays in a host takes no time"
+    add("--inside", type=text, metavar="RATE[,LATENCY]", help=inside_help)
+    memory_help = "of the device of a rank, such as 8GB: a plan that does not fit has no time"
+    add("--memory", type=size_bytes, metavar="SIZE", help=memory_help)
 
 
 def _launch(verb: argparse.ArgumentParser) -> None:
@@ -196,6 +200,7 @@ def _doctor(verb: argparse.ArgumentParser) -> None:
     add("--nodes", type=nodes, metavar="N", help="machines of the script")
     add("--devices", type=positive, metavar="N", help="ranks of each machine of the script")
     add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+    add("--out", type=path, metavar="FILE", help="file for the script of --to (default: print it)")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:
@@ -235,7 +240,7 @@ def _data(verb: argparse.ArgumentParser) -> None:
     add("--folder", type=path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
     add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
     add("--text-key", default="text", help="key of the text in each JSONL line (default text)")
-    add("--as-text", action="store_true", help="prepare a file of questions (SQuAD's form) as text")
+    add("--as-text", action="store_true", help="every file is plain text, whatever it looks like: JSON, CSV, questions")
     add("--workers", type=positive, metavar="N", help="number of processes (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")
     add = verb.add_argument_group("random numbers instead of a corpus (data.task tensors)").add_argument
@@ -311,6 +316,9 @@ def _study(verb: argparse.ArgumentParser) -> None:
     what.add_argument("--table", type=path, metavar="FILE.csv", help="evaluate a table that others measured")
     retry_help = "also run points again that have failed or had too little memory"
     what.add_argument("--retry", choices=("failed",), help=retry_help)
+    add = verb.add_argument_group("with --list: a script for each run instead").add_argument
+    add("--to", type=text, metavar="TARGET", help=f"who starts the ranks: {TARGETS_HELP}")
+    add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
 
 
 def _export(verb: argparse.ArgumentParser) -> None:

@@ -7,18 +7,21 @@ import dataclasses
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 from pydantic import ValidationError
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 from codescent.config.load import LoadedConfig, describe, load
 from codescent.config.sections import Model
-from codescent.config.words import keys_markdown
+from codescent.config.words import KEYS, Key, keys_markdown
 from codescent.jobs import site
 from codescent.verbs.arguments import SITE
 
@@ -29,9 +32,9 @@ UNBROKEN = 1_000_000
 def main(arguments: Namespace) -> int:
     """Print the list of keys, a config, a site, or several of them."""
     if arguments.keys:
-        print(keys_markdown())
+        _show_keys(keys_markdown(), KEYS.values())
     if arguments.site_keys:
-        print(site.keys_markdown())
+        _show_keys(site.keys_markdown(), site.KEYS.values())
     if (arguments.config or "").startswith(SITE):  # no CONFIG is given, only values of the site
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], None
     words = [word for word in arguments.overrides if word.startswith(SITE)]
@@ -87,6 +90,21 @@ def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
         raise UserError(*(f"model.weights: {where}: {problem}" for problem in wrong)) from error
     origins = {**resolved.origins, **{f"model.{name}": str(where) for name in missing}}
     return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": filled}), origins=origins)
+
+
+def _show_keys(markdown: str, keys: Iterable[Key]) -> None:
+    """Print the list of keys: as Markdown for a file or a program, as text of the window's width on a terminal."""
+    if not sys.stdout.isatty():
+        print(markdown)
+        return
+    console = Console(highlight=False)
+    for section, of_section in groupby(keys, key=lambda key: key.section):
+        console.print(Text(f"\n[{section}]", style="bold"))
+        for key in of_section:
+            console.print(Text(f"{key.name} = {key.default}", style="bold"))
+            said = (Text(key.wanted, style="dim"), Text(key.description.replace("`", "")))
+            for text in said:
+                console.print(Padding(text, (0, 0, 0, 4)))
 
 
 def _show(rows: Iterable[tuple[str, str, str]]) -> None:

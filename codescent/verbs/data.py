@@ -6,8 +6,10 @@ from __future__ import annotations
 from argparse import Namespace
 
 from codescent import tasks
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.output import say
+from codescent.base.output import say, warn
+from codescent.data.text import corpora
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.prepare import prepare
 from codescent.tasks import ShownDataset
@@ -21,6 +23,9 @@ def main(arguments: Namespace) -> int:
     """Prepare or open the corpus or tensors, and print a summary and the path."""
     if (arguments.synthetic is None) == (arguments.corpus is None):
         raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
+    files = None if arguments.corpus is None else corpora.pattern_files(arguments.corpus)
+    if files:
+        warn(f"{arguments.corpus}: no file has this name, so it is read as a pattern (glob): {counted(files, 'file')}")
     opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
     vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
     for name in (*(_OF_TEXT if vectors else ()), *(() if arguments.synthetic else _OF_TENSORS)):
@@ -51,6 +56,7 @@ def _tokens(arguments: Namespace) -> ShownDataset:
         train_bpe=arguments.train_bpe,
         validation_fraction=arguments.validation_fraction,
         text_key=arguments.text_key,
+        as_text=arguments.as_text,
         num_workers=arguments.workers,
         progress=True,
     )

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.base.output import say
+from codescent.base.output import say, warn
 from codescent.base.rank import Rank
-from codescent.base.stopping import reported, stop_at
+from codescent.base.reading import read_json
+from codescent.base.stopping import reported
+from codescent.base.time_limit import forget_others, stop_at
 from codescent.doctor.examine import dismiss, examine
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from codescent.cost.network import HostLinks
 
 STANDARD_OUTPUT = "-"
-ELSEWHERE = ("hosts", "to", "nodes", "devices", "site")
+ELSEWHERE = ("hosts", "to", "nodes", "devices", "site", "out")
 """Options for other machines."""
 
 
@@ -83,6 +85,7 @@ def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
 def _of_rank_0(arguments: Namespace) -> tuple[Config | None, list[str]]:
     """The config, which rank 0 alone reads, and the problems that it alone finds: with the config, with --json."""
     problems = [*_of_json(arguments.json)]
+    warn(*(f"codescent: {sentence}" for sentence in forget_others(os.environ)))
     try:
         stop_at(os.environ)
     except UserError as error:
@@ -114,7 +117,7 @@ def _is_report(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and {"hosts", "findings", "exit_code"} <= found.keys()

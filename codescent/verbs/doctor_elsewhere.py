@@ -18,6 +18,7 @@ from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.shape import Asked, Shape
 from codescent.jobs.site import LoadedSite
 from codescent.jobs.targets import TARGETS, site_for, unread
+from codescent.verbs.script_file import give, taken
 
 SSH = "ssh"
 
@@ -40,6 +41,10 @@ def main(
     ranks = None if config is None else config.parallel.ranks
     loaded, shape = machines(target, arguments.site, site_words, asked, ranks, problems)
     problems += not_for_scripts(arguments.said, Path.cwd())
+    if arguments.out is not None:
+        problems += taken(arguments.out)
+        if arguments.to is None:
+            problems.append("--out: is for the script of --to; --hosts starts the doctor at once")
     if problems:
         raise UserError(*dict.fromkeys(problems))
     assert loaded is not None
@@ -49,7 +54,7 @@ def main(
         warn(sentence)
     if arguments.to is None:
         return subprocess.run(["bash", "-c", text], check=False).returncode
-    print(text, end="")
+    give(text, arguments.out, secret=target == "kubernetes")
     return 0
 
 
@@ -64,4 +69,5 @@ def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: 
         "doctor", f"codescent {shlex.join(arguments.said)}", tuple(words), ("-m", *words), Path.cwd(),
         shape.slots, shape.hosts, site, Path("codescent-doctor"), trains=False, has_checkpoints=False,
         least_nodes=shape.least_nodes, does="looks at the machines.",
+        saved_as=None if arguments.out is None else arguments.out.absolute(),
     )  # fmt: skip

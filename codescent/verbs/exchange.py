@@ -22,19 +22,21 @@ from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.published import published
+from codescent.base.reading import read_text
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import build, task_request
 from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
+from codescent.config.effects import effective
 from codescent.config.load import DEFAULT, LoadedConfig, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.huggingface import KINDS, peft
-from codescent.huggingface.folder import CONFIG, Folder, as_keys, open_folder, parts_of
+from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
-from codescent.huggingface.tokens import GENERATION, Controls, tokenizer_files, tokenizer_text
+from codescent.huggingface.tokens import GENERATION, Controls, library_text, tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Read, Shard, shards, write_weights
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, task_of
@@ -42,6 +44,7 @@ from codescent.train.initial import is_finite
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
+_ROWS = "in transformers, call model.resize_token_embeddings(len(tokenizer)) and save both into a new folder"
 MOST_POSITIONS = 1024
 """Tokens of a training sample after an import, if the user does not set them: some models read 100,000."""
 
@@ -139,6 +142,7 @@ def _publish(
     with published(folder, sum(shard.size_bytes for shard in files)) as hidden:
         write_weights(hidden, files, NUMBER_FORMATS[dtype].code, read, zeros)
         for name, text in texts.items():
+            (hidden / name).parent.mkdir(exist_ok=True)
             write_synced(hidden / name, text)
 
 
@@ -148,7 +152,7 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, Any]]:
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if trained.tokenizer is not None:
         seq_len = trained.resolved.shape.seq_len
-        texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
+        texts, ends = tokenizer_files(read_text(trained.folder.tokenizer), seq_len)
     if (controls := Controls.of_run(trained.folder.path)) is not None:
         texts, ends = controls.put(texts), dict(controls.ids)
     if trained.tokenizer is None:
@@ -192,7 +196,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     if os.path.lexists(run):
         raise UserError(f"{run}: exists already; give the name of a new run folder")
     folder, text, problems = _open_and_check(path, run, resolved)
-    tokenizer = None if text is None else LibraryTokenizer.from_json(text, str(path))
+    tokenizer = None if text is None else LibraryTokenizer.from_json(library_text(text), str(path))
     vocab_size = None if tokenizer is None else tokenizer.vocab_size
     data, notes = _data(folder, run, resolved, tokenizer)
     try:
@@ -203,7 +207,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in invalid)) from error
     rows = folder.shape.vocab_size
     if vocab_size is not None and vocab_size > rows:
-        problems.append(f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}")
+        problems.append(f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}; {_ROWS}")
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
@@ -220,7 +224,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         for one in parameters
     }
     with published(run, numel * DTYPE_BYTES[dtype]) as hidden:
-        created = RunFolder.create(hidden, to_toml(config), plan)
+        created = RunFolder.create(hidden, to_toml(effective(config)), plan)
         created.write_task_files(task_files)
         state = {"step": 0, "tokens": 0, "imported": source}
         Checkpoints(hidden / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
@@ -230,6 +234,8 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         lines.append(
             f"left out, because codescent's {folder.kind.name} does not use them: {', '.join(sorted(folder.spare))}"
         )
+    if folder.inert:
+        lines.append(inert_keys(folder))
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         lines.append(f"warning: numbers that are not finite (NaN or infinity), in {names}: no run can train from them")

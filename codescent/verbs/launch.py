@@ -3,7 +3,6 @@ Does not say what a script looks like (jobs/ does). By itself it starts nothing:
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from argparse import Namespace
@@ -11,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.visible import one_line
-from codescent.config.given import shown
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.jobs.checks import preflight
@@ -31,12 +28,24 @@ from codescent.jobs.targets import TARGETS, site_for, unread
 from codescent.preflight import run_folder
 from codescent.verbs import launch_jobs
 from codescent.verbs.arguments import SITE
+from codescent.verbs.script_file import give, taken
 
 
 def main(arguments: Namespace) -> int:
     """Print or save the script. What does not fit is refused before, with all problems."""
     if any(getattr(arguments, name) for name in launch_jobs.OPTIONS):
         return launch_jobs.main(arguments)
+    job, notes = job_of(arguments)
+    for sentence in notes:
+        warn(one_line(sentence))
+    if arguments.submit:
+        return launch_jobs.submit_job(job, arguments.to)
+    give(TARGETS[arguments.to].script(job), arguments.out, secret=arguments.to == "kubernetes")
+    return 0
+
+
+def job_of(arguments: Namespace) -> tuple[Job, list[str]]:
+    """The job that a script is for, and sentences for the user. Raises UserError: everything that does not fit."""
     words = [word for word in arguments.overrides if not word.startswith(SITE)]
     is_script = arguments.config.endswith(".py")
     problems: list[str] = []
@@ -64,12 +73,7 @@ def main(arguments: Namespace) -> int:
     if problems:
         raise UserError(*dict.fromkeys(problems))
     assert job is not None
-    for sentence in notes:
-        warn(one_line(sentence))
-    if arguments.submit:
-        return launch_jobs.submit_job(job, arguments.to)
-    _give(TARGETS[arguments.to].script(job), arguments.out, secret=arguments.to == "kubernetes")
-    return 0
+    return job, notes
 
 
 def _problems(arguments: Namespace, words: Sequence[str], *, is_script: bool) -> Iterator[str]:
@@ -81,28 +85,13 @@ def _problems(arguments: Namespace, words: Sequence[str], *, is_script: bool) ->
     elif arguments.submit and arguments.to in TARGETS:
         yield f"--submit: only jobs of {' and '.join(SCHEDULERS)} are submitted; save the script with --out"
     if arguments.out is not None:
-        yield from _taken(arguments.out)
+        yield from taken(arguments.out)
     if arguments.script_words and not is_script:
         given = shlex.join(arguments.script_words)
         yield f"-- {given}: such words are for a script of yours; overrides of {arguments.config} stand before --"
     elif is_script and (said := secret_in_words([*words, *arguments.script_words])):
         yield f"{arguments.config}: {said}"
     yield from not_for_scripts(arguments.said, Path.cwd())
-
-
-def _taken(out: Path) -> Iterator[str]:
-    """Why the script cannot be saved there."""
-    above = out.absolute().parent
-    try:
-        out.lstat()
-        yield f"--out {out}: is there already; delete it, or give another name"
-    except FileNotFoundError:
-        if not above.is_dir():
-            yield f"--out {out}: there is no folder {above}; create it, or give another name"
-        elif not os.access(above, os.W_OK | os.X_OK):
-            yield f"--out {out}: {above} is not writable; give another name"
-    except OSError as error:  # such as a name that is too long
-        yield f"--out {shown(str(out))}: {error.strerror}; give another name"
 
 
 def _preflight(
@@ -150,15 +139,3 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
             "so there would be no time for a step; give more"
         )
     return job
-
-
-def _give(text: str, out: Path | None, *, secret: bool) -> None:
-    """Print the script, or save it: executable, or for nobody else if it has a secret."""
-    if out is None:
-        print(text, end="")
-        return
-    try:
-        replace_file(out, text, 0o600 if secret else 0o777 if text.startswith("#!") else 0o666)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}") from error
-    print(f"{out} is written; {'read it, then ' if os.isatty(1) else ''}start it as its first lines say")

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from codescent.base.command import command
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
+from codescent.base.reading import open_regular
 from codescent.base.visible import one_line
 from codescent.config.load import load
 from codescent.jobs import leftovers
@@ -94,7 +96,7 @@ def submit_job(job: Job, target: str) -> int:
     try:
         text = TARGETS[target].script(replace(job, saved_as=script, record=folder))
         with user_errors(script):
-            script.write_text(text, encoding="utf-8")
+            replace_file(script, text, within=job.folder / job.run)
         for done in range(job.times):
             before, may_exist = may_exist, True
             try:
@@ -194,7 +196,7 @@ def _follow(jobs: list[Submitted]) -> int:
 def _from(log: Path, at: int) -> bytes:
     """What a log has from this byte on; nothing if it is not there yet. Raises UserError: it cannot be read."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(at)
             return file.read()
     except FileNotFoundError:

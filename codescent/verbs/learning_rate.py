@@ -13,6 +13,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import say, warn
 from codescent.base.published import in_words
+from codescent.base.writing import make_parents
 from codescent.config.sections import Optimizer
 from codescent.report.style import BLACK, PALETTE, no_matplotlib, picture_bytes, plain
 
@@ -97,7 +98,7 @@ def report(test: RangeTest, optimizer: Optimizer, run: Path) -> None:
 
 def _write(path: Path, content: str | bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(path.parent)
         replace_file(path, content)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {in_words(error)}") from error

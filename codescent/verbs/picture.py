@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from codescent.base.reading import open_regular
+
 MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
 
@@ -25,7 +27,7 @@ def no_file(option: str, path: Path) -> str:
 def may_replace(path: Path, mark: str) -> bool:
     """Whether a file is absent, blank, or has the text `mark` near its begin: an earlier file of the same command."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             begin = file.read(4000)
     except OSError:
         return True  # absent; if it cannot be written, the writer says why

@@ -27,7 +27,7 @@ from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
-from codescent.verbs.plan_link import link_rows, links_of, refuse_absent
+from codescent.verbs.plan_link import free_rows, link_rows, links_of, refuse_absent
 from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
@@ -58,12 +58,13 @@ def main(arguments: Namespace) -> int:
     for sentence in [*notes(loaded), *missing]:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
-    drawn = None
+    drawn, free = None, list[tuple[str, list[str]]]()
     if links is not None:
         refuse_absent(links, plan)
         coding = links.coding(plan)
         found = links.walk(plan, coding, timeline=file is not None)
         apart = partial(_apart, plan, loaded.config, without_data=bool(missing))
+        free = list(free_rows(plan, links))
         rows = list(link_rows(plan, links, found, coding, apart))
         drawn = None if file is None else draw_ranks(plan, file, found)
     elif file is not None:
@@ -72,18 +73,25 @@ def main(arguments: Namespace) -> int:
         print(json.dumps(plan.to_json(), indent=1))
     else:
         steps = steps_in_words(loaded.config, without_data=bool(missing))
-        show_plan(plan, steps, _of_head(plan, loaded.config), rows)
+        show_plan(plan, steps, _of_head(plan, loaded.config), rows, free)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
 
 
-def show_plan(plan: Plan, steps: str, head: Sequence[str] = (), more: Sequence[tuple[str, list[str]]] = ()) -> None:
+def show_plan(
+    plan: Plan,
+    steps: str,
+    head: Sequence[str] = (),
+    more: Sequence[tuple[str, list[str]]] = (),
+    before: Sequence[tuple[str, list[str]]] = (),
+) -> None:
     """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step.
 
-    `steps`: their number in words. `head`: the memory of the head in words; empty: it is not shown. `more`: rows.
+    `steps`: their number in words. `head`: the memory of the head in words; empty: it is not shown. `more`: rows after
+    the plan's. `before`: rows before them.
     """
-    print(columns([*_plan_rows(plan, steps, head), *more]))
+    print(columns([*before, *_plan_rows(plan, steps, head), *more]))
 
 
 def _apart(plan: Plan, config: Config, period: int | None, *, without_data: bool) -> Plan:

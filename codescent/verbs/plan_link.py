@@ -7,21 +7,22 @@ import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from codescent.base.amounts import of_number, of_rate, of_seconds, of_share
+from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
+from codescent.cost.memory import state_bytes
 from codescent.cost.network import HostLinks, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
-from codescent.plan import Plan
+from codescent.plan import Collective, Plan
 from codescent.verbs.plan_period import KEEP, MOST_PERIOD, least_handed, least_period
 
-NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding")
+NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding", "inside", "memory")
 """Options that have an effect with --link only."""
 HERE = "here"
 """Value of --coding that measures."""
@@ -44,6 +45,7 @@ class Links:
         compute_s, flops_per_s: one of them is given.
         slow: by rank: how many times longer its arithmetic takes.
         memory_bytes_per_s: of a rank, which bounds how fast it codes; None: this processor's coding is measured.
+        device_bytes: memory of a rank's device; None: not given.
     """
 
     link: HostLinks
@@ -52,6 +54,7 @@ class Links:
     slow: Mapping[int, float]
     ranks_per_host: int
     memory_bytes_per_s: float | None = MEMORY_BYTES_PER_S
+    device_bytes: int | None = None
 
     def step_s(self, plan: Plan) -> float:
         """Seconds of arithmetic of a step on a rank of the stage that computes most."""
@@ -113,6 +116,8 @@ def links_of(arguments: Namespace) -> Links | None:
         link = host_links_of(arguments.link)
     except UserError as error:
         problems += [f"--link: {problem}" for problem in error.problems]
+    if arguments.inside is not None and (inside := _link(arguments.inside, 0.0, "--inside: ", problems)) is not None:
+        link = replace(link, inside=inside)
     try:
         slow = {} if arguments.slow is None else slow_of(arguments.slow)
     except ValueError as error:
@@ -123,7 +128,9 @@ def links_of(arguments: Namespace) -> Links | None:
         problems.append(f"--coding: {error}")
     if problems:
         raise UserError(*problems)
-    return Links(link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1, memory)
+    return Links(
+        link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1, memory, arguments.memory
+    )
 
 
 def host_links_of(text: str) -> HostLinks:
@@ -190,13 +197,33 @@ def slow_of(text: str) -> dict[int, float]:
 
 
 def refuse_absent(links: Links, plan: Plan) -> None:
-    """Refuse hosts and ranks that the plan does not have."""
+    """Refuse hosts and ranks that the plan does not have, and a plan that does not fit in the memory that is given."""
     host, rank = links.hosts(plan) - 1, plan.mesh.world_size - 1
     each = f" of {counted(links.ranks_per_host, 'rank')}"
     problems = [f"--link: host {one}: the plan has hosts 0 to {host}{each}" for one in links.link.own if one > host]
     problems += [f"--slow: rank {one}: the plan has ranks 0 to {rank}" for one in links.slow if one > rank]
+    needed = state_bytes(plan).device_bytes
+    if links.device_bytes is not None and needed > links.device_bytes:
+        problems.append(
+            f"--memory {of_bytes(links.device_bytes)}: the weights, gradients and optimizer state of a rank take "
+            f"{of_bytes(needed)} on its device, without activations. So the run cannot be, and has no time. Give more "
+            "ranks of dp_shard, tp or pp, or parallel.offload"
+        )
     if problems:
         raise UserError(*problems)
+
+
+def free_rows(plan: Plan, links: Links) -> Iterator[tuple[str, list[str]]]:
+    """What has no link and so no time, before all other rows."""
+    if links.link.inside is not None:
+        return
+    free = []
+    if min(links.ranks_per_host, plan.world_size) > 1:
+        free.append("what ranks of one host send each other")
+    if any(record.collective is Collective.COPY for record in plan.traffic):
+        free.append("copies between device and host")
+    if free:
+        yield "not in the time", [f"{' and '.join(free)}: give its rate by --inside, such as --inside 50GB/s,5us"]
 
 
 def link_rows(plan: Plan, links: Links, found: Walk, coding: Coding, apart: Apart) -> Iterator[tuple[str, list[str]]]:
@@ -208,7 +235,8 @@ def link_rows(plan: Plan, links: Links, found: Walk, coding: Coding, apart: Apar
     mesh, each = plan.mesh, counted(min(links.ranks_per_host, plan.world_size), "rank")
     hosts = f"{counted(links.hosts(plan), 'host')} of {each}"
     own = [f"host {host}: {_size(link)}" for host, link in sorted(links.link.own.items())]
-    yield "simulated", [f"{_size(links.link.common)} between {hosts}; no link is measured", *own]
+    inside = [f"inside a host: {_size(links.link.inside)}"] if links.link.inside else []
+    yield "simulated", [f"{_size(links.link.common)} between {hosts}; no link is measured", *inside, *own]
     slow = ", ".join(f"rank {rank}: {factor:g} times as long" for rank, factor in sorted(links.slow.items()))
     most = " on the stage that computes most" if mesh.pp > 1 else ""
     yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
@@ -267,7 +295,7 @@ def _period(links: Links, coding: Coding, apart: Apart) -> str:
             least = least_period(plan, *given, coding=coding, of_period=of_period)
     except UserError as error:
         return f"another {key} is refused here: {error.problems[0]}"
-    share = f"{of_share(KEEP)} of a replica's own speed"
+    share = f"{of_share(KEEP)} of the speed without a network"
     if least is None:
         return f"no {key} up to {MOST_PERIOD:,} keeps {share}"
     wire = f' with wire = "{layout.wire}"' if layout.wire != "none" else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.writing import remove_folder
 from codescent.config.decided import with_samples
 from codescent.config.load import load
 from codescent.config.sections import Config, Parallel
@@ -266,7 +266,7 @@ class Prover:
             if failure := train_run(self.config, [*words, *(["--resume"] if number > 1 else [])]).why:
                 return failure
         rows = [dict(row) for row in RunFolder.open(folder).read_metrics()]
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder, ignore_errors=True)
         return rows
 
 

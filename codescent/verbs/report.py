@@ -128,7 +128,7 @@ def write_figures(found: Report, folder: Path, suffix: str, out: Path | None) ->
     if taken:
         raise UserError(*(f"{path}: is there already, and `codescent report` has not drawn it" for path in taken))
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)  # a link is the user's own word
         for picture in pictures:
             metadata = {"Software": MARK} if suffix == "png" else {"Title": MARK}
             replace_file(files[picture.name], picture_bytes(picture.draw(), f".{suffix}", metadata))

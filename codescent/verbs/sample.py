@@ -19,7 +19,7 @@ from codescent.build import saved_plan
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
 from codescent.record import RunFolder
-from codescent.tasks.conversations.conversations import HALF, half_a_character
+from codescent.tasks.conversations.messages import HALF, half_a_character
 from codescent.tasks.task import Prompts
 from codescent.verbs.trained import Trained, dataset_of, device_of, find, module_of
 

@@ -21,17 +21,18 @@ from codescent.base.visible import visible
 from codescent.results import Ended, stopped_by_signals
 from codescent.study.accept import prepare, refusals
 from codescent.study.collect import collect
-from codescent.study.evaluate import check_baseline, evaluated
-from codescent.study.file import StudyFile, read_study
-from codescent.study.folder import DEFINITION, Definition, StudyFolder
+from codescent.study.evaluate import Taken, check_baseline, evaluated
+from codescent.study.file import StudyFile, config_named, read_study
+from codescent.study.folder import DEFINITION, Attempt, Definition, StudyFolder
 from codescent.study.listing import commands
-from codescent.study.opened import evaluate_folder
-from codescent.study.points import specs_of
+from codescent.study.opened import StudyRuns, evaluate_folder
+from codescent.study.points import axes_of, specs_of
 from codescent.study.repeat import repeat_of
 from codescent.study.result import PointState
 from codescent.study.runner import Progress, Turn, run_turns, turns_of
 from codescent.study.shipped import find
-from codescent.study.table import STUDY_CSV, read_table, rows_of, write_table
+from codescent.study.table import STUDY_CSV, lacking, read_table, rows_of, write_table
+from codescent.verbs.study_scripts import write_scripts
 from codescent.verbs.study_tables import show
 
 FOLDER = "study-runs"
@@ -44,6 +45,10 @@ MANY = 100
 def main(arguments: Namespace) -> int:
     """Run a study, or do with it what one option says. Returns 1 if a point has failed, else 0."""
     baseline = _baseline(arguments.baseline)
+    if not arguments.list and (only := [name for name in ("to", "site") if getattr(arguments, name) is not None]):
+        raise UserError(f"--{only[0]}: is for scripts; add --list")
+    if arguments.site is not None and arguments.to is None:
+        raise UserError("--site: is for scripts; add --to TARGET")
     if (arguments.file / DEFINITION).is_file():
         return _shown(arguments, StudyFolder.open(arguments.file), baseline)
     file = find(arguments.file)
@@ -52,6 +57,7 @@ def main(arguments: Namespace) -> int:
         keys = study.study
         taken = read_table(arguments.table, keys.kind, study.axis_names)
         found = evaluated(keys.name, keys.kind, baseline or keys.baseline, taken)
+        found = replace(found, paragraphs=[*found.paragraphs, *lacking(axes_of(study), taken, arguments.table)])
         show(found, arguments.table.name)
         return 0
     specs = specs_of(study)
@@ -62,7 +68,10 @@ def main(arguments: Namespace) -> int:
         check_baseline(replace(definition, baseline=given))
     folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
     if arguments.list:
-        _list(folder)
+        if arguments.to is None:
+            _list(folder)
+        else:
+            write_scripts(arguments, folder)
         return 0
     with folder.hold():
         if arguments.collect:
@@ -83,9 +92,10 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
     console = Console(highlight=False)
-    total, done = len(progress.turns), 0
+    total, done, runs = len(progress.turns), 0, StudyRuns(folder)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
-    say([f"study   {definition.name}: {to_do}", f"folder  {folder.path}"])
+    config = config_named(definition.config)
+    say([f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"])
     try:
         with stopped_by_signals(), console.status("") if console.is_terminal else nullcontext() as status:
             for index, turn, ended in run_turns(folder, progress):
@@ -93,9 +103,12 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
                     status.update(escape(f"{index + 1} of {total}: {turn.spec.name}, repeat {turn.number}"))
                 elif ended is not None:
                     done += 1
+                    runs.again(turn.spec)
+                    _write(folder, runs.points())  # after each run: an interrupted study has a table, too
                     console.print(visible(_line(folder, progress, index, turn, ended)), markup=False, soft_wrap=True)
                     console.file.flush()
     except (KeyboardInterrupt, SystemExit):
+        _write(folder, runs.points())
         warn(f"stopped after {done} of {counted(total, 'run')}; the same command goes on, and repeats the last run")
         raise
     return folder
@@ -121,6 +134,7 @@ def _about(progress: Progress, done: int) -> str:
 
 def _list(folder: StudyFolder) -> None:
     """Print the command of every repeat that is to do."""
+    say([f"# config: {config_named(folder.definition.config)}"])
     nodes = False
     for spec, line, why in commands(folder):
         say([f"# {spec.name}{f': {why}' if why else ''}", *([line] if line else [])])
@@ -141,15 +155,20 @@ def _shown(arguments: Namespace, folder: StudyFolder, baseline: Mapping[str, Any
 def _finish(folder: StudyFolder, baseline: Mapping[str, Any]) -> int:
     """Write study.csv and print what the study says."""
     study, points = evaluate_folder(folder, baseline or None)
-    rows = []
-    for taken, attempts in points:
-        others = [(one.number, one.state, one.why) for one in attempts if one.state is not PointState.DONE]
-        rows += list(rows_of(taken, others))
-    file = folder.path / STUDY_CSV
-    write_table(file, folder.definition.axes, rows)
-    show(study, str(file))
+    show(study, str(_write(folder, points)))
     failed = (PointState.FAILED, PointState.OUT_OF_MEMORY)
     return int(any(attempt.state in failed for _, attempts in points for attempt in attempts))
+
+
+def _write(folder: StudyFolder, points: Sequence[tuple[Taken, Sequence[Attempt]]]) -> Path:
+    """Write study.csv: a row for each repeat."""
+    rows: list[dict[str, Any]] = []
+    for taken, attempts in points:
+        others = [(one.number, one.state, one.why) for one in attempts if one.state is not PointState.DONE]
+        rows += rows_of(taken, others)
+    file = folder.path / STUDY_CSV
+    write_table(file, folder.definition.axes, rows)
+    return file
 
 
 def _baseline(words: Sequence[str]) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from codescent.base.amounts import of_seconds, of_share
+from codescent.base.amounts import of_measured, of_measured_share, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.visible import visible
 from codescent.results import Interval
 from codescent.study.points import axes_named
 from codescent.study.result import Kind, Point, PointState, Study
-from codescent.study.words import KIND_WORDS, short_name, states_said
+from codescent.study.words import KIND_WORDS, folded, short_name, states_said, times
 
 ENOUGH = 5
 """Repeats from which the interval of a median can be one of 95 %: even smallest to largest of four miss it in 12 %."""
@@ -30,6 +30,8 @@ def show(study: Study, source: str) -> None:
     """Print what a study says. `source`: the file with all its numbers."""
     console = Console(highlight=False)
     _line(console, f"{study.name}: {KIND_WORDS[study.kind]}; {states_said(study)}")
+    if study.config:
+        _line(console, f"config: {study.config}")
     if study.machine:
         _line(console, f"on {_machine(study)}")
     repeats = sorted({point.repeats for point in _points(study) if point.repeats})
@@ -55,7 +57,7 @@ def show(study: Study, source: str) -> None:
 def _tables(study: Study) -> list[tuple[str, list[Column]]]:
     """Several small tables: each fits on a terminal of 80 columns. A table of which nothing is known is left out."""
     grows = study.kind is not Kind.GRID
-    share = [("serial", lambda point: _share(point.serial_share))] if grows else []
+    share = [("serial", lambda point: _efficiency(point.serial_share))] if grows else []
     efficient: list[Column] = [("efficiency", lambda point: _efficiency(point.efficiency.total))] if grows else []
     alone: list[Column] = [("efficiency", lambda point: _efficiency(point.efficiency.compute))] if grows else []
     points = _points(study)
@@ -77,8 +79,8 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
                 "rate of all",
                 [
                     ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
-                    ("MFU", lambda point: _share(point.mfu.value if point.mfu else None)),
-                    ("tokens/s", lambda point: f"{point.tokens_per_s.value:,.0f}" if point.tokens_per_s else ""),
+                    ("MFU", lambda point: _efficiency(point.mfu)),
+                    ("tokens/s", lambda point: _rate(point.tokens_per_s)),
                     ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
                     ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
                 ],
@@ -144,8 +146,8 @@ def _remarks(console: Console, study: Study) -> None:
     marked = [point for point in points if point.marks]
     if marked:
         console.print()
-    for point in marked:
-        _line(console, f"* {point.name}: {'; '.join(point.marks)}")
+    for one in folded([(point.name, mark) for point in marked for mark in point.marks]):
+        _line(console, f"* {one.about}: {one.mark}")
     reasons: dict[str, list[str]] = {}
     for point in points:
         if point.state is not PointState.DONE and point.why:
@@ -186,7 +188,7 @@ def _ends(found: Interval | None) -> str:
 
 
 def _times(found: Interval | None) -> str:
-    return f"{found.value:.2f}" if found else ""
+    return times(found) if found else ""
 
 
 def _share(value: float | None) -> str:
@@ -194,11 +196,15 @@ def _share(value: float | None) -> str:
 
 
 def _efficiency(found: Interval | None) -> str:
-    return _share(found.value if found else None)
+    return of_measured_share(found.value, found.half) if found else ""
+
+
+def _rate(found: Interval | None) -> str:
+    return of_measured(found.value, found.half) if found else ""
 
 
 def _giga(found: Interval | None) -> str:
-    return "" if found is None else f"{found.value / 1e9:,.4g}"
+    return "" if found is None else of_measured(found.value / 1e9, found.half / 1e9)
 
 
 def _part(names: Sequence[str]) -> Callable[[Point], str]:

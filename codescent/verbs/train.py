@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tomllib
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,20 +16,24 @@ from pathlib import Path
 from codescent.base import cause
 from codescent.base.command import command, resume_command
 from codescent.base.cores import refuse_more_ranks
-from codescent.base.early import StopAsked, hand_on, listen, may_end, raise_if_signalled
+from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
 from codescent.base.errors import UserError
+from codescent.base.loopback import refuse_without_loopback
 from codescent.base.output import new_failures, say, warn
 from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
-from codescent.base.stopping import LATER, SAVING, reported, stop_at
+from codescent.base.stopping import LATER, SAVING, reported
+from codescent.base.time_limit import forget_others, stop_at
 from codescent.build import saved_plan, task_request
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.effects import is_default
 from codescent.config.sections import Config
+from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.launch.roles import Roles
+from codescent.launch.watch import Stopped
 from codescent.models import GENERATING
 from codescent.plan import Plan
 from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
@@ -51,9 +54,10 @@ def main(arguments: Namespace) -> int:
     if arguments.find_learning_rate and arguments.resume is not False:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     end_with_command()
+    ignored = forget_others(os.environ)
     _listen()
     try:
-        return _main(arguments)
+        return _main(arguments, ignored)
     except StopAsked as asked:
         return _stopped_early(asked)
 
@@ -78,11 +82,14 @@ def _stopped_early(asked: StopAsked) -> int:
     return reported(LATER, os.environ, writes=not rank.local_rank)
 
 
-def _main(arguments: Namespace) -> int:
+def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
     """See `main`. Raises StopAsked, too."""
     if (rank := read(os.environ)) is not None:
         cause.is_rank(rank)
+    if rank is None or not rank.rank:
+        warn(*(f"codescent: {sentence}" for sentence in ignored))
     loaded = config_of(arguments)
+    may_be_ended()
     config = loaded.config
     _check_local_rank(arguments.local_rank, rank)
     resume = is_begun(config) if arguments.resume is None else arguments.resume
@@ -168,6 +175,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
     ranks = config.parallel.ranks
     refuse_more_ranks(f"parallel.ranks = {ranks}", ranks)
+    refuse_without_loopback()  # before the data is prepared
     finds = arguments.find_learning_rate
     if not finds:
         introduce(config, resume=resume)
@@ -178,7 +186,9 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
-    start = partial(run_ranks, [*command, *flags, "--ranks", str(ranks)], ranks, env, blocked=SAVING, reports=True)
+    stopped = Stopped(config.parallel.stopped_s, config.parallel.timeout_s)
+    words = [*command, *flags, "--ranks", str(ranks)]
+    start = partial(run_ranks, words, ranks, env, blocked=SAVING, reports=True, stopped=stopped)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
     code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, config))
@@ -200,7 +210,7 @@ def _of_memory(config: Config, rank: int) -> list[str]:
     if not (path / MEMORY_CSV).is_file():
         return []
     folder = RunFolder.open(path)
-    config = Config.model_validate(tomllib.loads(folder.config_text))  # with all that the data has decided
+    config = Config.model_validate(loads(folder.config_text))  # with all that the data has decided
     plan, row = saved_plan(folder), folder.last_memory().get(rank)
     if row is None:
         return []

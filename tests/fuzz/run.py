@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from fuzz.damage import damage
+from fuzz.strangers import make_outside, plant, spared
 from fuzz.subjects import SUBJECTS, Subject
 
 from codescent.verbs import cli
@@ -134,10 +135,14 @@ def case(name: str, base: Path, folder: Path, seed: str, expected: dict[int, End
         if expected[number].code != 0:
             raise RuntimeError(f"{name}: {words} fails without a damage: {expected[number].said}")
     shutil.copytree(base, folder, symlinks=True)
-    file = rng.choice(sorted(path for pattern in subject.files for path in folder.glob(pattern) if path.is_file()))
-    how = damage(file, rng)
+    if subject.planted:
+        make_outside(folder)
+        before, how = spared(folder), plant(folder, subject.files, rng)
+    else:
+        file = rng.choice(sorted(path for pattern in subject.files for path in folder.glob(pattern) if path.is_file()))
+        before, how = [], damage(file, rng)
     end = call(folder, words)
-    fault = end.fault
+    fault = end.fault or ("another file was changed" if subject.planted and spared(folder) != before else "")
     if not fault and end.code == 0 and subject.checked and end.result != expected[number].result:
         fault = "another result in silence"
     story = f"{fault}\n  {how}\n  codescent {' '.join(words)}\n" + "".join(

@@ -16,6 +16,8 @@ from questions import vocabulary
 from reported import make_run
 from runs import make_project
 
+from codescent.data.text.request import make_request
+
 ONE = ("train.num_steps=1", "train.eval_every=0", "run.name=one")
 HALVES = ("parallel.tp=2",)
 TINY = ("model.num_layers=1", "model.hidden_dim=8")
@@ -38,6 +40,8 @@ class Subject:
         checked: the files are verified: after a damage a command says the same as before, or refuses. Other files are
             the user's own words, and another result is right.
         finish: completes the project after these commands.
+        planted: the files are not damaged, but links, pipes and devices take their place (strangers.py), also of names
+            that are not there yet.
     """
 
     make: Callable[[Path], object]
@@ -46,6 +50,7 @@ class Subject:
     before: Sequence[Sequence[str]] = field(default_factory=tuple)
     finish: Callable[[Path], object] = bool
     checked: bool = False
+    planted: bool = False
 
 
 def _lines(folder: Path) -> None:
@@ -96,6 +101,25 @@ def _own(folder: Path) -> None:
     shutil.rmtree(folder / "runs")
 
 
+def _all_own(folder: Path) -> None:
+    """The files of tensors that were generated become the user's own."""
+    for ending in (".h5", ".pt", ".safetensors"):
+        made = next(path for path in folder.glob(f"datasets/*/train{ending}"))
+        made.rename(folder / f"own{ending}")
+
+
+def _unfinished(folder: Path) -> None:
+    make_project(folder)
+    request = make_request(str(folder / "corpus.txt"), "byte", 0.1, "text", None)
+    request.partial_folder(folder / "datasets").mkdir(parents=True)
+
+
+UNFINISHED = (
+    *("progress.json", "scan.json", "tokenizer.json", "tokenizer.new", "description.json"),
+    *("train_000000.bin", "validation_000000.bin"),
+)
+SCRIPT = ("launch", "run.toml", "--to", "slurm", "--devices", "1", "site.time=01:00:00", "site.devices=none")
+SYNTHETIC = ("data.corpus=synthetic:40:1",)
 CHAT = (
     *("train", "run.toml", *ONE, "data.task=sft", "data.corpus=talks.jsonl", "model.seq_len=128"),
     *("data.tokenizer=tokenizer.json", "data.chat_template=chat_template.jinja", "train.global_batch_size=2"),
@@ -211,5 +235,82 @@ SUBJECTS: dict[str, Subject] = {
         ["runs/a/profile/*", "runs/a/plan.json", "runs/a/events.jsonl"],
         [["report", "--profile", "runs/a"], ["report", "runs/a", "--markdown"]],
         before=[["train", "run.toml", "run.name=a", *TWO, "train.num_steps=6", "profile.active=2", "profile.wait=2"]],
+    ),
+    "strangers: run folders": Subject(
+        make_project,
+        [
+            *("runs/a/*", "runs/a/checkpoints/*", "runs/a/checkpoints/*/*", "runs/a/.writer", "runs/a/logs"),
+            *("runs/a/profile", "runs/a/tensorboard", "runs/a/.config.toml.partial", "runs/a/memory.csv"),
+        ],
+        [
+            ["evaluate", "runs/a"],
+            ["export", "runs/a", "out"],
+            ["report", "runs/a", "--markdown"],
+            [*SHORT, "train.num_steps=4", "--resume"],
+            [*SHORT, "train.num_steps=4", "--resume"],
+        ],
+        before=[SHORT],
+        planted=True,
+    ),
+    "strangers: data": Subject(
+        make_project,
+        ["datasets/*", "datasets/*/*", "corpus.txt", "run.toml", "job.sh"],
+        [
+            ["train", "run.toml", *ONE],
+            ["data", "corpus.txt", "--folder", "datasets"],
+            [*SCRIPT, "--out", "job.sh"],
+        ],
+        before=[SHORT],
+        planted=True,
+    ),
+    "strangers: unfinished data": Subject(
+        _unfinished,
+        ["datasets/.partial-*", *(f"datasets/.partial-*/{name}" for name in UNFINISHED)],
+        [["train", "run.toml", *ONE]],
+        planted=True,
+    ),
+    "strangers: studies": Subject(
+        _study,
+        ["s/*", "s/*/*", "s/*/*/*", "runs/*/*", "s/.lock", "s/study.csv", "page.html"],
+        [
+            ["study", "s"],
+            ["study", "study.toml", "--folder", "s", "--list"],
+            ["report", "s", "--out", "page.html"],
+            COLLECTED,
+        ],
+        before=[
+            *([*OF_STUDY, f"run.name={name}", f"train.num_threads={threads}"] for name, threads in THREADS.items()),
+            COLLECTED,
+        ],
+        planted=True,
+    ),
+    "strangers: tensors and folders of weights": Subject(
+        make_project,
+        ["own.h5", "own.pt", "own.safetensors", "folder/*", "corpus.txt"],
+        [
+            *(
+                ["train", "run.toml", *ONE, *TENSORS, f"data.corpus=own{ending}"]
+                for ending in (".h5", ".pt", ".safetensors")
+            ),
+            IMPORT,
+        ],
+        before=[
+            *(
+                [
+                    "train",
+                    "run.toml",
+                    *ONE,
+                    *TENSORS,
+                    "data.corpus=synthetic:40:1",
+                    f"data.format={kind}",
+                    f"run.name={kind}",
+                ]
+                for kind in ("hdf5", "pt", "safetensors")
+            ),
+            [*SHORT, "run.name=a"],
+            FOLDER,
+        ],
+        finish=_all_own,
+        planted=True,
     ),
 }

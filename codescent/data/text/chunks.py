@@ -26,15 +26,24 @@ class Chunk:
     Attributes:
         split: "train" or "validation".
         segments: texts, each with a flag: a document ends with this text.
-        characters, documents: number of characters and documents; a document counts in the chunk where it ends.
+        characters, num_bytes, documents: number of characters, of their bytes in UTF-8, and of documents; a document
+            counts in the chunk where it ends.
         forced_cuts: number of texts cut where ids may differ from those of the uncut text.
+        begins: whether a document begins with the first text.
     """
 
     split: str
     segments: list[tuple[str, bool]] = field(default_factory=list)
     characters: int = 0
+    num_bytes: int = 0
     documents: int = 0
     forced_cuts: int = 0
+    begins: bool = True
+
+
+def utf8_bytes(text: str) -> int:
+    """Number of bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
 
 
 def split_point(characters: int, validation_fraction: float) -> int:
@@ -61,13 +70,14 @@ def cut_chunks(
             text, ends_document, forced = piece
             chunk.segments.append((text, ends_document))
             chunk.characters += len(text)
+            chunk.num_bytes += utf8_bytes(text)
             chunk.documents += ends_document
             chunk.forced_cuts += forced
             left_in_split -= len(text)
             border = chunk.split == "train" and left_in_split == 0 and (ends_document or bool(cutter.pending))
             if border or chunk.characters >= CHUNK_CHARS // 2:
                 yield chunk
-                chunk = Chunk("validation" if border else chunk.split)
+                chunk = Chunk("validation" if border else chunk.split, begins=ends_document)
             if ends_document:
                 break
     if chunk.segments:

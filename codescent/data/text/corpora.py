@@ -17,7 +17,8 @@ from pathlib import Path
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.data.text import download
-from codescent.data.text.sources import may_be_json_lines
+from codescent.data.text.forms import TEXT
+from codescent.data.text.sources import JSONL_SUFFIXES, TAR_SUFFIXES, looked_at, may_be_json_lines
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
 # Folders of the standard library that are left out: tests, installed packages, tables and help texts.
@@ -37,12 +38,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus in reading order; `stamp` (one stat per file, or a sha256) changes when a file does."""
+    """The files of a corpus in reading order; `stamp` (one stat per file, or a sha256) changes when a file does.
+    `as_text`: its files are known to be plain text, whatever they look like."""
 
     name: str
     sources: tuple[Source, ...]
     stamp: str
     is_single_file: bool
+    as_text: bool = False
 
 
 def identity(corpus: str) -> str:
@@ -62,10 +65,27 @@ def is_present(corpus: str) -> bool:
 
 
 def may_have_json_lines(corpus: str) -> bool:
-    """Whether a file of the corpus may have JSON lines. The files are not opened."""
+    """Whether a file of the corpus may have JSON lines, by its name or its first bytes."""
     if corpus in NAMES:
         return corpus == "openwebtext"
     return any(may_be_json_lines(path) for path in _matches(corpus))
+
+
+def pattern_files(corpus: str) -> int | None:
+    """The number of files of a corpus that is read as a pattern (glob); None: it is a name, a file or a folder."""
+    if corpus in NAMES or not glob.has_magic(corpus) or expanded(corpus).exists():
+        return None
+    return len(_matches(corpus))
+
+
+def is_as_named(corpus: str) -> bool:
+    """Whether every file of a corpus has the form that its name says. Earlier versions looked at names alone."""
+    return corpus in NAMES[:2] or not any(map(_is_misnamed, _matches(corpus)))
+
+
+def _is_misnamed(path: Path) -> bool:
+    names = {suffix.lower() for suffix in path.suffixes}
+    return names.isdisjoint((*JSONL_SUFFIXES, *TAR_SUFFIXES)) and looked_at(path) != TEXT
 
 
 def own_files(corpus: str) -> list[Path]:
@@ -86,7 +106,7 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
         return _python_stdlib()
     if corpus == "shakespeare":
         path = download.obtain(download.SHAKESPEARE, advance)
-        return Corpus(corpus, (Source(path.name, path),), download.SHAKESPEARE.sha256, True)
+        return Corpus(corpus, (Source(path.name, path),), download.SHAKESPEARE.sha256, True, as_text=True)
     if corpus == "openwebtext":
         return _openwebtext(advance)
     return _files(corpus)
@@ -101,7 +121,7 @@ def _python_stdlib() -> Corpus:
         raise UserError(f"python-stdlib: this Python has no sources in {root}: name a text file or folder instead")
     # Sizes without mtimes: the same Python on another machine has the same corpus with other mtimes.
     facts = (f"{source.name} {source.path.stat().st_size}" for source in sources)
-    return Corpus("python-stdlib", sources, _digest([platform.python_version(), *sorted(facts)]), False)
+    return Corpus("python-stdlib", sources, _digest([platform.python_version(), *sorted(facts)]), False, True)
 
 
 def _openwebtext(advance: Callable[[int], None]) -> Corpus:
@@ -144,7 +164,11 @@ def _of_glob(path: Path) -> Iterator[Path]:
 
     "**" does not enter links to folders (Path.glob; glob.glob would), because they may form circles.
     """
-    first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
+    first = next(
+        number
+        for number, part in enumerate(path.parts)
+        if glob.has_magic(part) and not Path(*path.parts[: number + 1]).exists()  # a folder may be named [1]
+    )
     root, pattern = Path(*path.parts[:first]), Path(*path.parts[first:])
     if pattern.name == "**":  # which alone gives folders
         pattern /= "*"
@@ -159,7 +183,9 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
     if path.is_dir():
         return UserError(f"{corpus}: this folder holds no file (hidden ones are left out)")
     if glob.has_magic(corpus):
-        return UserError(f"{corpus}: no file matches this glob")
+        return UserError(
+            f"{corpus}: no such file or folder, and no file matches it as a pattern (glob), as its name has * ? or ["
+        )
     if path.is_symlink():
         return UserError(f"{corpus}: a symbolic link that leads nowhere")
     siblings = [str(path.parent / child.name) for child in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -207,7 +233,8 @@ def _digest(lines: Iterable[str]) -> str:
 
 def _slug(corpus: str) -> str:
     """A short name for the dataset's folder: the last part of the path that is not a glob."""
-    parts = [part for part in expanded(corpus).absolute().parts if not glob.has_magic(part)]
+    path = expanded(corpus).absolute()
+    parts = [part for part in path.parts if path.exists() or not glob.has_magic(part)]
     stem = parts[-1].split(".")[0] if parts else ""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in stem).strip("-")
     return plain[:40] or "text"

@@ -19,12 +19,13 @@ from codescent.base.counted import counted
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.reading import read_text
 from codescent.base.sealed import digest
 from codescent.data import prepared
 from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Fields
 from codescent.data.text import corpora, download
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
-from codescent.data.text.request import FORMAT, Request, make_request
+from codescent.data.text.request import FORMAT, READ_FORMATS, Request, make_request
 from codescent.data.text.split import Split, TextSource
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
@@ -46,6 +47,7 @@ class _Corpus(Fields):
 
 class _Split(Fields):
     characters: Count
+    bytes: Count | None = None  # format 2 had none
     shards: list[_Shard]
 
 
@@ -66,7 +68,7 @@ class _Description(Fields):
     @field_validator("format", mode="before")
     @classmethod
     def _check_format(cls, value: object) -> object:
-        if value != FORMAT:
+        if value not in READ_FORMATS:
             raise ValueError(f"{value!r}, expected {FORMAT!r}")
         return value
 
@@ -111,6 +113,9 @@ class Dataset:
             lines.append(f"{split.name}: {said}{split.num_tokens:,} tokens in {shards}")
         if empty := corpus.get("empty_files"):
             lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
+        if lines_of := corpus.get("json_lines"):
+            more = ", …" * (len(lines_of) > 3)
+            lines.append(f"read as JSON lines by their content: {', '.join(lines_of[:3])}{more}")
         if forced := self.description.get("forced_cuts"):
             lines.append(f"{forced} cuts were forced where the text has no white space: see docs/data.md, Cutting")
         return lines
@@ -119,7 +124,7 @@ class Dataset:
     def tokenizer_text(self) -> str | None:
         """The text of the tokenizer's file; None: foreign shards without one."""
         path = self.path / TOKENIZER
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        return read_text(path) if path.exists() else None
 
     def verify(self) -> None:
         """Read all shards again. Raises UserError: tokens outside the vocabulary, shards whose sha256 has changed."""
@@ -186,6 +191,7 @@ def locate(
     validation_fraction: float = 0.1,
     text_key: str = "text",
     train_bpe: int | None = None,
+    as_text: bool = False,
 ) -> Path | None:
     """Find the dataset that was prepared with these arguments (see `make_request`); None: there is none.
 
@@ -195,7 +201,9 @@ def locate(
     """
     if shards := token_shards(corpus):
         return shards
-    return locate_request(make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe), root)
+    return locate_request(
+        make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe, as_text=as_text), root
+    )
 
 
 def locate_request(request: Request, root: Path) -> Path | None:
@@ -203,17 +211,25 @@ def locate_request(request: Request, root: Path) -> Path | None:
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
         description = prepared.unchecked_description(file.parent)  # {} if damaged: preparing it reports that
-        if (description.get("format"), description.get("request")) == (FORMAT, request.key):
+        if description.get("format") in READ_FORMATS and description.get("request") == request.key:
             found.append((file.stat().st_mtime_ns, file.parent, description))
     if found and corpora.is_present(request.corpus):
         known = request.corpus == "shakespeare"  # its sha256 is fixed: the file is not read
         stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
         found = [entry for entry in found if entry[2].get("stamp") == stamp]
+        looked = [entry for entry in found if not _by_name(entry[2])]
+        if looked != found and not request.as_text and not corpora.is_as_named(request.corpus):
+            found = looked
     if not found:
         return None
     _, folder, _ = max(found, key=lambda entry: entry[:2])
     check_shards(folder, read_description(folder))
     return folder
+
+
+def _by_name(description: dict[str, Any]) -> bool:
+    """Whether an earlier version prepared these tokens, which knew files by their names alone."""
+    return "json_lines" not in description.get("corpus", {})
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from codescent.base import writing
 from codescent.base.cache import cache_folder
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
@@ -118,7 +119,7 @@ def _check(path: Path, published: Published, what: str) -> None:
 
 def _download(published: Published, target: Path, advance: Callable[[int], None]) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        writing.make_parents(target.parent)
         handle, name = tempfile.mkstemp(prefix=".download-", dir=target.parent)
     except OSError as error:
         raise UserError(
@@ -134,7 +135,7 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
                     break
         _check(part, published, published.url)
         part.chmod(0o644)
-        part.replace(target)
+        writing.replace(part, target)
     except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
         raise UserError(
@@ -142,4 +143,4 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
             f"file (sha256 {published.sha256}) at $CODESCENT_DATA_DIR/{published.name} or {target}"
         ) from error
     finally:
-        part.unlink(missing_ok=True)
+        writing.remove_file(part, missing_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
+from codescent.base.reading import open_regular
 
 HEADER_BYTES = 256 * 4
 # llm.c dev/data/data_common.py: magic -> version, token type, vocabulary
@@ -118,7 +119,7 @@ def _foreign(folder: Path, chosen: list[Path], held_out: list[Path]) -> Foreign:
 
 def _read_head(path: Path) -> ShardFile:
     size_bytes = path.stat().st_size
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         head = np.frombuffer(stream.read(HEADER_BYTES), "<u1")
     magic, version, num_tokens = head.view("<i4")[:3].tolist() if len(head) == HEADER_BYTES else (0, 0, 0)
     if magic not in HEADERS:

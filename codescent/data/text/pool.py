@@ -32,7 +32,7 @@ Encoded = tuple[Chunk, npt.NDArray[Any]]
 def encode_in_process(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
     """Encode in this process."""
     for chunk in chunks:
-        yield chunk, encode_segments(tokenizer, chunk.segments, separate)
+        yield chunk, encode_segments(tokenizer, chunk.segments, separate, chunk.begins)
 
 
 class WorkerPool:
@@ -103,7 +103,7 @@ class WorkerPool:
         try:
             texts = [text.encode() for text, _ in chunk.segments]
             ends = [ends_document for _, ends_document in chunk.segments]
-            _send(connection, {"bytes": list(map(len, texts)), "ends": ends}, b"".join(texts))
+            _send(connection, {"bytes": list(map(len, texts)), "ends": ends, "begins": chunk.begins}, b"".join(texts))
             answer, tokens = _receive(connection)
         except (EOFError, OSError) as error:
             raise UserError(_why_it_ended(process)) from error
@@ -141,7 +141,8 @@ def _answer(tokenizer: Tokenizer, header: dict[str, Any], data: bytes, separate:
     stops = list(accumulate(header["bytes"], initial=0))
     texts = (data[begin:stop].decode() for begin, stop in pairwise(stops))
     try:
-        tokens = encode_segments(tokenizer, zip(texts, header["ends"], strict=True), separate)
+        segments = zip(texts, header["ends"], strict=True)
+        tokens = encode_segments(tokenizer, segments, separate, header["begins"])
         return {"dtype": tokens.dtype.str}, tokens.tobytes()
     except UserError as error:
         return {"refused": error.problems}, b""

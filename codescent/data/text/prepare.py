@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from codescent.base import writing
 from codescent.base.cores import available_cores, most_processes
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
@@ -28,9 +29,9 @@ from codescent.data.text.pool import Encoded, WorkerPool, encode_in_process
 from codescent.data.text.request import ALL_TRAIN, ALL_VALIDATION, FORMAT, Request, make_request, tokenizer_of
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
-from codescent.data.text.sources import Block, read_blocks
+from codescent.data.text.sources import AS_TEXT, Block, Reading, read_blocks
 from codescent.data.tokenizers import bpe
-from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, token_dtype
+from codescent.data.tokenizers.tokenizer import NO_END, CharTokenizer, Tokenizer, document_end, load, token_dtype
 
 SCAN = "scan.json"
 """File in the hidden folder: the result of the first pass, and later the sha256 of the tokenizer's file."""
@@ -47,6 +48,7 @@ def prepare(
     validation_fraction: float = 0.1,
     text_key: str = "text",
     train_bpe: int | None = None,
+    as_text: bool = False,
     num_workers: int | None = None,
     progress: bool = False,
 ) -> Path:
@@ -55,7 +57,7 @@ def prepare(
     Args:
         corpus: a name (corpora.NAMES), or the path of a text file, folder, glob or JSONL. A path of token shards is
             returned unchanged.
-        tokenizer, validation_fraction, text_key, train_bpe: see `make_request`.
+        tokenizer, validation_fraction, text_key, train_bpe, as_text: see `make_request`.
         root: the folder of datasets; created if it does not exist.
         num_workers: processes that tokenise; the shards do not depend on it. None: one per core, for small work one.
             1: this process tokenises.
@@ -67,7 +69,7 @@ def prepare(
     """
     if shards := token_shards(corpus):
         return shards
-    request = make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe)
+    request = make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe, as_text=as_text)
     if num_workers is not None and num_workers < 1:
         raise UserError(f"workers: {num_workers} is not a number of processes: 1 or more")
     if num_workers is not None and num_workers > (most := most_processes()):
@@ -75,17 +77,19 @@ def prepare(
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)
-    with claimed(partial):
-        return locate_request(request, root) or _Preparation(request, root, partial, num_workers, progress).run()
+    with claimed(partial) as handle:
+        found = locate_request(request, root)
+        return found or _Preparation(request, root, partial, handle, num_workers, progress).run()
 
 
 @dataclass
 class _Preparation:
-    """Builds one dataset in its hidden folder, which this process has locked."""
+    """Builds one dataset in its hidden folder, which this process has locked: its open descriptor is `handle`."""
 
     request: Request
     root: Path
     partial: Path
+    handle: int
     num_workers: int | None
     progress: bool
 
@@ -95,13 +99,16 @@ class _Preparation:
         needs_corpus = self.request.kind in ("char", "bpe")
         given = None if needs_corpus else tokenizer_of(self.request.tokenizer)  # fails before the long work
         counted = self._scanned(corpus)
-        target = self.request.folder(self.root, corpus.name, counted.sha256)
+        target = self.request.folder(self.root, corpus.name, counted.sha256, counted.json_lines)
         if (target / DESCRIPTION).exists():  # of the same text, but of other file stamps: store the new stamp
             description = read_description(target)
             check_shards(target, description)
-            write_sealed(target / DESCRIPTION, {**description, "stamp": corpus.stamp})
+            of_corpus = {**description["corpus"], "json_lines": list(counted.json_lines)}
+            write_sealed(target / DESCRIPTION, {**description, "stamp": corpus.stamp, "corpus": of_corpus})
             return target
         tokenizer, tokenizer_sha256 = self._tokenizer(corpus, counted, given)
+        if counted.documents > 1 and not document_end(tokenizer):
+            warn(f"{self.request.corpus}: {counted.documents:,} documents follow each other without a token: {NO_END}")
         splits, forced_cuts = self._shards(corpus, counted, tokenizer, tokenizer_sha256)
         description = {
             "format": FORMAT,
@@ -115,6 +122,7 @@ class _Preparation:
                 "documents": counted.documents,
                 "sha256": counted.sha256,
                 "empty_files": list(counted.empty),
+                "json_lines": list(counted.json_lines),
             },
             "tokenizer": {
                 "kind": self.request.kind,
@@ -129,7 +137,7 @@ class _Preparation:
         write_sealed(self.partial / DESCRIPTION, description)  # the last file of a dataset
         for name in (SCAN, JOURNAL, "*.new", ".*.partial"):
             for leftover in self.partial.glob(name):
-                leftover.unlink()
+                writing.remove_file(leftover, self.root)
         commit(self.partial, target)
         return target
 
@@ -137,16 +145,21 @@ class _Preparation:
         """The result of the first pass; a saved result is used if no file has changed since."""
         path = self.partial / SCAN
         saved = read_sealed(path)
-        if saved and saved.get("stamp") == corpus.stamp:
-            return Scan(**{**saved["scan"], "empty": tuple(saved["scan"]["empty"])})
-        if path.exists() and saved is None:
+        known = saved is not None and "json_lines" in saved["scan"]  # an earlier version knew files by their names
+        if saved and known and saved.get("stamp") == corpus.stamp:
+            fields: dict[str, Any] = saved["scan"]
+            lists = {name: tuple(fields[name]) for name in ("empty", "json_lines")}
+            return Scan(**{**fields, **lists})
+        if path.exists() and not known:
             warn(f"{path}: damaged, or of an earlier version: preparing starts from the beginning")
-        for leftover in self.partial.iterdir():
-            leftover.unlink()
+        writing.empty_folder(self.handle)
         size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
         num_threads = self.num_workers or available_cores()
         with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
-            counted = scan(corpus, self.request.text_key, self.request.kind == "char", num_threads, advance)
+            counted = scan(corpus, self._reading(corpus), self.request.kind == "char", num_threads, advance)
+        if counted.json_lines:
+            more = f" and {len(counted.json_lines) - 1} more files" if len(counted.json_lines) > 1 else ""
+            warn(f"{counted.json_lines[0]}{more}: read as JSON lines, as the content is; {AS_TEXT}")
         both = self.request.validation_fraction not in (ALL_TRAIN, ALL_VALIDATION)
         if both and not 0 < self._train_characters(counted) < counted.characters:
             raise UserError(
@@ -166,9 +179,10 @@ class _Preparation:
             given = CharTokenizer(counted.alphabet, with_separator=counted.documents > 1)
         tokenizer = given or self._trained(corpus, self._train_characters(counted))
         part = path.with_suffix(".new")
+        writing.remove_file(part, self.root, missing_ok=True)
         tokenizer.save(part)
         sha256 = sha256_of(part)
-        part.replace(path)
+        writing.move(part, path, self.root)
         write_sealed(self.partial / SCAN, {**scanned, "tokenizer": sha256})
         return tokenizer, sha256
 
@@ -221,7 +235,7 @@ class _Preparation:
             writer.abandon()
         found = sum(split.characters for split in written), sum(split.documents for split in written)
         if found != (counted.characters, counted.documents):
-            (self.partial / JOURNAL).unlink(missing_ok=True)
+            writing.remove_file(self.partial / JOURNAL, self.root, missing_ok=True)
             raise UserError(f"{self.request.corpus}: changed while it was being read: run the same command again")
         return splits, writer.forced_cuts
 
@@ -230,7 +244,10 @@ class _Preparation:
 
     def _blocks(self, corpus: Corpus) -> Iterator[Block]:
         for source in corpus.sources:
-            yield from read_blocks(source.path, self.request.text_key)
+            yield from read_blocks(source.path, self._reading(corpus))
+
+    def _reading(self, corpus: Corpus) -> Reading:
+        return Reading(self.request.text_key, self.request.as_text or corpus.as_text)
 
 
 def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[int], None]) -> None:
@@ -238,6 +255,7 @@ def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[i
         split = writer.splits[chunk.split]
         split.write(tokens)
         split.characters += chunk.characters
+        split.num_bytes += chunk.num_bytes
         split.documents += chunk.documents
         writer.forced_cuts += chunk.forced_cuts
         writer.chunks_done += 1

@@ -4,19 +4,23 @@ Does not read the corpus. It names the dataset's folder from the settings and a 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data.text import corpora
-from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
+from codescent.data.tokenizers import beside, bpe, wordpiece
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
-FORMAT = "codescent tokens 2"
+FORMAT = "codescent tokens 3"
+"""The format of description.json. Format 2 had no bytes of the splits' texts."""
+READ_FORMATS = ("codescent tokens 2", FORMAT)
+TOKENS = "codescent tokens 2"
+"""How a text becomes tokens. It is in a dataset's key, so a new one prepares every text again."""
 ALL_TRAIN, ALL_VALIDATION = 0.0, 1.0
 """Validation fractions of a corpus that has a single split."""
 KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
@@ -30,6 +34,7 @@ class Request:
         kind: one of KINDS, "bpe" (trained on the corpus, with `bpe_vocab_size` ids) or "file".
         validation_fraction: share of the characters that the validation split gets.
         text_key: the key of the text in a JSON line.
+        as_text: every file is plain text, whatever it looks like.
         key: all that the dataset depends on except the corpus' text, as JSON data.
     """
 
@@ -39,20 +44,29 @@ class Request:
     bpe_vocab_size: int
     validation_fraction: float
     text_key: str
+    as_text: bool
     key: dict[str, Any]
 
     def partial_folder(self, root: Path) -> Path:
         """Hidden folder of this dataset until it is complete."""
         return root / f".partial-{digest(self.key)[:16]}"
 
-    def folder(self, root: Path, corpus_name: str, corpus_sha256: str) -> Path:
-        """Final folder of this dataset. Another text gets another folder."""
+    def folder(self, root: Path, corpus_name: str, corpus_sha256: str, json_lines: Sequence[str] = ()) -> Path:
+        """Final folder of this dataset. Another text gets another folder; so do files that are read as JSON lines by
+        their content: earlier versions read these as plain text."""
+        content = [self.key, corpus_sha256, *([list(json_lines)] if json_lines else [])]
         names = {"bpe": f"bpe{self.bpe_vocab_size}", "file": expanded(self.tokenizer).stem[:40]}
-        return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest([self.key, corpus_sha256])[:8]}"
+        return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest(content)[:8]}"
 
 
 def make_request(
-    corpus: str, tokenizer: str | None, validation_fraction: float, text_key: str, train_bpe: int | None
+    corpus: str,
+    tokenizer: str | None,
+    validation_fraction: float,
+    text_key: str,
+    train_bpe: int | None,
+    *,
+    as_text: bool = False,
 ) -> Request:
     """Check the arguments and build the request. Raises UserError: every problem of the arguments.
 
@@ -92,7 +106,9 @@ def make_request(
     elif wanted not in KINDS:
         kind = "file"
         try:
-            identity = f"file:{sha256_of(expanded(wanted))}"
+            identity = beside.identity(file_of(wanted))
+        except UserError as error:
+            problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
         except OSError as error:
             close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
             problems.append(
@@ -102,13 +118,14 @@ def make_request(
     if problems:
         raise UserError(*problems)
     key = {
-        "format": FORMAT,
+        "format": TOKENS,
         "corpus": corpora.identity(corpus),
         "tokenizer": identity,
         "validation_fraction": validation_fraction,
         "text_key": text_key,
+        **({"as_text": True} if as_text else {}),
     }
-    return Request(corpus, wanted, kind, size, validation_fraction, text_key, key)
+    return Request(corpus, wanted, kind, size, validation_fraction, text_key, as_text, key)
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -117,4 +134,10 @@ def tokenizer_of(name: str) -> Tokenizer:
         return wordpiece.bert(name)
     if name == "byte":
         return ByteTokenizer()
-    return bpe.gpt2() if name == "gpt2" else load(expanded(name))
+    return bpe.gpt2() if name == "gpt2" else beside.read(file_of(name))
+
+
+def file_of(name: str) -> str:
+    """The path of a tokenizer's file as `beside.read` takes it, from a value of data.tokenizer."""
+    bare = beside.BARE if name.startswith(beside.BARE) else ""
+    return f"{bare}{expanded(name.removeprefix(bare))}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.data.text.corpora import Corpus, Source
-from codescent.data.text.sources import read_blocks
+from codescent.data.text.sources import Reading, read_blocks
 
 MAX_PROBLEMS = 20
 NUM_CODE_POINTS = 0x110000
@@ -27,6 +27,7 @@ class Scan:
         sha256: of its single file, or of the `sha256sum` lines of its files in reading order.
         alphabet: all characters that occur, sorted; "" if not requested.
         empty: names of empty files.
+        json_lines: names of the files that are read as JSON lines although their names do not say so.
     """
 
     num_bytes: int
@@ -35,9 +36,12 @@ class Scan:
     sha256: str
     alphabet: str
     empty: tuple[str, ...]
+    json_lines: tuple[str, ...] = ()
 
 
-def scan(corpus: Corpus, text_key: str, with_alphabet: bool, num_threads: int, advance: Callable[[int], None]) -> Scan:
+def scan(
+    corpus: Corpus, reading: Reading, with_alphabet: bool, num_threads: int, advance: Callable[[int], None]
+) -> Scan:
     """Read a corpus once, several files at a time, in bounded memory; `advance` is called with the size of each piece.
 
     Raises UserError: all problems of the files (the first 20), or: the corpus has no text.
@@ -46,7 +50,7 @@ def scan(corpus: Corpus, text_key: str, with_alphabet: bool, num_threads: int, a
 
     def scan_file(source: Source) -> Scan | UserError:
         try:
-            return _scan_file(source, text_key, with_alphabet, advance, stopped)
+            return _scan_file(source, reading, with_alphabet, advance, stopped)
         except UserError as error:
             return error
 
@@ -80,11 +84,12 @@ def scan(corpus: Corpus, text_key: str, with_alphabet: bool, num_threads: int, a
         sha256=files[0].sha256 if one else hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest(),
         alphabet="".join(sorted(alphabet)),
         empty=tuple(name for file in files for name in file.empty),
+        json_lines=tuple(name for file in files for name in file.json_lines),
     )
 
 
 def _scan_file(
-    source: Source, text_key: str, with_alphabet: bool, advance: Callable[[int], None], stopped: threading.Event
+    source: Source, reading: Reading, with_alphabet: bool, advance: Callable[[int], None], stopped: threading.Event
 ) -> Scan:
     digest = hashlib.sha256()
     num_bytes = characters = documents = 0
@@ -98,10 +103,12 @@ def _scan_file(
         num_bytes += len(data)
         advance(len(data))
 
-    for text, ends_document in read_blocks(source.path, text_key, watch):
+    noticed: list[str] = []
+    for text, ends_document in read_blocks(source.path, replace(reading, noticed=noticed.append), watch):
         characters += len(text)
         documents += ends_document
         if with_alphabet:
             seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
     alphabet = "".join(map(chr, np.flatnonzero(seen).tolist()))
-    return Scan(num_bytes, characters, documents, digest.hexdigest(), alphabet, () if characters else (source.name,))
+    empty, lines = () if characters else (source.name,), (source.name,) if noticed else ()
+    return Scan(num_bytes, characters, documents, digest.hexdigest(), alphabet, empty, lines)

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codescent.base import writing
 from codescent.base.durable import sync_folder
 from codescent.base.output import warn
 from codescent.base.sealed import read_sealed, write_sealed
 from codescent.data.prepared import JOURNAL, SPLITS, hash_problems
+from codescent.data.text.request import FORMAT
 
 SHARD_TOKENS = 1 << 26
 
@@ -32,12 +34,13 @@ class SplitWriter:
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], state: dict[str, Any] | None = None) -> None:
-        state = state or {"shards": [], "characters": 0, "documents": 0, "open_tokens": 0}
+        state = state or {"shards": [], "characters": 0, "bytes": 0, "documents": 0, "open_tokens": 0}
         if problems := hash_problems(folder, {shard["file"]: shard["sha256"] for shard in state["shards"]}):
             raise Misfit(problems[0])
         self._folder, self._split, self._dtype = folder, split, dtype
         self.shards: list[dict[str, Any]] = state["shards"]
         self.characters: int = state["characters"]
+        self.num_bytes: int = state["bytes"]  # of the text, in UTF-8
         self.documents: int = state["documents"]
         self._open_tokens: int = state["open_tokens"]
         self._digest = hashlib.sha256()
@@ -53,7 +56,7 @@ class SplitWriter:
         """Append tokens, in as many shards as they need."""
         while len(tokens):
             if self._stream is None:
-                self._stream = self._path().open("wb", buffering=0)  # closing it on a full disk flushes nothing
+                self._stream = writing.open_new(self._path(), anew=True)  # closing it on a full disk flushes nothing
             part = tokens[: SHARD_TOKENS - self._open_tokens].astype(self._dtype, copy=False)
             data = part.tobytes()
             rest = memoryview(data)
@@ -84,7 +87,7 @@ class SplitWriter:
             self._stream = None
 
     def _counts(self) -> dict[str, Any]:
-        return {"characters": self.characters, "documents": self.documents}
+        return {"characters": self.characters, "bytes": self.num_bytes, "documents": self.documents}
 
     def _path(self) -> Path:
         return self._folder / f"{self._split}_{len(self.shards):06d}.bin"
@@ -93,7 +96,7 @@ class SplitWriter:
         """Reopen the unfinished shard, cut after its recorded tokens. Raises Misfit: they do not have `sha256`."""
         path, left_bytes = self._path(), self._open_tokens * self._dtype.itemsize
         try:
-            stream = path.open("r+b", buffering=0)
+            stream = writing.open_own(path, self._folder.parent)
         except FileNotFoundError as error:
             raise Misfit(f"{path}: missing") from error
         while data := stream.read(min(left_bytes, 1 << 20)):
@@ -130,7 +133,7 @@ class ShardWriter:
         except Misfit as problem:
             warn(f"{problem}: all tokens of this preparation are encoded again")
             for stale in (folder / JOURNAL, *(path for split in SPLITS for path in folder.glob(f"{split}_*.bin"))):
-                stale.unlink(missing_ok=True)
+                writing.remove_file(stale, folder.parent, missing_ok=True)
             self._start_from({})
 
     def _start_from(self, state: dict[str, Any]) -> None:
@@ -143,7 +146,7 @@ class ShardWriter:
         if not path.exists():
             return {}
         state = read_sealed(path)
-        if state is None:
+        if state is None or state.get("format") != FORMAT:
             raise Misfit(f"{path}: damaged, or of an earlier version")
         if state["tokenizer"] != self._tokenizer_sha256:
             raise Misfit(f"{path}: written with another tokenizer")
@@ -154,7 +157,7 @@ class ShardWriter:
         state = {split: writer.sync() for split, writer in self.splits.items()}
         sync_folder(self._folder)
         counts = {"chunks_done": self.chunks_done, "forced_cuts": self.forced_cuts}
-        write_sealed(self._folder / JOURNAL, {"tokenizer": self._tokenizer_sha256, **counts, **state})
+        write_sealed(self._folder / JOURNAL, {"format": FORMAT, "tokenizer": self._tokenizer_sha256, **counts, **state})
 
     def finish(self) -> dict[str, Any]:
         """Close all shards. Returns the part "splits" of the dataset's description."""

@@ -16,23 +16,24 @@ from codescent.data.text.dataset import Dataset, locate, open_dataset, open_fore
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, is_foreign, read_foreign_validation
 from codescent.data.text.prepare import prepare
 from codescent.data.text.request import ALL_VALIDATION
+from codescent.data.text.sources import Reading
 from codescent.data.text.split import Split
 
 
-def validated_on(dataset: Dataset, validation: str, root: Path, text_key: str, *, progress: bool) -> Dataset:
+def validated_on(dataset: Dataset, validation: str, root: Path, reading: Reading, *, progress: bool) -> Dataset:
     """The dataset with another validation split: a whole text, or the validation split of token shards.
 
     Args:
         dataset: of the corpus; its tokenizer encodes the text.
         validation: the name or path of a text, or the path of token shards (a folder, or one `.bin` file).
         root: the folder of prepared datasets; the text is prepared there if it is not yet.
-        text_key: the key of the text in a JSON line.
+        reading: how the text is read.
         progress: show bars or lines on the standard error.
 
     Raises:
         UserError: the text or the shards cannot be used, or have tokens of another tokenizer.
     """
-    other = _open(dataset, validation, root, text_key, progress=progress)
+    other = _open(dataset, validation, root, reading, progress=progress)
     if (other.path / TOKENIZER).exists() and (dataset.path / TOKENIZER).exists():
         same = other.tokenizer_text == dataset.tokenizer_text
     else:  # foreign shards: their vocabulary is all that is known
@@ -54,12 +55,20 @@ def validated_on(dataset: Dataset, validation: str, root: Path, text_key: str, *
     )
 
 
-def is_prepared(dataset: Dataset, validation: str, root: Path, text_key: str) -> bool:
+def is_prepared(dataset: Dataset, validation: str, root: Path, reading: Reading) -> bool:
     """Whether `validated_on` has no text to prepare. Raises UserError: foreign shards without a tokenizer."""
     if validation_shards(validation) is not None:
         return True
     name = _tokenizer_of(dataset, validation)
-    return locate(validation, name, root, validation_fraction=ALL_VALIDATION, text_key=text_key) is not None
+    found = locate(
+        validation,
+        name,
+        root,
+        validation_fraction=ALL_VALIDATION,
+        text_key=reading.text_key,
+        as_text=reading.as_text,
+    )
+    return found is not None
 
 
 def validation_shards(validation: str) -> Path | None:
@@ -69,7 +78,7 @@ def validation_shards(validation: str) -> Path | None:
     return path if is_there else None
 
 
-def _open(dataset: Dataset, validation: str, root: Path, text_key: str, *, progress: bool) -> Dataset:
+def _open(dataset: Dataset, validation: str, root: Path, reading: Reading, *, progress: bool) -> Dataset:
     shards = validation_shards(validation)
     if shards is not None and shards.is_file() and (shards.parent / DESCRIPTION).is_file():
         raise UserError(f"data.validation = {validation}: one shard of a prepared folder; give {shards.parent}")
@@ -82,7 +91,8 @@ def _open(dataset: Dataset, validation: str, root: Path, text_key: str, *, progr
             _tokenizer_of(dataset, validation),
             root,
             validation_fraction=ALL_VALIDATION,
-            text_key=text_key,
+            text_key=reading.text_key,
+            as_text=reading.as_text,
             progress=progress,
         )
     except UserError as error:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers as library
 
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.reading import read_json, read_text
 from codescent.data.text import download
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document separator
@@ -25,11 +27,17 @@ _NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
 
 
 class LibraryTokenizer:
-    """A tokenizer of the tokenizers library. Text that spells a control token is encoded as ordinary text."""
+    """A tokenizer of the tokenizers library. Text that spells a control token is encoded as ordinary text.
+
+    Args:
+        inner: of the library.
+        obeys: whether its post-processor decides what begins and ends a text; False: nothing does, as in files that
+            earlier versions wrote.
+    """
 
     context_free = False
 
-    def __init__(self, inner: library.Tokenizer) -> None:
+    def __init__(self, inner: library.Tokenizer, *, obeys: bool = False) -> None:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
@@ -37,21 +45,48 @@ class LibraryTokenizer:
         self._inner = inner
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.separator = next((vocabulary[name] for name in SEPARATORS if name in vocabulary), None)
+        self.opening, self.closing = _around(inner, vocabulary) if obeys else ((), ())
+        self.is_recorded = bool(self.opening or self.closing)
         self._dtype = np.dtype("<u2") if self.vocab_size <= 1 << 16 else np.dtype("<u4")
         fields = json.loads(inner.to_str())
         self._words = WordTable(inner, self._dtype) if _splits_like_gpt2(fields) else None
         self.chars_per_s = 1.2e7 if self._words else 1.2e6
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> LibraryTokenizer:
-        """Parse the text of a JSON file. Raises UserError with `where` if it is not a tokenizer of the library."""
+    def from_json(cls, text: str, where: str, *, obeys: bool = False) -> LibraryTokenizer:
+        """Parse the text of a JSON file. `obeys`: see the class.
+
+        Raises UserError with `where`: it is not a tokenizer of the library, or its ids would be drawn at random.
+        """
         try:
             inner = library.Tokenizer.from_str(text)
         except Exception as error:  # the library raises a bare Exception
             raise UserError(f"{where}: not a tokenizer of the tokenizers library: {error}") from error
         if not inner.get_vocab_size():
             raise UserError(f"{where}: a tokenizer without a vocabulary")
-        return cls(inner)
+        model = json.loads(text)["model"]
+        for name in ("dropout", "alpha", "nbest_size"):
+            if model.get(name):
+                raise UserError(
+                    f"{where}: model.{name} = {model[name]}: ids would be drawn at random, others in each "
+                    "preparation; set it to null"
+                )
+        try:
+            return cls(inner, obeys=obeys)
+        except UserError as error:
+            raise UserError(*(f"{where}: {problem}" for problem in error.problems)) from error
+
+    def ended_by(self, separator: int | None) -> Self:
+        """The tokenizer with this id as the end of a document, which its file records."""
+        self.is_recorded = self.is_recorded or separator != self.separator
+        self.separator = separator
+        return self
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        found: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        return found
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """Ids of a text, equal to those of the library's `encode(text, add_special_tokens=False)`.
@@ -78,13 +113,40 @@ class LibraryTokenizer:
         return apart == together
 
     @property
-    def text(self) -> str:
+    def library_text(self) -> str:
         """The tokenizer as JSON of the library."""
         return str(self._inner.to_str())
 
+    @property
+    def text(self) -> str:
+        """The text of its file: JSON of the library; if more is known than that says, inside an object of our own."""
+        if not self.is_recorded:
+            return self.library_text
+        fields = {"codescent_tokenizer": "library", "end": self.separator, "tokenizer": json.loads(self.library_text)}
+        return json.dumps(fields, ensure_ascii=False)
+
     def save(self, path: Path) -> None:
-        """Write the library's JSON."""
-        path.write_text(self.text, encoding="utf-8")
+        """Write `text`."""
+        write_synced(path, self.text)
+
+
+def _around(inner: library.Tokenizer, vocabulary: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the post-processor puts before and after the tokens of one text.
+
+    It is applied to a text of one token, whose id no vocabulary has. Raises UserError: it does not keep the text once.
+    """
+    if inner.post_processor is None:
+        return (), ()
+    text = (1 << 31) - 1
+    probe = library.Tokenizer(library.models.WordLevel(vocab={"x": text}, unk_token="x"))
+    probe.post_processor = inner.post_processor
+    ids = probe.encode("x").ids
+    unknown = sorted(set(ids) - {text} - set(vocabulary.values()))
+    if ids.count(text) != 1 or unknown:
+        adds = f"adds the ids {unknown}, which no token has" if unknown else f"has a text {ids.count(text)} times"
+        raise UserError(f"its post_processor {adds}: each text is needed once, between tokens of the vocabulary")
+    place = ids.index(text)
+    return tuple(ids[:place]), tuple(ids[place + 1 :])
 
 
 def check_range(tokens: Sequence[int], vocab_size: int) -> None:
@@ -96,8 +158,8 @@ def check_range(tokens: Sequence[int], vocab_size: int) -> None:
 
 def gpt2() -> LibraryTokenizer:
     """GPT-2's BPE: 50,257 ids, `<|endoftext|>` = 50256. Raises UserError: a file is missing, see `download.obtain`."""
-    vocabulary = json.loads(download.obtain(download.GPT2_VOCABULARY).read_text(encoding="utf-8"))
-    merges = download.obtain(download.GPT2_MERGES).read_text(encoding="utf-8")
+    vocabulary = read_json(download.obtain(download.GPT2_VOCABULARY))
+    merges = read_text(download.obtain(download.GPT2_MERGES))
     return LibraryTokenizer(from_merges(vocabulary, merges))
 
 

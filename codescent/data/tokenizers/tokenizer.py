@@ -11,12 +11,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.reading import read_text
 from codescent.data.tokenizers.bpe import LibraryTokenizer, check_range
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
 SEPARATOR_TEXT = "<|endoftext|>"
+NO_END = (
+    "the tokenizer has no end token; if the model has one, name it as eos_token in the tokenizer_config.json beside "
+    "tokenizer.json"
+)
 REPLACEMENT = "\ufffd"  # decoders write it for bytes that are not UTF-8, or not yet complete
 
 
@@ -26,17 +32,22 @@ class Tokenizer(Protocol):
     Attributes:
         vocab_size: ids lie in [0, vocab_size).
         separator: the id that ends each document of a corpus with several documents; None: there is no such id.
+        opening: ids before the first token of each text, such as that of <s>.
+        closing: ids after the last token of each text, which the tokenizer itself adds.
         context_free: True if cutting a text anywhere does not change its ids.
         chars_per_s: approximate speed of one core. It decides whether worker processes are started.
     """
 
     vocab_size: int
     separator: int | None
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
     context_free: bool
     chars_per_s: float
 
     def encode(self, text: str) -> TokenArray:
-        """Ids of a text, in the vocabulary's `token_dtype`. Text that spells a control token is ordinary text."""
+        """Ids of a text, in the vocabulary's `token_dtype`, without `opening` and `closing`.
+        Text that spells a control token is ordinary text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD."""
@@ -57,6 +68,8 @@ class _ContextFree:
     """A tokenizer whose ids do not depend on neighbouring characters; `_fields` is the content of its file."""
 
     context_free = True
+    opening: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
     _fields: dict[str, Any]
 
     def cut_is_safe(self, left: str, right: str) -> bool:
@@ -65,7 +78,7 @@ class _ContextFree:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, for `load`."""
-        path.write_text(json.dumps(self._fields), encoding="utf-8")
+        write_synced(path, json.dumps(self._fields))
 
 
 class CharTokenizer(_ContextFree):
@@ -125,14 +138,13 @@ class ByteTokenizer(_ContextFree):
 
 def load(path: Path) -> Tokenizer:
     """Read a file that `save` wrote, or a JSON file of the tokenizers library. Raises UserError: not a tokenizer."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        fields = json.loads(text)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a tokenizer: not JSON ({error})") from error
+    text, fields = fields_of(path)
     match fields:
+        case {"codescent_tokenizer": "library", "end": int() | None as end, "tokenizer": dict(inner)}:
+            recorded = LibraryTokenizer.from_json(json.dumps(inner), str(path), obeys=True)
+            if end is not None and end not in recorded.vocabulary.values():
+                raise UserError(f"{path}: not a tokenizer: no token has the id {end}, which ends documents")
+            return recorded.ended_by(end)
         case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:
             if any("\ud800" <= character <= "\udfff" for character in characters):
                 raise UserError(f"{path}: not a tokenizer: its alphabet has half of a surrogate pair, no character")
@@ -143,16 +155,45 @@ def load(path: Path) -> Tokenizer:
     return kind.from_json(text, str(path))
 
 
-def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
+def fields_of(path: Path) -> tuple[str, Any]:
+    """The text and the JSON value of a file. Raises UserError: it cannot be read, or is not JSON."""
+    try:
+        text = read_text(path)
+        return text, json.loads(text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a tokenizer: not JSON ({error})") from error
+
+
+def document_end(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids after a document that another one follows, or after a response: `closing`, and then the separator.
+    The separator is not repeated.
+    """
+    end = () if tokenizer.separator in (None, *tokenizer.closing[-1:]) else (tokenizer.separator,)
+    return (*tokenizer.closing, *end)
+
+
+def encode_segments(
+    tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool, begins: bool = True
+) -> TokenArray:
     """Concatenated ids of consecutive texts. A segment is (text, whether a document ends with it).
 
-    `separate`: add the separator, if the tokenizer has one, after each document.
+    Each document begins with the tokenizer's `opening` and ends with its `closing`.
+
+    Args:
+        tokenizer: of the ids.
+        segments: the texts.
+        separate: add the separator, if the tokenizer has one, after each document.
+        begins: whether a document begins with the first text.
     """
     dtype = token_dtype(tokenizer.vocab_size)
-    end = np.array([] if tokenizer.separator is None or not separate else [tokenizer.separator], dtype)
+    begin = np.array(tokenizer.opening, dtype)
+    end = np.array(document_end(tokenizer) if separate else tokenizer.closing, dtype)
     parts: list[TokenArray] = [np.empty(0, dtype)]
     for text, ends_document in segments:
+        parts += [begin] if begins else []
         parts.append(tokenizer.encode(text))
-        if ends_document:
-            parts.append(end)
+        parts += [end] if ends_document else []
+        begins = ends_document
     return np.concatenate(parts)

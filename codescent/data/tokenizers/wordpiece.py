@@ -4,6 +4,7 @@ Does not cut texts into windows and does not mask tokens (tasks do)."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import tokenizers as library
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.reading import read_bytes
 from codescent.data.text import download
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 
@@ -40,10 +42,17 @@ class WordPiece(LibraryTokenizer):
             none of them except [UNK].
     """
 
-    def __init__(self, inner: library.Tokenizer) -> None:
-        super().__init__(inner)
+    def __init__(self, inner: library.Tokenizer, *, obeys: bool = False) -> None:
+        super().__init__(inner)  # the tasks of BERT put [CLS] and [SEP] around a text
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.pad, self.unknown, self.begin, self.end, self.mask = (vocabulary[name] for name in CONTROLS)
+
+    def normalise(self, chinese: bool, accents: bool | None) -> None:
+        """Split Chinese characters or not; strip accents or not (None: if it lowers the text)."""
+        lower = bool(json.loads(self._inner.to_str())["normalizer"]["lowercase"])
+        self._inner.normalizer = library.normalizers.BertNormalizer(
+            handle_chinese_chars=chinese, strip_accents=accents, lowercase=lower
+        )
 
     def pieces(self, texts: Sequence[str]) -> list[Pieces]:
         """Tokens of each text, with their character spans in the original text."""
@@ -118,6 +127,6 @@ def _vocabulary(path: Path) -> dict[str, int]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: this vocabulary cannot be read: {error.strerror}") from error

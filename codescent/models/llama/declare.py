@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
@@ -31,6 +31,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3.1-405b": _405B | _LONG,
     "llama-tiny": _TINY | {"vocab_size": 512, "seq_len": 256},
 }
+
+ROPE = {
+    "rope_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_original_seq_len": "original_seq_len",
+}
+"""Our sizes for the scaling of rotary frequencies, and the field of `RopeScaling` that each of them sets."""
 
 _FFN_MULTIPLE = 64
 
@@ -63,9 +71,12 @@ class LlamaShape(Shape):
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
-        """The shape with these fields; `rope_scaling` may be a mapping."""
-        scaling = sizes.get("rope_scaling")
-        return cls(**{**sizes, "rope_scaling": RopeScaling(**scaling) if isinstance(scaling, Mapping) else scaling})
+        """The shape with these fields. `rope_scaling` may be a mapping; a key of ROPE replaces one of its fields."""
+        fields = {name: size for name, size in sizes.items() if name not in ROPE}
+        given = {ours: sizes[name] for name, ours in ROPE.items() if sizes.get(name) is not None}
+        scaling = fields.get("rope_scaling")
+        before = scaling if isinstance(scaling, Mapping) else {} if scaling is None else asdict(scaling)
+        return cls(**{**fields, "rope_scaling": RopeScaling(**{**before, **given}) if scaling or given else None})
 
 
 def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
@@ -84,9 +95,21 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
         yield f"{where}.bias = true: a llama has no biases; leave it out"
     if dropout != 0.0:
         yield f"{where}.dropout = {dropout}: a llama has no dropout; leave it out"
-    for name in ("rope_theta", "norm_eps"):
+    for name in ("rope_theta", "norm_eps", *ROPE):
         if not full.get(name, 1.0) > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
+    yield from _wrong_scaling(full, where)
+
+
+def _wrong_scaling(full: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Error messages for the scaling of rotary frequencies."""
+    given = [name for name in ROPE if name in full]
+    if given and "rope_factor" not in given and full.get("rope_scaling") is None:
+        yield f"{where}.{given[0]}: given without {where}.rope_factor, which divides the frequencies; give both"
+    scaling = full.get("rope_scaling") or RopeScaling()
+    low, high = (full.get(f"rope_{end}_freq_factor", getattr(scaling, f"{end}_freq_factor")) for end in ("low", "high"))
+    if given and not low < high:
+        yield f"{where}.rope_low_freq_factor = {low}: must be below {where}.rope_high_freq_factor = {high}"
 
 
 def parameters(shape: LlamaShape) -> Iterator[Parameter]:
@@ -124,6 +147,7 @@ KIND = Kind(
     parameters,
     _derived,
     wrong=_wrong,
+    parts={"rope_scaling": tuple(ROPE)},
     options=(),
     head_multiple=2,
     generates=True,

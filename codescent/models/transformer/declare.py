@@ -122,7 +122,7 @@ def parameters(shape: TransformerShape) -> Iterator[Parameter]:
         yield _vocabulary("target_tok.weight", shape, (0,), _TARGET)
     for layer in range(shape.num_layers):
         yield from _block(shape, layer)
-    yield from norm("norm", shape.hidden_dim, shape.bias, end)
+    yield from norm("norm", shape.hidden_dim, shape.bias, end, _TARGET)
     if shape.embedding == "untied":
         yield _vocabulary("head.weight", shape, (end,), _TARGET)
 
@@ -143,11 +143,11 @@ def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
         parts.append(_cross_attention(f"{block}.cross", shape, qkv_std, square_std, depth))
     parts.append(feed_forward(f"{block}.mlp", shape, ffn_std, ffn_std, depth, stream))
     for number, part in enumerate(parts, start=1):
-        around = norm(f"{block}.norm_{number}", width, shape.bias, depth)
+        around = norm(f"{block}.norm_{number}", width, shape.bias, depth, stream)
         yield from chain(around, part) if shape.norm == "first" else chain(part, around)
     if last:
         # Its depth is that of its layer. The decoder layers that read its output have other depths: one stage holds it.
-        yield from norm(f"{block}.norm_end", width, shape.bias, depth)
+        yield from norm(f"{block}.norm_end", width, shape.bias, depth, stream)
 
 
 def _cross_attention(name: str, shape: TransformerShape, std: float, out_std: float, depth: int) -> Iterator[Parameter]:

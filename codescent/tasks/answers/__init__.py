@@ -51,14 +51,14 @@ class Answers(FolderTask):
     kinds = ("bert",)
     keys = (*Task.keys, "stride", "question_len", "train_questions")
     reads = ("validation_questions",)
-    ignores = ("data.validation_fraction", "data.text_key", "train.head_chunk_tokens")
+    ignores = ("data.validation_fraction", "data.text_key", "data.as_text", "train.head_chunk_tokens")
     peft_task_type = "QUESTION_ANS"
     scores_files = kinds
     dataset = QuestionDataset
 
     def made_for(self, data: Data) -> bool:
         """See `Task`."""
-        return data.corpus == SQUAD or super().made_for(data) or self.also_text(data.corpus)
+        return data.corpus == SQUAD or super().made_for(data) or (not data.as_text and self.also_text(data.corpus))
 
     def also_text(self, corpus: str) -> bool:
         """See `Task`: a file in SQuAD's form."""

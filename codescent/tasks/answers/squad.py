@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.data.text.sources import BLOCK_BYTES, format_hint, read_blocks, read_unpacked
+from codescent.data.text.sources import BLOCK_BYTES, Reading, format_hint, read_blocks, read_unpacked
 
 VERSION = "1.1"
 MAX_PROBLEMS = 20
@@ -68,7 +68,7 @@ def has_questions(path: Path) -> bool:
     """Whether the beginning of a file (at most HEAD_BYTES of its text, also if it is compressed) has SQuAD's form."""
     head = ""
     try:
-        with closing(read_blocks(path, "")) as blocks:
+        with closing(read_blocks(path, Reading("", as_text=True))) as blocks:
             for block in islice(blocks, HEAD_BYTES // BLOCK_BYTES):
                 head += block.text
                 if not head.lstrip().startswith("{"):

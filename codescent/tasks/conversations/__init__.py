@@ -18,6 +18,7 @@ from codescent.base.command import resume_command
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.output import warn
+from codescent.base.reading import open_regular
 from codescent.data.prepared import AGAIN, DESCRIPTION, user_file_sha256
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.sources import BAD_ARCHIVE, unpacking
@@ -50,7 +51,7 @@ class Conversations(FolderTask):
     form = "prepared prompts and responses"
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
-    ignores = ("data.text_key",)
+    ignores = ("data.text_key", "data.as_text")
     extras = True
     equal_losses = False
     files = (CHAT,)
@@ -261,7 +262,7 @@ def _is_of_messages(data: Data) -> bool:
     """Whether the first line of the corpus is a JSON object with messages or a prompt. A missing file: its suffix."""
     path = expanded(data.corpus)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = json.loads(unpacking(path, file).readline(MOST_LINE_BYTES))
     except FileNotFoundError:
         return ".jsonl" in path.suffixes

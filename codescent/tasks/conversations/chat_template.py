@@ -15,19 +15,29 @@ import numpy.typing as npt
 import tokenizers as library
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers.bpe import SEPARATORS, LibraryTokenizer
+from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT, ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import Pieces
 from codescent.tasks.conversations.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles
 from codescent.tasks.conversations.chat_jinja import BEGIN, END, MARKED, TAGS
 from codescent.tasks.conversations.chat_renderer import ask as ask_renderer
-from codescent.tasks.conversations.conversations import ASSISTANT, HALF, USER, Message, half_a_character, texts_of
+from codescent.tasks.conversations.messages import (
+    ASSISTANT,
+    HALF,
+    REASONING,
+    USER,
+    Message,
+    half_a_character,
+    is_learned,
+    texts_of,
+)
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message's reasoning; most templates read the first, gpt-oss the second."""
+Tools = Sequence[dict[str, Any]] | None
+"""The tools of a conversation; None: it has none."""
 Spans = list[tuple[int, int]]
 """Ranges [begin, end) of characters or tokens."""
 _TAG = f"put {TAGS} around the assistant's words in a copy of the template"
+_PROBE = "words"
 _SHORTEST: tuple[Message, ...] = ({"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "."})
 
 
@@ -58,58 +68,79 @@ class ChatTemplate:
                 "token into the template"
             )
         named = {name: text for name, text in files.special.items() if text is not None}
-        self._variables = {"tools": None, "documents": None, **named}
+        self._variables = {"documents": None, **named}
         self.special = {name: text for name, text in named.items() if name in variables}
         self.files = replace(files, day=facts["day"])
+        self._for_tools = self
+        if files.tool_use is not None:
+            self._for_tools = other = ChatTemplate(files.for_tools())
+            self.special |= other.special
+            self.reads_eos |= other.reads_eos
+            self.files = replace(self.files, day=facts["day"] or other.files.day)
 
-    def render(self, messages: Sequence[Message], *, ask: bool = False, marked: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Tools = None, *, ask: bool = False, marked: bool = False
+    ) -> str:
         """The text of a conversation, or of its first messages.
 
         `ask` appends the beginning of the assistant's next turn (`add_generation_prompt`). `marked` puts BEGIN and END
         around the text that the template tags as the assistant's. Raises UserError: the template raises an error.
         """
+        if tools is not None and self._for_tools is not self:
+            return self._for_tools.render(messages, tools, ask=ask, marked=marked)
         try:
-            plain = _plain(messages)
+            plain, described = _plain(messages), deepcopy(tools)
         except RecursionError as error:
-            raise UserError("a message is nested too deeply") from error
-        variables = {"messages": plain, "add_generation_prompt": ask, **self._variables}
+            raise UserError("a message or a tool is nested too deeply") from error
+        variables = {"messages": plain, "tools": described, "add_generation_prompt": ask, **self._variables}
         text: str = ask_renderer(self.files, variables | ({MARKED: True} if marked else {}))["text"]
         if half_a_character(text):
             raise UserError(f"{self.name}: its text {HALF}")
         return text
 
-    def write(self, messages: Sequence[Message], controls: tuple[str, ...]) -> tuple[str, Spans]:
-        """The text of a conversation, and the characters [begin, end) of each turn of the assistant.
+    def write(self, messages: Sequence[Message], controls: tuple[str, ...], tools: Tools = None) -> tuple[str, Spans]:
+        """The text of a conversation, and the characters [begin, end) of each turn of the assistant that is learned.
 
         A template with tags marks the turns. Without tags, a turn is the text after its generation prompt: its words
         and its end. White space at the end, after one of the `controls` (texts of control tokens), is left out.
         Raises UserError: the template refuses the conversation, or the assistant's turns cannot be found in its text.
         """
-        text = self.render(messages)
+        if tools is not None and self._for_tools is not self:
+            return self._for_tools.write(messages, controls, tools)
+        text = self.render(messages, tools)
         if self._tagged:
-            return text, self._tagged_turns(messages, text)
+            return text, self._tagged_turns(messages, tools, text)
         turns = []
         for number, message in enumerate(messages):
-            if message["role"] == ASSISTANT:
-                begin, end = self._turn(messages, number, text)
+            if is_learned(message):
+                begin, end = self._turn(messages, tools, number, text)
                 stripped = text[begin:end].rstrip()
                 turns.append((begin, begin + len(stripped) if stripped.endswith(controls) else end))
         return text, turns
 
-    def _tagged_turns(self, messages: Sequence[Message], text: str) -> Spans:
+    def _tagged_turns(self, messages: Sequence[Message], tools: Tools, text: str) -> Spans:
         if any(mark in it for it in texts_of(list(messages)) for mark in (BEGIN, END)):
             raise UserError(f"the conversation has {BEGIN!r} or {END!r}, which are reserved to mark the text in {TAGS}")
-        found = list(_unmarked(self.render(messages, marked=True), text, self.name))
+        found = list(_unmarked(self.render(messages, tools, marked=True), text, self.name))
         if not found:
             raise UserError(f"{self.name}: for this conversation it writes no text in {TAGS}")
-        return found
+        learned = [is_learned(message) for message in messages if message["role"] == ASSISTANT]
+        if all(learned):
+            return found
+        if len(found) != len(learned):
+            raise UserError(
+                f"{self.name}: it writes {len(found)} texts in {TAGS} for {len(learned)} messages of the assistant, so "
+                "the messages of weight 0 cannot be found"
+            )
+        return [span for span, wanted in zip(found, learned, strict=True) if wanted]
 
-    def _turn(self, messages: Sequence[Message], number: int, text: str) -> tuple[int, int]:
+    def _turn(self, messages: Sequence[Message], tools: Tools, number: int, text: str) -> tuple[int, int]:
         """The characters [begin, end) of one turn of the assistant, after its generation prompt."""
         turn = f"message {number + 1}, the assistant's"
         try:
-            before, prompted = self.render(messages[:number]), self.render(messages[:number], ask=True)
-            so_far = text if number + 1 == len(messages) else self.render(messages[: number + 1])
+            earlier = messages[:number]
+            before, prompted = self.render(earlier, tools), self.render(earlier, tools, ask=True)
+            so_far = text if number + 1 == len(messages) else self.render(messages[: number + 1], tools)
         except UserError as error:
             raise UserError(
                 f"{turn}: to find where it begins, the messages before it are rendered alone; this fails: "
@@ -125,20 +156,32 @@ class ChatTemplate:
                 f"{turn}: {self.name} renders the messages up to it differently when others follow, so the turn cannot "
                 f"be found in the text: {_TAG}"
             )
-        if prompted == before and not self._works_unprompted(messages[: number + 1], so_far, so_far[len(prompted) :]):
+        if prompted == before and not self._works_unprompted(messages[: number + 1]):
             raise UserError(
                 f"{turn}: {self.name} ignores add_generation_prompt, so the turn's words cannot be separated from the "
                 f"beginning of the turn: {_TAG}"
             )
         return len(prompted), len(so_far)
 
-    def _works_unprompted(self, messages: Sequence[Message], so_far: str, turn: str) -> bool:
+    def _works_unprompted(self, messages: Sequence[Message]) -> bool:
         """Whether a template that ignores add_generation_prompt can be used without tags.
 
-        It can if the last turn begins with its words and does not end with the beginning of the next turn.
+        It can if the last turn begins with its words and does not end with the beginning of the next turn. A turn with
+        something else than words is replaced by a turn of words. There are no tools: some templates write them before
+        the last message of the user, which is another one here.
         """
-        continued = self.render([*messages, {"role": USER, "content": "?"}])
-        return turn.lstrip().startswith(messages[-1]["content"].strip()) and continued.startswith(so_far)
+        *earlier, last = messages
+        words = last.get("content")
+        if not isinstance(words, str) or last.get("tool_calls"):
+            words = _PROBE
+        turn = {"role": ASSISTANT, "content": words}
+        try:
+            before, so_far = self.render(earlier), self.render([*earlier, turn])
+            continued = self.render([*earlier, turn, {"role": USER, "content": "?"}])
+        except UserError:
+            return False
+        begins = so_far.removeprefix(before).lstrip().startswith(words.strip())
+        return so_far.startswith(before) and begins and continued.startswith(so_far)
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
@@ -194,14 +237,14 @@ class ChatTokens:
                 "take template and tokenizer.json from one folder"
             )
 
-    def encode(self, messages: Sequence[Message]) -> tuple[Pieces, Spans]:
+    def encode(self, messages: Sequence[Message], tools: Tools = None) -> tuple[Pieces, Spans]:
         """Tokens of a conversation, and the ranges [begin, end) of tokens that are the assistant's, in order.
 
         A token that is partly the assistant's is included, except a control token that begins before the turn. The
         first token is never included, because it is not predicted. Raises UserError: see `ChatTemplate.write`; there is
         no such token.
         """
-        text, turns = self.template.write(messages, self._controls)
+        text, turns = self.template.write(messages, self._controls, tools)
         pieces = self._pieces.encode(text)
         return pieces, self._wanted(pieces, turns)
 
@@ -250,12 +293,12 @@ class _LibraryPieces:
     """
 
     def __init__(self, tokenizer: LibraryTokenizer, special: list[str]) -> None:
-        fields = json.loads(tokenizer.text)
+        fields = json.loads(tokenizer.library_text)
         # A post-processor would add tokens, and strip white space from the characters of tokens.
         fields["post_processor"] = None
         self._inner = library.Tokenizer.from_str(json.dumps(fields))
         known = self._inner.get_vocab(with_added_tokens=True)
-        separators = [text for text in SEPARATORS if text in known and known[text] == tokenizer.separator]
+        separators = [text for text, number in known.items() if number == tokenizer.separator]
         controls = set(self._added())
         self._inner.add_special_tokens(sorted({*separators, *special} & set(known) - controls))
         self.controls = self._added()

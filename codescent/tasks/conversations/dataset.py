@@ -3,13 +3,17 @@ Does not check lines (conversations.py does) and does not order samples (data/lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
@@ -20,10 +24,13 @@ from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description,
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.request import tokenizer_of
-from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
+from codescent.data.tokenizers.tokenizer import NO_END, Tokenizer, document_end, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
-from codescent.tasks.conversations.conversations import Conversation, Message, read_conversations, refuse
+from codescent.tasks.conversations.conversations import Conversation, read_conversations
+from codescent.tasks.conversations.lost import lost_parts
+from codescent.tasks.conversations.messages import quoted
+from codescent.tasks.conversations.problems import Problems
 from codescent.tasks.folder import FolderDataset
 
 if TYPE_CHECKING:
@@ -32,8 +39,11 @@ if TYPE_CHECKING:
 ARRAYS = ("tokens", "begins", "wanted")
 NO_TARGET = -1  # target of a position without a loss
 PLAIN = "{prompt}{response}"
-Encode = Callable[[Sequence[Message]], tuple[list[int], Spans]]
-"""A function from messages to their tokens and to the ranges of tokens that are targets (responses)."""
+PLACES = ("prompt", "response")
+"""The names in data.template that are replaced."""
+MOST_NAMED = 12
+Encode = Callable[[Conversation], tuple[list[int], Spans]]
+"""A function from a conversation to its tokens and to the ranges of tokens that are targets (responses)."""
 
 
 def parse_template(text: str) -> tuple[str, str, str]:
@@ -55,16 +65,19 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     Returns the description's fields. Raises UserError: every problem of the lines, or of the tokenizer.
     """
     path, tokenizer = expanded(data.corpus), tokenizer_of(data.tokenizer)
+    parts = _examples_of_splits(path, data, with_template=template is not None)
+    unused = _unused(parts, data, template)
     if template is None:
         encode = _pair_encoder(parse_template(data.template), tokenizer)
+        if progress and not document_end(tokenizer):
+            warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
     else:
         chat = ChatTokens(template, tokenizer)
-        encode = _chat_encoder(chat)
+        encode = _chat_encoder(chat, unused)
         if progress:
             _warn_without_end(chat, tokenizer)
-    parts = _examples_of_splits(path, data, with_template=template is not None)
     splits: dict[str, Any] = {}
-    problems: list[str] = []
+    problems = Problems()
     dtype = token_dtype(tokenizer.vocab_size)
     with stage(f"tokenising {path.name}", sum(map(len, parts)), progress) as advance:
         for split, part in zip(SPLITS, parts, strict=True):
@@ -72,11 +85,38 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
             for name, array in zip(ARRAYS, arrays, strict=True):
                 write_array(folder / f"{split}_{name}.npy", array)
             splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
-    refuse(path, problems)
+    problems.refuse(path)
+    if unused:
+        warn(f"{path}: parts of lines that have no effect: {_counts(unused)}")
     tokenizer.save(folder / TOKENIZER)
     tokenizer_fields = {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size}
     sources = {"source": str(path), **({"validation": data.validation} if data.validation else {})}
-    return {**sources, "tokenizer": tokenizer_fields, "splits": splits}
+    return {**sources, "tokenizer": tokenizer_fields, "splits": splits, "unused": dict(unused)}
+
+
+def _unused(parts: Iterable[list[Conversation]], data: Data, template: ChatTemplate | None) -> Counter[str]:
+    """The parts of lines that have no effect, each with its number of lines. Raises UserError: data.template names a
+    key of the lines that it does not get.
+    """
+    found: Counter[str] = Counter()
+    for conversation in chain.from_iterable(parts):
+        found.update(map(quoted, conversation.unused))
+    named = {} if template is not None else dict.fromkeys(re.findall(r"\{(\w+)\}", data.template))
+    for name in (name for name in named if name not in PLACES):
+        if (key := quoted(name)) in found:
+            raise UserError(
+                f"data.template: {{{name}}} is not replaced, and {key} is a key of {counted(found[key], 'line')}: only "
+                f"{{prompt}} and {{response}} are replaced; write {key} into the prompt of each line"
+            )
+        warn(f"data.template: {{{name}}} is written as it stands: only {{prompt}} and {{response}} are replaced")
+    return found
+
+
+def _counts(unused: Counter[str]) -> str:
+    """Such as '"id" (300 lines), "tools" (12 lines)', the most frequent first."""
+    named = [f"{name} ({counted(count, 'line')})" for name, count in unused.most_common(MOST_NAMED)]
+    more = len(unused) - len(named)
+    return ", ".join(named) + (f", and {more} more" if more > 0 else "")
 
 
 def _examples_of_splits(path: Path, data: Data, *, with_template: bool) -> tuple[list[Conversation], ...]:
@@ -104,9 +144,12 @@ def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
         return
 
 
-def _chat_encoder(chat: ChatTokens) -> Encode:
-    def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
-        pieces, wanted = chat.encode(messages)
+def _chat_encoder(chat: ChatTokens, unused: Counter[str]) -> Encode:
+    """An encoder of conversations. The parts that the template does not write are counted in `unused`."""
+
+    def encode(conversation: Conversation) -> tuple[list[int], Spans]:
+        unused.update(lost_parts(conversation, chat.template))
+        pieces, wanted = chat.encode(conversation.messages, conversation.tools)
         return pieces.ids.tolist(), wanted
 
     return encode
@@ -116,12 +159,12 @@ def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encod
     """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
     Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
+    begin, end = list(tokenizer.opening), list(document_end(tokenizer))
     before, between, after = template
 
-    def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
-        prompt, response = (message["content"] for message in messages)
-        prompt_ids = tokenizer.encode(f"{before}{prompt}{between}").tolist() or end
+    def encode(conversation: Conversation) -> tuple[list[int], Spans]:
+        prompt, response = (message["content"] for message in conversation.messages)
+        prompt_ids = [*begin, *tokenizer.encode(f"{before}{prompt}{between}").tolist()] or end
         response_ids = [*tokenizer.encode(f"{response}{after}").tolist(), *end]
         if not prompt_ids:
             raise UserError(f"the prompt {prompt!r} has no tokens with this tokenizer: a response needs a prompt")
@@ -135,16 +178,17 @@ def _tokens(
     examples: list[Conversation],
     encode: Encode,
     dtype: np.dtype[Any],
-    problems: list[str],
+    problems: Problems,
     advance: Callable[[int], None],
 ) -> tuple[np.ndarray[Any, Any], ...]:
     """The arrays of ARRAYS for these examples, see `ResponseSource`. Examples that fail are added to `problems`."""
     parts, begins, wanted = [np.empty(0, dtype)], [0], []
     for example in examples:
         try:
-            tokens, spans = encode(example.messages)
+            tokens, spans = encode(example)
         except UserError as error:
-            problems += [f"{example.where}: {problem}" for problem in error.problems]
+            for problem in error.problems:
+                problems.add(example.where, problem)
             continue
         wanted += [(begins[-1] + begin, begins[-1] + end) for begin, end in spans]
         begins.append(begins[-1] + len(tokens))
@@ -159,8 +203,9 @@ class _Split(Fields):
 
 
 class _Description(Description):
-    format: Literal["codescent responses 2"]
+    format: Literal["codescent responses 2", "codescent responses 3"]
     splits: Splits[_Split]
+    unused: dict[str, int] = Field(default_factory=dict)  # format 2 had none
 
 
 class ResponseSource:
@@ -219,7 +264,8 @@ class ResponseSource:
 class ResponseDataset(FolderDataset):
     """Open prepared prompts and responses, or conversations."""
 
-    format = "codescent responses 2"
+    format = "codescent responses 3"
+    read_formats = ("codescent responses 2", "codescent responses 3")
     form = _Description
     what = "prepared responses"
 
@@ -236,12 +282,14 @@ class ResponseDataset(FolderDataset):
     def summary(self) -> list[str]:
         """See `FolderDataset`."""
         tokenizer, splits = self.description["tokenizer"], self.description["splits"]
+        unused = Counter(self.description.get("unused", {}))
         return [
             f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}",
             *(
                 f"{name}: {counted(splits[name]['examples'], 'example')}, {splits[name]['tokens']:,} tokens"
                 for name in SPLITS
             ),
+            *([f"parts of lines that have no effect: {_counts(unused)}"] if unused else []),
         ]
 
 

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.tasks.conversations.chat_files import JINJA, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles, text_of
+from codescent.base.reading import read_json
+from codescent.tasks.conversations.chat_files import (
+    JINJA,
+    SPECIAL_MAP,
+    TOKENIZER_CONFIG,
+    TOOL_USE_JINJA,
+    ChatFiles,
+    text_of,
+)
 from codescent.tasks.task import TaskRequest
 
 CHAT = "chat.json"
@@ -20,7 +28,7 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / JINJA).is_file():
         return True
     try:
-        settings = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+        settings = read_json(folder / TOKENIZER_CONFIG)
     except OSError:
         return False
     except (ValueError, RecursionError):
@@ -55,4 +63,6 @@ def exported(chat: ChatFiles, texts: Mapping[str, str], eos: str | None = None) 
         changed = {key: text for key, text in of_file.items() if key not in settings or text_of(settings[key]) != text}
         if changed:
             files[name] = json.dumps(settings | changed, indent=2) + "\n"
+    if chat.tool_use is not None:
+        files[TOOL_USE_JINJA] = chat.tool_use
     return {**texts, JINJA: chat.text, **files}

@@ -16,8 +16,8 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
-from codescent.data.text.sources import read_blocks
-from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
+from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
 
@@ -32,12 +32,11 @@ def text_lines(request: ScoreRequest) -> list[str]:
     Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
     seq_len, module = request.work.seq_len, request.make_module()
+    remarks: list[str] = []
     if request.data is None:
         dataset = request.open_dataset()
         assert isinstance(dataset, Dataset)
-        split, tokenizer = dataset.validation, dataset.tokenizer
-        name, tokens = request.validation_name(dataset), split.span(0, split.num_tokens)
-        num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
+        name, (tokens, num_bytes, remarks) = request.validation_name(dataset), _of_split(dataset)
     else:
         name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
@@ -48,6 +47,7 @@ def text_lines(request: ScoreRequest) -> list[str]:
     return [
         f"{name}: {len(tokens) - 1:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
         f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}",
+        *remarks,
     ]
 
 
@@ -68,29 +68,62 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     return nats.item()
 
 
+def _of_split(dataset: Dataset) -> tuple[Tokens, int, list[str]]:
+    """The tokens of a validation split, the number of bytes that are predicted, and lines about this number.
+
+    The split is scored as `_encoded` scores its text: `_front` is in front, and no separator at the end. The bytes are
+    those of the text, because a tokenizer may lose letters. Data without them gives the bytes of its tokens.
+    """
+    split, tokenizer = dataset.validation, dataset.tokenizer
+    tokens = split.span(0, split.num_tokens)
+    if tokenizer is None:
+        return tokens, 0, []
+    front, extra = _front(tokenizer), len(document_end(tokenizer)) - len(tokenizer.closing)
+    if extra and len(tokens) and tokens[-1] == tokenizer.separator:
+        tokens = tokens[:-extra]
+    if tokens[: len(front)].tolist() != front:
+        tokens = np.append(np.array(front, np.int64), tokens)
+    num_bytes: int | None = dataset.description["splits"]["validation"].get("bytes")
+    if num_bytes is not None:
+        return tokens, num_bytes - (0 if front else sum(_bytes_of(tokens[:1], tokenizer))), []
+    remark = (
+        "(the bytes are those of the decoded tokens: this data does not record the bytes of its text; they differ if "
+        "the tokenizer loses letters)"
+    )
+    return tokens, sum(_bytes_of(tokens[1:], tokenizer)), [remark]
+
+
+def _front(tokenizer: Tokenizer) -> list[int]:
+    """The ids before the first token of a text that is scored: what begins each text, or else the separator."""
+    separator = () if tokenizer.separator is None else (tokenizer.separator,)
+    return list(tokenizer.opening or separator)
+
+
 def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
-    If the tokenizer has a separator, it is put in front: so the first token is predicted too.
+    Each text begins and ends as the tokenizer says, such as with <s>. If nothing begins it, the separator is put in
+    front, if there is one. So the first token is predicted too.
     """
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
-    texts = list(_documents(data, request.task.data.text_key))
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
-    parts = [np.array(end, np.int64)]
+    texts = list(_documents(data, Reading(request.task.data.text_key, request.task.data.as_text)))
+    begin, front = list(tokenizer.opening), _front(tokenizer)
+    parts = [np.array(front[len(begin) :], np.int64)]
     for number, text in enumerate(texts):
-        parts += [tokenizer.encode(text).astype(np.int64), np.array(end if number + 1 < len(texts) else [], np.int64)]
+        end = document_end(tokenizer) if number + 1 < len(texts) else tokenizer.closing
+        parts += [np.array(begin, np.int64), tokenizer.encode(text).astype(np.int64), np.array(end, np.int64)]
     tokens = np.concatenate(parts)
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
-    if not end and len(tokens):  # the first token is not predicted
+    if not front and len(tokens):  # the first token is not predicted
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
     return tokens, num_bytes
 
 
-def _documents(data: Path, text_key: str) -> Iterator[str]:
+def _documents(data: Path, reading: Reading) -> Iterator[str]:
     parts: list[str] = []
     for source in corpora.resolve(str(data)).sources:
-        for block in read_blocks(source.path, text_key):
+        for block in read_blocks(source.path, reading):
             parts.append(block.text)
             if block.ends_document:
                 yield "".join(parts)
@@ -99,8 +132,8 @@ def _documents(data: Path, text_key: str) -> Iterator[str]:
 
 def _bytes_of(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[int]:
     """Number of UTF-8 bytes of each block of tokens. No character is split between two blocks."""
-    separator = tokenizer.separator
-    text_tokens = tokens if separator is None else tokens[tokens != separator]
+    controls = {*tokenizer.opening, *document_end(tokenizer)}
+    text_tokens = tokens[~np.isin(tokens, list(controls))] if controls else tokens
     first = 0
     while first < len(text_tokens):
         stop = min(first + DECODED_AT_ONCE, len(text_tokens))

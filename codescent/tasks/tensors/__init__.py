@@ -44,7 +44,14 @@ class Tensors(Task):
     form = "tensors"
     kinds = ("transformer",)
     reads = ("format",)
-    ignores = ("data.tokenizer", "data.text_key", "train.head_chunk_tokens", "train.label_smoothing", "train.z_loss")
+    ignores = (
+        "data.tokenizer",
+        "data.text_key",
+        "data.as_text",
+        "train.head_chunk_tokens",
+        "train.label_smoothing",
+        "train.z_loss",
+    )
     unit = "vectors"
 
     def made_for(self, data: Data) -> bool:
@@ -62,6 +69,8 @@ class Tensors(Task):
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
         """See `Task`."""
         corpus = request.data.corpus
+        if corpus.startswith(PREFIX) and request.data.format in (None, "memory"):
+            yield "data.verify", f"is for files, and {corpus} is in memory"
         if is_prepared(expanded(corpus)):
             yield "data.validation_fraction", f"is for other tensors: {corpus} has its own validation split"
 

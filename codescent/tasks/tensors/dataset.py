@@ -30,7 +30,7 @@ from codescent.data.prepared import (
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.verified import hashes
 from codescent.tasks.tensors.files import SUFFIXES, InMemory, TensorFile
-from codescent.tasks.tensors.synthetic import NAMES, PREFIX, Sizes, Synthetic
+from codescent.tasks.tensors.synthetic import NAMES, PREFIX, Floats, Sizes, Synthetic
 
 FORMAT = "codescent tensors 1"
 
@@ -44,7 +44,10 @@ class TensorSource:
     a loss of `output` and `targets`.
     """
 
-    def __init__(self, name: str, tensors: TensorFile | InMemory, sizes: Sizes, first: int, stop: int) -> None:
+    def __init__(
+        self, name: str, tensors: TensorFile | InMemory, sizes: Sizes, first: int, stop: int, path: Path
+    ) -> None:
+        self._path = path
         self.name, self.num_samples = name, stop - first
         self.losses_per_sample: int | None = sizes.target_len
         self._tensors, self._sizes, self._first = tensors, sizes, first
@@ -58,7 +61,17 @@ class TensorSource:
         both = np.empty((len(numbers), sizes.source_len + sizes.target_len, sizes.width), np.float32)
         self._tensors.read("source", numbers + self._first, both[:, : sizes.source_len])
         self._tensors.read("target", numbers + self._first, both[:, sizes.source_len :])
-        return Samples(both, both)
+        return Samples(both, both, not_finite=self._not_finite(numbers, both))
+
+    def _not_finite(self, numbers: Numbers, both: Floats) -> dict[int, str]:
+        """The rows of `both` with NaN or infinity, in words: the file and the sample's number there, from 0."""
+        if np.isfinite(both.sum(dtype=np.float64)):  # a sum in fp64 overflows only by what is not finite
+            return {}
+        found, border = {}, self._sizes.source_len
+        for row in np.flatnonzero(~np.isfinite(both).all((1, 2))).tolist():
+            names = [name for name, part in zip(NAMES, (both[row, :border], both[row, border:])) if not _finite(part)]
+            found[row] = f"{self._path}: sample {numbers[row] + self._first} of {' and '.join(names)}"
+        return found
 
     def losses(self, numbers: Numbers) -> Numbers:
         """`target_len` for each: one loss for each vector of the target."""
@@ -160,7 +173,9 @@ def is_prepared(path: Path) -> bool:
 def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
     """Synthetic tensors in memory; each process computes its own copy."""
     train, validation = (
-        TensorSource(split, InMemory(partial(recipe.whole, split)), recipe.sizes, 0, recipe.samples(split))
+        TensorSource(
+            split, InMemory(partial(recipe.whole, split)), recipe.sizes, 0, recipe.samples(split), Path(corpus)
+        )
         for split in SPLITS
     )
     description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": asdict(recipe)}
@@ -182,7 +197,7 @@ def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
         file = TensorFile(path / name, known[name])
         if (file.samples, file.sizes) != (recipe.samples(split), recipe.sizes):
             raise UserError(f"{path / name}: {file.samples} samples of {file.sizes}: damaged: {AGAIN}")
-        sources.append(TensorSource(split, _rows(file, whole), file.sizes, 0, file.samples))
+        sources.append(TensorSource(split, _rows(file, whole), file.sizes, 0, file.samples, file.path))
     return TensorDataset(path, recipe.sizes, sources[0], sources[1], description, recipe.fingerprint)
 
 
@@ -213,8 +228,8 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
     if not 0 < border < file.samples and validation_fraction not in (0.0, 1.0):
         raise UserError(f"{path}: {counted(file.samples, 'sample')}: too few to split into train and validation")
     rows = _rows(file, whole)
-    train = TensorSource("train", rows, file.sizes, 0, border)
-    validation = TensorSource("validation", rows, file.sizes, border, file.samples)
+    train = TensorSource("train", rows, file.sizes, 0, border, path)
+    validation = TensorSource("validation", rows, file.sizes, border, file.samples, path)
     description = {"format": FORMAT, "storage": file.format, "synthetic": False, "file": str(path)}
     head = f"{path.stat().st_size} {border} {' '.join(NAMES)}\n".encode()
     earlier = hashlib.sha256(head + edges_of(path)).hexdigest()
@@ -229,6 +244,10 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 def _hashes_of(description: dict[str, Any]) -> dict[str, str]:
     return {name: file["sha256"] for name, file in description.get("files", {}).items()}
+
+
+def _finite(numbers: Floats) -> bool:
+    return bool(np.isfinite(numbers).all())
 
 
 def _rows(file: TensorFile, whole: bool) -> TensorFile | InMemory:

@@ -4,9 +4,11 @@ Does not know splits or the order of samples. Does not write."""
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pickle
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ from codescent.base.errors import UserError
 from codescent.base.safetensors_header import read_header
 from codescent.data.file_array import FileArray, Watched
 from codescent.data.samples import Numbers
+from codescent.data.text.sources import MOST_UNPACKED_BYTES
+from codescent.tasks.tensors import hdf5
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
@@ -43,8 +47,11 @@ class TensorFile:
         self.path, self.format = path, format_of(path)
         self._watched = Watched(path, sha256)
         self._opened = threading.local()
+        self._in_memory: Arrays | None = None
         arrays = self._arrays()
         self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
+        if self.format == "pt" and _is_compressed(path):
+            self._in_memory = arrays  # one copy for all threads
         self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
@@ -73,7 +80,9 @@ class TensorFile:
             raise UserError(f"{self.path}: cannot be read: {error}") from error
 
     def _arrays(self) -> Arrays:
-        """The arrays, open in this thread of this process."""
+        """The arrays, open in this thread of this process, or in memory."""
+        if self._in_memory is not None:
+            return self._in_memory
         if getattr(self._opened, "process", None) != os.getpid():
             self._opened.arrays = _OPEN[self.format](self._watched)
             self._opened.process = os.getpid()
@@ -135,26 +144,55 @@ def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[
 
 
 def _open_hdf5(file: Watched) -> Arrays:
-    library = h5py()
     try:
-        opened = library.File(file.path, "r", locking=False)
+        return hdf5.datasets(h5py(), file.path, NAMES)
     except OSError as error:
         raise UserError(_unreadable(file.path, error, "HDF5")) from error
-    return {name: item for name, item in opened.items() if isinstance(item, library.Dataset)}
 
 
 def _open_pt(file: Watched) -> Arrays:
     import torch  # noqa: PLC0415 - planning reads no tensors
 
-    path = file.path
+    path, records = file.path, _records(file.path)
+    maps = not any(record.compress_type for record in records)  # torch would map compressed bytes as numbers
     try:
         # weights_only: only tensors and plain values are unpickled. mmap: the tensors' bytes stay in the file.
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(_unreadable(path, error, "a .pt file of tensors alone, as torch.save writes it")) from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: holds a {type(found).__name__}, must be a dict of tensors by name")
+    sizes = {record.file_size for record in records}
+    for name, value in found.items() if maps else ():
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            size_bytes = value.untyped_storage().nbytes()
+            if size_bytes and size_bytes not in sizes:  # torch does not look: it would map what follows the record
+                raise UserError(f'{path}: damaged: no record has the {size_bytes:,} bytes of "{name}"; save it again')
     return {name: _of_torch(path, name, value) for name, value in found.items()}
+
+
+def _records(path: Path) -> list[zipfile.ZipInfo]:
+    """The records of a .pt file; none if it is no zip archive. Raises UserError: records that cannot be read safely."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):  # torch says what is wrong
+        return []
+    names = {record.filename for record in records}
+    if len(names) < len(records):
+        raise UserError(f"{path}: damaged: two records have one name; save it again")
+    compressed = sum(record.file_size for record in records if record.compress_type)
+    if compressed > MOST_UNPACKED_BYTES:
+        raise UserError(
+            f"{path}: its records are compressed, and have more than {MOST_UNPACKED_BYTES >> 30} GiB; save it again "
+            "with torch.save, which does not compress"
+        )
+    return records
+
+
+def _is_compressed(path: Path) -> bool:
+    """Whether a .pt file has compressed records, which are read into memory as a whole."""
+    return any(record.compress_type for record in _records(path))
 
 
 def _of_torch(path: Path, name: str, value: Any) -> Any:
@@ -173,7 +211,13 @@ def _open_safetensors(file: Watched) -> Arrays:
     """The arrays of a safetensors file: a JSON header, then raw rows."""
     try:
         entries, first = read_header(file.path)
-        return {name: _rows(file, name, entry, first) for name, entry in entries.items()}
+        found = {name: _rows(file, name, entry, first) for name, entry in entries.items()}
+        end = 0
+        for begin, stop in sorted(entry["data_offsets"] for entry in entries.values()):
+            if begin != end:
+                raise ValueError(f"tensors overlap, or leave a gap, at byte {first + min(begin, end)}")
+            end = stop
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(_unreadable(file.path, error, "safetensors")) from error
 
@@ -181,11 +225,13 @@ def _open_safetensors(file: Watched) -> Arrays:
 def _rows(file: Watched, name: str, entry: dict[str, Any], first: int) -> Any:
     """The rows of one tensor; an object with `shape` and `dtype` alone if it is empty or numpy lacks its dtype."""
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f'"{name}" has the shape {list(shape)}')
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
     if not dtype or not shape or 0 in shape:
         return SimpleNamespace(shape=shape, dtype=_OtherDtype(entry["dtype"]))
-    if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
+    if math.prod(shape) * np.dtype(dtype).itemsize != end - begin:
         raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')
     return FileArray(file, np.dtype((dtype, shape[1:])), first + begin, shape[0])
 

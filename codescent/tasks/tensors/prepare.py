@@ -17,6 +17,7 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.safetensors_header import encode_header
 from codescent.base.sealed import digest, write_sealed
+from codescent.base.writing import open_new, open_own
 from codescent.data.prepared import DESCRIPTION, SPLITS, prepared
 from codescent.data.progress import stage
 from codescent.tasks.tensors.dataset import FORMAT, open_prepared
@@ -24,7 +25,6 @@ from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
 from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, Sizes, Synthetic
 
 MAX_WIDTH, MAX_SAMPLES = 1_000_000, 1 << 53
-_PT_HEADERS_BYTES = 1 << 16  # upper bound of the bytes of a .pt file that are not numbers
 Advance = Callable[[int], None]
 
 
@@ -90,7 +90,7 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
         for split in SPLITS:
             path = folder / f"{split}{SUFFIX[storage]}"
             _WRITE[storage](recipe, split, path, advance)
-            with path.open("rb+") as stream:
+            with open_own(path, folder.parent) as stream:
                 os.fsync(stream.fileno())
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": asdict(recipe)}
@@ -100,6 +100,7 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
 class _ErrorHidingFile(io.FileIO):
     """A file that hides errors of the disk from its writer; `check` raises the first one. Writes after it are lost.
 
+    torch.save would hide the reason.
     HDF5 cannot close a file after a failed write: a full disk would end the process with a segmentation fault.
     """
 
@@ -132,7 +133,7 @@ class _ErrorHidingFile(io.FileIO):
 
 def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
     library = h5py()
-    with _ErrorHidingFile(path, "w+") as stream:
+    with open_new(path) as made, _ErrorHidingFile(made.fileno(), "w+", closefd=False) as stream:
         try:
             with library.File(stream, "w") as file:
                 file.attrs["synthetic"] = True
@@ -150,7 +151,7 @@ def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> 
 def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
     """The header, then the rows, a block at a time: the library would need all of them in memory."""
     header, _ = encode_header([(name, "F32", recipe.shape(split, name)) for name in NAMES], {"synthetic": "true"})
-    with path.open("wb") as stream:
+    with open_new(path) as made, io.BufferedWriter(made) as stream:
         stream.write(header)
         for name in NAMES:
             for block in recipe.blocks(split, name):
@@ -163,14 +164,14 @@ def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> No
     import torch  # noqa: PLC0415 - planning writes no tensors
 
     whole = {name: torch.from_numpy(recipe.whole(split, name)) for name in NAMES}
-    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
-    try:
-        torch.save(whole, path)
-    except RuntimeError as error:  # torch hides the reason; reserving the space again raises it
-        with io.FileIO(path, "w") as stream:
-            os.posix_fallocate(stream.fileno(), 0, size_bytes + _PT_HEADERS_BYTES)
-        raise OSError(errno.EIO, f"torch.save: {next(iter(str(error).splitlines()), 'no reason')}", path) from error
-    advance(size_bytes)
+    with open_new(path) as made, _ErrorHidingFile(made.fileno(), "w+", closefd=False) as stream:
+        try:
+            torch.save(whole, stream)
+        except RuntimeError as error:
+            stream.check()
+            raise OSError(errno.EIO, f"torch.save: {next(iter(str(error).splitlines()), 'no reason')}", path) from error
+        stream.check()
+    advance(sum(tensor.numel() * tensor.element_size() for tensor in whole.values()))
 
 
 _WRITE = {"hdf5": _write_hdf5, "pt": _write_pt, "safetensors": _write_safetensors}

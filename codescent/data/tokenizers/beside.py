@@ -1,0 +1,135 @@
+"""In: the path of a tokenizer's JSON file. Out: the tokenizer as `AutoTokenizer` of its folder reads it: what begins
+and ends a text, and the token that ends a document.
+Does not apply a tokenizer. Files that codescent wrote say this themselves: they are read as they were written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from codescent.base.durable import sha256_of
+from codescent.base.errors import UserError
+from codescent.base.sealed import digest
+from codescent.data.prepared import DESCRIPTION
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.tokenizer import Tokenizer, fields_of, load
+from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
+
+FILE, SETTINGS, OLDER, ADDED = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+MODEL, GENERATION = "config.json", "generation_config.json"
+RUN_CONFIG = "config.toml"
+BARE = "bare:"
+"""`bare:FILE` is the file alone, without what begins and ends texts: as earlier versions read it."""
+
+
+def read(name: str | Path) -> Tokenizer:
+    """Read a tokenizer's file, and beside a tokenizer.json the files of its folder. Raises UserError: every problem."""
+    text = str(name)
+    if text.startswith(BARE):
+        return load(Path(text.removeprefix(BARE)))
+    path = Path(name)
+    return load(path) if _is_ours(path) else _read(path, _hashes(path))
+
+
+def identity(name: str | Path) -> str:
+    """What decides the ids, for a dataset's key: the sha256 of the file, and what `read` adds to the file's own tokens.
+    Raises OSError: the file cannot be read; UserError: it is no tokenizer."""
+    text = str(name)
+    path = Path(text.removeprefix(BARE))
+    plain = f"file:{sha256_of(path)}"
+    tokenizer = read(name)
+    if not isinstance(tokenizer, LibraryTokenizer) or not tokenizer.is_recorded or _is_ours(path):
+        return plain
+    return f"{plain}:{digest([tokenizer.opening, tokenizer.closing, tokenizer.separator])[:16]}"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file is in a run's folder or in prepared data."""
+    return (path.parent / DESCRIPTION).is_file() or (path.parent / RUN_CONFIG).is_file()
+
+
+def _hashes(path: Path) -> tuple[str, ...]:
+    """What `_read` depends on, so that a file that has changed is read again."""
+    files = [path, *(path.parent / name for name in (SETTINGS, OLDER, ADDED, MODEL, GENERATION))]
+    return tuple(sha256_of(file) if file.is_file() else "" for file in files)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, hashes: tuple[str, ...]) -> Tokenizer:
+    text, fields = fields_of(path)
+    if "codescent_tokenizer" in fields or is_wordpiece(fields):  # a task adds BERT's [CLS] and [SEP]
+        return load(path)
+    tokenizer = LibraryTokenizer.from_json(text, str(path), obeys=True)
+    return tokenizer if path.name != FILE else in_folder(tokenizer, path.parent)
+
+
+def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
+    """The tokenizer with the end of a document that the folder names.
+
+    As in transformers, tokenizer_config.json or special_tokens_map.json names it. Otherwise config.json and
+    generation_config.json may give its id. Otherwise one of SEPARATORS is used.
+
+    Raises:
+        UserError: the files name tokens that the tokenizer does not have.
+    """
+    if isinstance(tokenizer, WordPiece):
+        return tokenizer
+    settings = _object(folder / SETTINGS)
+    named = settings if "added_tokens_decoder" in settings else settings | _object(folder / OLDER)
+    vocabulary = tokenizer.vocabulary
+    end = _text(named.get("eos_token"))
+    lacking = dict.fromkeys(
+        token for token in (*_added(settings, named, folder), end) if token not in (None, *vocabulary)
+    )
+    if lacking:
+        shown = ", ".join(json.dumps(token, ensure_ascii=False) for token in list(lacking)[:5])
+        raise UserError(
+            f"{folder}: {shown}{', …' * (len(lacking) > 5)}: named beside {FILE}, which has no such token; "
+            "transformers would add it with a new id: load the folder there and save it again, then all files agree"
+        )
+    if end is not None:
+        return tokenizer.ended_by(vocabulary[end])
+    for name in (MODEL, GENERATION):
+        value = _object(folder / name).get("eos_token_id")
+        number = next(iter(value), None) if isinstance(value, list) else value
+        if isinstance(number, int) and number in vocabulary.values():
+            return tokenizer.ended_by(number)
+    return tokenizer
+
+
+def read_bert(name: str, settings: Mapping[str, Any]) -> WordPiece:
+    """BERT's tokenizer of a vocab.txt, with the settings of its tokenizer_config.json that change ids."""
+    tokenizer = wordpiece.bert(name)
+    if settings.get("strip_accents") is not None or settings.get("tokenize_chinese_chars") is False:
+        tokenizer.normalise(settings.get("tokenize_chinese_chars", True), settings.get("strip_accents"))
+    return tokenizer
+
+
+def _added(settings: Mapping[str, Any], named: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """The texts of the tokens that the folder's files add to its vocabulary."""
+    decoder = settings.get("added_tokens_decoder")
+    yield from filter(None, map(_text, decoder.values() if isinstance(decoder, dict) else ()))
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = named.get(name)
+        yield from filter(None, map(_text, extra if isinstance(extra, list) else ()))
+    yield from _object(folder / ADDED)
+
+
+def _text(token: Any) -> str | None:
+    """The text of a token in a JSON file: an object with the text, or the text itself."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file. Raises UserError: it is not a JSON object."""
+    if not path.is_file():
+        return {}
+    found = fields_of(path)[1]
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return found

@@ -1,0 +1,264 @@
+"""In: folders with a tokenizer.json of every shape, and files beside it. Out: the ids are those of `AutoTokenizer`.
+Does not train: test_huggingface and test_interchange use such folders whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import AutoTokenizer
+
+from codescent.base.errors import UserError
+from codescent.data.text.chunks import cut_chunks
+from codescent.data.text.request import make_request, tokenizer_of
+from codescent.data.text.sources import Block
+from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
+from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
+from codescent.tasks.conversations.dataset import _pair_encoder, parse_template
+from codescent.tasks.task import Prompts
+
+BOS, EOS = 256, 257
+TEXTS = ["Hello  World 12", " a", "naïve Ünï ½ 漢字\n\n x", "xyz <tool> <tool>xyz tool", "fifi ﬁ"]
+
+
+def byte_level(**model: Any) -> Tokenizer:
+    vocabulary = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary |= {"<s>": BOS, "</s>": EOS, "ab": 258, "ll": 259, "llo": 260}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("l", "l"), ("ll", "o")], **model))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in ("<s>", "</s>")])
+    return inner
+
+
+def pieces(model: Any, pre: Any = None, decoder: Any = None) -> Tokenizer:
+    inner = Tokenizer(model)
+    inner.pre_tokenizer = pre
+    inner.decoder = decoder or decoders.Fuse()
+    inner.add_special_tokens(["<s>", "</s>"])
+    return inner
+
+
+def letters(extra: tuple[str, ...] = ()) -> dict[str, int]:
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyzHW12", *extra]
+    return {name: number for number, name in enumerate(names)}
+
+
+def with_(inner: Tokenizer, **parts: Any) -> Tokenizer:
+    for name, part in parts.items():
+        setattr(inner, name, part)
+    return inner
+
+
+def added(inner: Tokenizer, **flags: bool) -> Tokenizer:
+    inner.add_tokens([AddedToken("<tool>", **flags)])
+    return inner
+
+
+def limited(inner: Tokenizer) -> Tokenizer:
+    inner.enable_truncation(3)
+    inner.enable_padding(length=9, pad_id=EOS, pad_token="</s>")
+    return inner
+
+
+ONE, TWO = [("<s>", BOS)], [("<s>", BOS), ("</s>", EOS)]
+TEMPLATE = processors.TemplateProcessing(single="<s> $A", special_tokens=ONE)
+LLAMA_2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+UNIGRAM = [(name, -float(number % 7)) for name, number in letters().items()]
+FOLDERS: dict[str, Callable[[], Tokenizer]] = {
+    "no post-processor": byte_level,
+    "template": lambda: with_(byte_level(), post_processor=TEMPLATE),
+    "template, both ends": lambda: with_(
+        byte_level(), post_processor=processors.TemplateProcessing(single="<s> $A </s>", special_tokens=TWO)
+    ),
+    "template, end": lambda: with_(
+        byte_level(), post_processor=processors.TemplateProcessing(single="$A </s>", special_tokens=TWO[1:])
+    ),
+    "BERT's": lambda: with_(byte_level(), post_processor=processors.BertProcessing(("</s>", EOS), ("<s>", BOS))),
+    "RoBERTa's": lambda: with_(byte_level(), post_processor=processors.RobertaProcessing(("</s>", EOS), ("<s>", BOS))),
+    "byte-level": lambda: with_(byte_level(), post_processor=processors.ByteLevel(trim_offsets=True)),
+    "Llama 3's sequence": lambda: with_(
+        byte_level(), post_processor=processors.Sequence([processors.ByteLevel(trim_offsets=False), TEMPLATE])
+    ),
+    "truncation and padding": lambda: with_(limited(byte_level()), post_processor=TEMPLATE),
+    "prefix space": lambda: with_(byte_level(), pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "digits": lambda: with_(
+        byte_level(),
+        pre_tokenizer=pre_tokenizers.Sequence([
+            pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        ]),
+    ),
+    "split": lambda: with_(
+        byte_level(),
+        pre_tokenizer=pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(r"\p{L}+|\s+|\p{N}"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]),
+    ),
+    "ignore_merges": lambda: byte_level(ignore_merges=True),
+    **{
+        f"normalizer {type(one).__name__}": (lambda one=one: with_(byte_level(), normalizer=one))  # type: ignore[misc]
+        for one in (
+            normalizers.NFC(), normalizers.NFD(), normalizers.NFKC(), normalizers.NFKD(), normalizers.Lowercase(),
+            normalizers.Strip(), normalizers.StripAccents(), normalizers.Nmt(), normalizers.Replace("l", "ab"),
+            normalizers.Prepend("_"), normalizers.BertNormalizer(), normalizers.Sequence([normalizers.NFKC()]),
+        )
+    },
+    "added": lambda: added(byte_level()),
+    "added, strips": lambda: added(byte_level(), lstrip=True, rstrip=True),
+    "added, single word": lambda: added(byte_level(), single_word=True),
+    "added, not normalized": lambda: with_(added(byte_level(), normalized=False), normalizer=normalizers.NFKC()),
+    "Llama 2, byte_fallback": lambda: with_(
+        pieces(
+            models.BPE(
+                letters(("ab", "▁a")), [("a", "b"), ("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+            ),
+            decoder=decoders.Sequence([
+                decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+            ]),
+        ),
+        normalizer=LLAMA_2,
+    ),
+    **{
+        f"fuse_unk {fuses}": (
+            lambda fuses=fuses: pieces(  # type: ignore[misc]
+                models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>", fuse_unk=fuses),
+                pre_tokenizers.Whitespace(),
+            )
+        )
+        for fuses in (True, False)
+    },
+    "continuing prefix and end of a word": lambda: pieces(
+        models.BPE(
+            {"<unk>": 0, "a": 1, "##b": 2, "a</w>": 3, "##b</w>": 4, "ab</w>": 5}, [("a", "##b</w>")],
+            unk_token="<unk>", continuing_subword_prefix="##", end_of_word_suffix="</w>",
+        ),
+        pre_tokenizers.Whitespace(), decoders.BPEDecoder(),
+    ),
+    "unigram": lambda: pieces(
+        models.Unigram(UNIGRAM, 0, True), pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    ),
+    "words": lambda: pieces(
+        models.WordLevel({"<unk>": 0, "Hello": 1, "a": 2}, "<unk>"), pre_tokenizers.WhitespaceSplit()
+    ),
+    "wordpiece": lambda: pieces(
+        models.WordPiece({"<unk>": 0, "a": 1, "##b": 2, "x": 3, "##y": 4, "##z": 5}, unk_token="<unk>"),
+        pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(),
+    ),
+}  # fmt: skip
+
+
+def write(folder: Path, inner: Tokenizer, **settings: Any) -> Path:
+    inner.save(str(folder / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **settings}
+    named = {key: value for key, value in named.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_and_texts_are_those_of_autotokenizer(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, FOLDERS[name]())
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), tokenizer_of(str(path))
+    ours.save(tmp_path / "saved.json")  # what a run and prepared data keep
+    for tokenizer in (ours, load(tmp_path / "saved.json")):
+        for text in TEXTS:
+            ids = [*tokenizer.opening, *tokenizer.encode(text).tolist(), *tokenizer.closing]
+            assert ids == theirs(text).input_ids, text
+            assert tokenizer.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+        assert tokenizer.separator == theirs.eos_token_id
+    # and an export of a run gives them again
+    exported = tmp_path / "out"
+    exported.mkdir()
+    for file, text in tokenizer_files((tmp_path / "saved.json").read_text(), 64)[0].items():
+        (exported / file).write_text(text)
+    again = AutoTokenizer.from_pretrained(exported)
+    assert [again(text).input_ids for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    assert again.eos_token == "</s>"
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json", "config.json", "list", "none"])
+def test_the_end_of_a_document_is_the_one_that_the_folder_names(where: str, tmp_path: Path) -> None:
+    inner = byte_level()
+    inner.add_special_tokens(["[EOS]"])
+    path = write(tmp_path, inner, eos_token="[EOS]" if where == "tokenizer_config.json" else None)
+    end = inner.token_to_id("[EOS]")
+    if where == "special_tokens_map.json":
+        (tmp_path / where).write_text(json.dumps({"eos_token": {"content": "[EOS]", "lstrip": False}}))
+    if where in ("config.json", "list"):
+        file = "config.json" if where == "config.json" else "generation_config.json"
+        (tmp_path / file).write_text(json.dumps({"eos_token_id": [end, 5] if where == "list" else end}))
+    tokenizer = tokenizer_of(str(path))
+    assert tokenizer.separator == (EOS if where == "none" else end)
+    tokenizer.save(tmp_path / "saved.json")
+    assert load(tmp_path / "saved.json").separator == tokenizer.separator
+    assert tokenizer_text(tmp_path) == ((tmp_path / "saved.json").read_text() if where != "none" else path.read_text())
+
+
+def test_documents_begin_and_end_in_every_chunk_and_split(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(str(write(tmp_path, FOLDERS["template"]())))
+    blocks = [Block("abc", True), Block("", True), Block("x" * 400_000, False), Block("y" * 400_000, True)]
+    chunks = list(cut_chunks(blocks, 300_003, True, tokenizer.cut_is_safe))
+    assert [chunk.begins for chunk in chunks] == [True, False]  # validation begins inside a document
+    ids = np.concatenate([encode_segments(tokenizer, chunk.segments, True, chunk.begins) for chunk in chunks]).tolist()
+    assert ids[:6] == [BOS, *tokenizer.encode("abc").tolist(), EOS, BOS, EOS]
+    assert [ids.count(BOS), ids.count(EOS)] == [3, 3]
+    both = tokenizer_of(str(write(tmp_path, FOLDERS["template, both ends"]())))
+    assert document_end(both) == (EOS,)  # the tokenizer's own end is not repeated
+    assert encode_segments(both, [("a", True)], False).tolist() == [BOS, *both.encode("a").tolist(), EOS]
+
+
+def test_only_ids_that_changed_get_another_name_and_files_of_codescent_stay_as_they_were(tmp_path: Path) -> None:
+    def key(path: Path) -> str:
+        return str(make_request("python-stdlib", str(path), 0.1, "text", None).key["tokenizer"])
+
+    plain = write(tmp_path, byte_level())
+    assert key(plain).count(":") == 1
+    begins = write(tmp_path, FOLDERS["template"]())
+    assert key(begins).count(":") == 2
+    assert key(Path(f"bare:{begins}")) == key(begins).rpartition(":")[0]  # the name that earlier versions gave
+    assert tokenizer_of(f"bare:{begins}").opening == ()
+    (tmp_path / "description.json").write_text("{}")  # prepared data: read as it was written
+    assert tokenizer_of(str(begins)).opening == ()
+
+
+def test_prompts_and_pairs_begin_as_the_folder_says(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(str(write(tmp_path, FOLDERS["template"]())))
+    text = tokenizer.encode("Q: a").tolist()
+    assert Prompts(tokenizer).encode("Q: a") == ("Q: a", [BOS, *text])
+    assert Prompts(tokenizer).encode("") == ("", [BOS])
+    encode = _pair_encoder(parse_template("{prompt}{response}"), tokenizer)
+    ids, spans = encode([{"role": "user", "content": "Q: a"}, {"role": "assistant", "content": " b"}])
+    response = tokenizer.encode(" b").tolist()
+    assert ids == [BOS, *text, *response, EOS]
+    assert spans == [(1 + len(text), len(ids))]
+
+
+def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:
+    twice = processors.TemplateProcessing(single="$A <s> $A", special_tokens=ONE)
+    absent = processors.TemplateProcessing(single="<x> $A", special_tokens=[("<x>", 999)])
+    for inner, settings, message in (
+        (byte_level(dropout=0.1), {}, r"model\.dropout = 0\.1: ids would be drawn at random"),
+        (with_(byte_level(), post_processor=twice), {}, r"tokenizer\.json: its post_processor has a text 2 times"),
+        (with_(byte_level(), post_processor=absent), {}, r"adds the ids \[999\], which no token has"),
+        (byte_level(), {"eos_token": "[END]"}, r'"\[END\]": named beside tokenizer\.json, which has no such token'),
+        (byte_level(), {"added_tokens_decoder": {"300": {"content": "<new>"}}}, r'"<new>": named beside'),
+    ):
+        path = write(tmp_path, inner, **settings)
+        with pytest.raises(UserError, match=message):
+            tokenizer_of(str(path))
+    assert tokenizer_of(str(write(tmp_path, byte_level(dropout=0.0)))).separator == EOS
