@@ -17,12 +17,13 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from own_models import Fails, Recomputed, Sliced, Two, data, make, make_optimizer
+from own_models import Fails, HasAside, Recomputed, Sliced, Two, data, make, make_optimizer
 from rank_server import Place
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 import codescent
+from codescent.own.explained import explained
 
 STEPS, BATCH = 20, 12
 
@@ -748,6 +749,30 @@ def clipped(folder: str, strategy: str) -> list[Any]:
     module(torch.ones(1, 2))
     found = [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
     return [str(found[0].dtype), list(found[0].shape), *map(float, found)]
+
+
+def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str]:
+    """For each module with a loss beside its blocks' outputs: the losses of three steps, or a sentence."""
+    ranks = codescent.init(device="cpu")
+    found: list[list[float] | str] = []
+    for how in hows:
+        torch.manual_seed(4)
+        module = HasAside(how)
+        rule = torch.optim.AdamW(module.parameters(), lr=0.01)
+        codescent.distribute(module, rule, strategy)
+        x, losses = torch.randn(4, 6, generator=torch.Generator().manual_seed(ranks.rank)), []
+        try:
+            for _ in range(3):
+                rule.zero_grad()
+                result: Any = module(x)
+                result = result.inner["all"][0] if how == "namespace" else getattr(result, "loss", result)
+                result.backward()
+                rule.step()
+                losses.append(ranks.mean(result))
+            found.append(losses)
+        except RuntimeError as error:
+            found.append(str(explained(error, error.__traceback__)))
+    return found
 
 
 def some_buffers(folder: str) -> list[list[float]]:

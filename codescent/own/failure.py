@@ -20,6 +20,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.launch.once import all_said, say_once
+from codescent.own.explained import explained
 from codescent.own.steps import most_steps
 from codescent.train.addresses import is_local
 from codescent.train.rendezvous import reach, report_failure, tell_those_who_wait
@@ -82,6 +83,8 @@ class ErrorHook:
 
         At a prompt (`python` without a script) it does not: the session goes on.
         """
+        if not self._retired and (in_our_words := explained(error, trace)) is not None:
+            kind, error = UserError, in_our_words
         if not self._retired:
             cause.is_consequence(is_lost_peer(error))
             cause.write_error_file(error, os.environ, most_steps())

@@ -138,13 +138,24 @@ def gathers_on_every_path_(module: nn.Module) -> None:
     So here the outputs of each submodule with weights of its own do the same.
     """
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # whose cause this removes
-    for unit in units(module):
-        inner = {part for other in units(module) if other is not unit for part in other.modules()}
-        others = inner if unit is module else set()
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    inside = {part for unit in sharded if unit is not module for part in unit.modules()}
+    for unit in sharded:
+        outside = inside if unit is module else set[nn.Module]()
         for part in unit.modules():
             holds = any(True for _ in part.parameters(recurse=False))
-            if part is unit or (holds and part not in others):
+            if part is unit or (holds and part not in outside):
                 part.register_forward_hook(partial(_gather_before_backward, unit))
+
+
+def not_gathered(module: nn.Module) -> Iterator[str]:
+    """Names of the units that have weights of their own and whose whole weights are not there now."""
+    for name, unit in module.named_modules():
+        own = any(True for _ in unit.parameters(recurse=False))
+        if own and isinstance(unit, FSDPModule):
+            groups: Any = unit._get_fsdp_state()._fsdp_param_groups
+            if not all(group.is_unsharded for group in groups):
+                yield name or type(unit).__name__
 
 
 def _gather_before_backward(unit: FSDPModule, part: nn.Module, _inputs: object, output: object) -> None:
@@ -153,7 +164,7 @@ def _gather_before_backward(unit: FSDPModule, part: nn.Module, _inputs: object, 
     act = unit._get_fsdp_state()._pre_backward
     kept = [value for name, value in vars(part).items() if name not in _PLAIN_ATTRIBUTES]
     for tensor in {id(tensor): tensor for tensor in _differentiable([output, *kept], DEEPEST)}.values():
-        tensor.register_hook(act)
+        tensor.register_hook(act)  # type: ignore[no-untyped-call]
 
 
 def _differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
