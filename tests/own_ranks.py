@@ -775,6 +775,51 @@ def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str
     return found
 
 
+def batches(folder: str, kind: str) -> list[str]:
+    """Three steps with torch's own sampler, with that of codescent, or with the latter as sampler=: the problems."""
+    ranks = codescent.init(device="cpu")
+    torch.manual_seed(1)
+    module, dataset = nn.Linear(6, 6).double(), data()
+    rule = torch.optim.SGD(module.parameters(), lr=0.1)
+    codescent.distribute(module, rule)
+    options: dict[str, Any] = {"batch_size": 12, "shuffle": True}
+    if kind == "given":
+        options = {"batch_sampler": codescent.sampler(dataset, 12)}
+    elif kind == "twice":
+        options = {"sampler": codescent.sampler(dataset, 12), "batch_size": 12}
+    try:
+        if ranks.is_first:
+            with torch.no_grad():
+                module(torch.ones(1, 6).double())  # not a training batch; nobody waits
+        for x, y in torch.utils.data.DataLoader(dataset, **options):
+            nn.functional.mse_loss(module(x), y).backward()
+            rule.step()
+            ranks.mean(0.0)
+    except codescent.UserError as error:
+        return list(error.problems)
+    return []
+
+
+def tokens(folder: str, strategy: str, parts: int) -> list[float]:
+    """The gradient of the mean over all labels, which are most on the last rank, by the recipe of the docs."""
+    ranks = codescent.init(device="cpu")
+    torch.manual_seed(6)
+    module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5)).double()
+    x, y = torch.randn(8, 6, 4).double(), torch.randint(0, 5, (8, 6))
+    y[:4, 1:] = -100
+    y[5] = -100
+    codescent.distribute(module, torch.optim.SGD(module.parameters(), lr=0.0), strategy)
+    share = 8 // ranks.world_size
+    mine = slice(share * ranks.rank, share * ranks.rank + share)
+    batches = list(zip(x[mine].chunk(parts), y[mine].chunk(parts), strict=True))
+    count = ranks.mean(sum(int((targets != -100).sum()) for _, targets in batches))
+    for number, (inputs, targets) in enumerate(batches):
+        with codescent.accumulate(module) if number < parts - 1 else contextlib.nullcontext():
+            outputs = module(inputs).flatten(0, 1)
+            (nn.functional.cross_entropy(outputs, targets.flatten(), reduction="sum") / count).backward()
+    return [value for parameter in module.parameters() for value in whole(parameter.grad)]
+
+
 def some_buffers(folder: str) -> list[list[float]]:
     """Buffers of which rank 0 alone changes one, and one whose shape is another on each rank."""
     ranks = codescent.init(device="cpu")
