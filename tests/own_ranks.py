@@ -490,6 +490,25 @@ def left(folder: str, first: int) -> None:
         sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
 
 
+def other_calls(folder: str) -> int | None:
+    """Rank 0 alone calls a sharded module once more, after a step: how each rank ends."""
+    ranks = codescent.init(device="cpu", timeout_s=2)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    rule = torch.optim.SGD(module.parameters(), lr=0.1)
+    codescent.distribute(module, rule, "zero3")
+    try:
+        for step in range(4):
+            module(torch.ones(1, 2)).sum().backward()
+            rule.step()
+            if step == 1 and ranks.is_first:
+                with torch.no_grad():
+                    module(torch.ones(1, 2))
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
+        return 1
+    return None
+
+
 def killed(folder: str, **options: Any) -> int:
     """The exit code of a process that logs and is killed then (kill -9)."""
     if pid := os.fork():

@@ -108,6 +108,15 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(run: Run, tmp_path: Path
     assert left.startswith(f"codescent: rank {first} had ended before: ")
 
 
+def test_ranks_that_make_different_calls_are_named_with_their_lines(run: Run, tmp_path: Path) -> None:
+    assert run(2, "other_calls") == [1, 1]
+    (line,) = re.findall(r"^codescent: all ranks waited .*", (tmp_path / "said.txt").read_text(), re.MULTILINE)
+    where = r"at \S+own_ranks\.py:\d+, in (\S+ of backward|\S+) after step \d"
+    found = re.search(f"rank 0 {where}, rank 1 {where}\\.", line)
+    assert found, line
+    assert found[1] != found[2]
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_metrics_after_a_kill_and_a_resume_have_each_step_once(run: Run, tmp_path: Path, before: bool) -> None:
     assert run(2, "killed", resumes=False) == [-9, -9]
