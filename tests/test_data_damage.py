@@ -26,6 +26,7 @@ from codescent.base.errors import UserError
 from codescent.build import task_request
 from codescent.config.sections import Config
 from codescent.data import verified
+from codescent.data.file_array import FileArray, Watched
 from codescent.data.samples import AnyDataset
 from codescent.data.text import chunks, shards
 from codescent.data.text.dataset import open_dataset
@@ -285,6 +286,33 @@ def test_a_bit_that_turned_on_the_disk_itself_is_found(ranks: int, project: Path
         assert done.codes == [2] * ranks, done.said
         assert f"{shard.relative_to(project)}: changed: sha256 " in done.said
         assert not (project / "runs" / f"{verify}{ranks}").exists()
+
+
+def test_a_bit_that_turns_after_the_start_is_found_as_it_is_read(tmp_path: Path, forker: Forker) -> None:
+    """As for data that is too large to be read twice: nothing reads the whole file, and a step reads the block."""
+    make_project(tmp_path)
+    words = ("data.folder=d", "train.num_steps=2", "train.eval_every=0")
+    forker.train(tmp_path, "first", 1, *words)
+    (shard,) = (tmp_path / "d").glob("*/train_000000.bin")
+    (sha256,) = verified.hashes(shard.parent, {shard.name: None})[0].values()
+    array = FileArray(Watched(shard, sha256), "<u2", 0, shard.stat().st_size // 2)
+    right = np.fromfile(shard, "<u2")
+    for first, stop in ((0, len(right)), (3, 5), (2047, 2050), (len(right) - 1, len(right))):
+        assert np.array_equal(array[first:stop], right[first:stop])
+    data = bytearray(shard.read_bytes())
+    data[4096 + 7] ^= 1
+    with shard.open("r+b") as file:
+        file.write(data)
+    # A stamp is taken when a file is opened: that of the changed file, as on a disk that turns a bit.
+    changed = FileArray(Watched(shard, sha256), "<u2", 0, len(right))
+    assert np.array_equal(changed[0:2048], right[0:2048]), "the other blocks are right"
+    with pytest.raises(UserError, match="the 4096 bytes from byte 4096 on are not those that were verified"):
+        changed[2048:2060]
+    verified.compare_reads(False)
+    try:
+        assert len(FileArray(Watched(shard, sha256), "<u2", 0, len(right))[0:4096]) == 4096, 'data.verify = "changed"'
+    finally:
+        verified.compare_reads(True)
 
 
 def test_a_bit_that_turned_in_shards_of_others_and_in_tensors_is_found(tmp_path: Path, forker: Forker) -> None:

@@ -58,6 +58,7 @@ ALLOWED_TO_WRITE = {
     "jobs/ready.py": 1,  # a lock is looked at: nothing is written
     "jobs/tested.py": 1,  # a temporary file that only the user may read
     "launch/agent.py": 1,  # the same
+    "launch/once.py": 4,  # made with O_EXCL, opened through no link, and of this user alone
     "launch/local.py": 2,  # a temporary folder that only the user may enter, and the files in it
     "own/profile.py": 1,  # by the descriptor of a folder that only the user may enter
     "record/run_folder.py": 1,  # the folder is opened, to know it after a renaming
@@ -84,6 +85,7 @@ ALLOWED_TO_READ = {
     "jobs/leftovers.py": 3,
     "launch/environment.py": 1,
     "launch/memory_kills.py": 3,
+    "launch/once.py": 1,
     "launch/watch.py": 3,
     "own/stopping.py": 1,
     "study/runner.py": 1,

@@ -55,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def note() -> Path:
-    (found,) = (cache_folder() / verified.NOTES).iterdir()
+    (found,) = (cache_folder() / verified.NOTES).glob("*.json")
     return found
 
 

@@ -3,13 +3,13 @@ Does not handle signals (early.py, train/stop.py and launch/local.py do). Time l
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from codescent.base.output import warn
+from codescent.base.reading import read_text
 
 LATER = 75
 """Exit code of a run that has saved and asks to be started again: EX_TEMPFAIL of sysexits.h."""
@@ -48,7 +48,7 @@ def reported(code: int, env: Mapping[str, str], *, writes: bool = True) -> int:
         return code
     if writes and not _has_error(path):
         try:
-            Path(path).write_text(f"{code}\n", encoding="ascii")
+            _write(path, f"{code}\n")
         except OSError as error:
             warn(f"codescent: {EXIT_FILE}: {path}: {error.strerror}: this process ends with {code} instead")
             return code
@@ -64,7 +64,7 @@ def report_error(code: int, env: Mapping[str, str]) -> None:
     path = env.get(EXIT_FILE, "")
     if path:
         with suppress(OSError):  # the message is printed, and the code of this process says it
-            Path(path).write_text(f"{code}\n", encoding="ascii")
+            _write(path, f"{code}\n")
 
 
 def forget_code(env: Mapping[str, str]) -> None:
@@ -72,13 +72,17 @@ def forget_code(env: Mapping[str, str]) -> None:
     path = env.get(EXIT_FILE, "")
     if path and _has_error(path):
         with suppress(OSError):
-            os.truncate(path, 0)
+            _write(path, "")
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="ascii")
 
 
 def _has_error(path: str) -> bool:
     """Whether the file has the code of an error, not of a stop."""
     try:
-        text = Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:  # it is not there yet
+        text = read_text(Path(path)).strip()
+    except (OSError, UnicodeDecodeError):  # it is not there yet, or another program's
         return False
     return text.isdecimal() and int(text[:9]) < 128 and int(text[:9]) != LATER

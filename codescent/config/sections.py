@@ -170,9 +170,9 @@ class Data(Section):
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
     verify: Literal["changed", "always"] | None = auto(
-        "when the files of the data are read and hashed before a run: always: in every run; changed: if size or times "
-        "are not those of an earlier reading; auto: always if this takes less than 1 % of the run or the data has at "
-        "most 64 MiB, else changed, which the run then says",
+        "how the files of the data are verified: always: hashed before every run, and compared as they are read; "
+        "changed: hashed if size or times are not those of an earlier reading; auto: as always, but data of more than "
+        "64 MiB is hashed before the run only if that takes less than 1 % of it",
     )
     seq_len: int | None = auto(
         "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1

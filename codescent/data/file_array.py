@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.base.reading import open_regular, open_unbuffered
-from codescent.data.verified import hash_of, stamp_of
+from codescent.data.sums import BLOCK_BYTES, Sums, around, first_wrong
+from codescent.data.verified import hash_of, stamp_of, sums_of
 
 RESTORE = "restore the file, then continue the run: codescent train --resume RUN"
 
@@ -31,6 +32,8 @@ class Watched:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from error
         self._stamp = stamp_of(os.fstat(self._file.fileno()))
+        self._sums: Sums | None = None
+        self._knows_sums = False
 
     def check(self) -> None:
         """Raise UserError if the content has changed or the file cannot be read."""
@@ -47,7 +50,29 @@ class Watched:
         self._stamp = stamp
 
     def read_into(self, buffer: memoryview, offset_bytes: int) -> None:
-        """Fill `buffer` with the bytes from `offset_bytes` on. Raises UserError: too short a file, or unreadable."""
+        """Fill `buffer` with the bytes from `offset_bytes` on.
+
+        Raises UserError: the file is too short or unreadable, or its bytes do not have the checksums that they had when
+        the file was hashed. Where these are not known, nothing is compared.
+        """
+        if not self._knows_sums:  # at the first reading: by then the run has decided whether it compares
+            self._sums, self._knows_sums = sums_of(self.path, self._sha256), True
+        if self._sums is None:
+            self._fill(buffer, offset_bytes)
+            return
+        first, end = around(offset_bytes, len(buffer), self._stamp[0])
+        if end < offset_bytes + len(buffer):
+            raise self._truncated(end)
+        whole = memoryview(bytearray(end - first))
+        self._fill(whole, first)
+        if (wrong := first_wrong(whole, first, self._sums)) is not None:
+            raise UserError(
+                f"{self.path}: changed on the disk, although size and times are the same: the {BLOCK_BYTES} bytes from "
+                f"byte {wrong} on are not those that were verified: {RESTORE}"
+            )
+        buffer[:] = whole[offset_bytes - first : offset_bytes - first + len(buffer)]
+
+    def _fill(self, buffer: memoryview, offset_bytes: int) -> None:
         while buffer:
             try:
                 count = os.preadv(self._file.fileno(), [buffer], offset_bytes)

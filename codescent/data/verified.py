@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,17 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from codescent.base.cache import cache_folder
 from codescent.base.cores import available_cores
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.reading import open_unbuffered
+from codescent.base.reading import open_unbuffered, read_bytes
 from codescent.base.sealed import digest, read_sealed, write_sealed
 from codescent.base.writing import make_parents
 from codescent.data.progress import stage
+from codescent.data.sums import Sums, of_blocks
 
 NOTES = "verified"
-BLOCK_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+MOST_SUMS_BYTES = 1 << 31
+"""Checksums of 2 TiB."""
 LONG_BYTES = 1 << 29
 """Reading at least this many bytes shows a progress bar."""
 SETTLED_NS = 2_000_000_000
@@ -33,6 +40,9 @@ SETTLED_NS = 2_000_000_000
 _from_notes: dict[Path, int] = {}
 """Bytes of each file whose hash this process knows from a note alone."""
 _ignores_notes = False
+_sums: dict[Path, tuple[str, Sums]] = {}
+"""The sha256 and the checksums of each file that this process has hashed, or asked for."""
+_compares_reads = True
 
 Stamp = tuple[int, ...]
 Advance = Callable[[int], None]
@@ -42,6 +52,7 @@ class _Read(NamedTuple):
     sha256: str
     stamp: Stamp
     settled: bool
+    sums: Sums
 
 
 def relied_on() -> dict[Path, int]:
@@ -61,19 +72,60 @@ def without_notes() -> Iterator[None]:
         _ignores_notes = False
 
 
+def compare_reads(wanted: bool) -> None:
+    """From now on what is read of files is compared with `sums_of`, or not."""
+    global _compares_reads
+    _compares_reads = wanted
+
+
+def have_sums(path: Path) -> bool:
+    """Whether checksums of a file that is known by a note are in the note, too."""
+    return bool(_read_cache(path.parent)[1].get(path.name, {}).get("sums"))
+
+
+def sums_of(path: Path, sha256: str) -> Sums | None:
+    """The checksums of a file with this sha256, as this process or an earlier one has computed them; None: unknown."""
+    if not _compares_reads:
+        return None
+    known = _sums.get(path)
+    if known is None:
+        place, files = _read_cache(path.parent)
+        entry = files.get(path.name, {})
+        if place is None or not entry.get("sums"):
+            return None
+        try:
+            data = read_bytes(_place_of_sums(place, path.name), MOST_SUMS_BYTES)
+        except OSError:
+            return None
+        if hashlib.sha256(data).hexdigest() != entry["sums"]:
+            return None
+        known = _sums[path] = entry["sha256"], np.frombuffer(data, "<u4")
+    return known[1] if known[0] == sha256 else None
+
+
 def stamp_of(status: os.stat_result) -> Stamp:
     """Size, mtime, ctime and inode, which change with a file's content. A program can set mtime back, but not ctime."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def hash_of(descriptor: int, advance: Advance = lambda _: None) -> str:
-    """sha256 of an open file; `advance` is called with the size of each piece."""
-    found, buffer, offset = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES)), 0
-    while count := os.preadv(descriptor, [buffer], offset):
-        found.update(buffer[:count])
-        offset += count
-        advance(count)
+def hash_of(descriptor: int) -> str:
+    """sha256 of an open file."""
+    found = hashlib.sha256()
+    for piece in _pieces(descriptor):
+        found.update(piece)
     return found.hexdigest()
+
+
+def _pieces(descriptor: int) -> Iterator[memoryview]:
+    """An open file in pieces of READ_BYTES; the last one may be shorter. A piece is overwritten by the next one."""
+    buffer, offset, filled = memoryview(bytearray(READ_BYTES)), 0, READ_BYTES
+    while filled == READ_BYTES:
+        filled = 0
+        while filled < READ_BYTES and (count := os.preadv(descriptor, [buffer[filled:]], offset + filled)):
+            filled += count
+        if filled:
+            yield buffer[:filled]
+        offset += filled
 
 
 def hashes(
@@ -109,8 +161,9 @@ def hashes(
             continue
         found[path.name] = outcome.sha256
         _from_notes.pop(path, None)
+        _sums[path] = outcome.sha256, outcome.sums
         if outcome.settled:
-            settled[path.name] = {"sha256": outcome.sha256, "stamp": outcome.stamp}
+            settled[path.name] = {"sha256": outcome.sha256, "stamp": outcome.stamp, **_kept(place, path.name, outcome)}
     if settled:
         _write_cache(place, folder, {**known, **settled}, size_bytes)
     return found, problems
@@ -140,13 +193,18 @@ def _read(path: Path, advance: Advance) -> _Read | str:
     try:
         with open_unbuffered(path) as stream:
             before = os.fstat(stream.fileno())
-            sha256 = hash_of(stream.fileno(), advance)
+            found, blocks = hashlib.sha256(), array("I")
+            for piece in _pieces(stream.fileno()):
+                found.update(piece)
+                blocks.extend(of_blocks(piece))
+                advance(len(piece))
             after = os.fstat(stream.fileno())
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
     if stamp_of(before) != stamp_of(after):
         return f"{path}: changed while it was being read"
-    return _Read(sha256, stamp_of(before), began_ns - before.st_ctime_ns > SETTLED_NS)
+    settled = began_ns - before.st_ctime_ns > SETTLED_NS
+    return _Read(found.hexdigest(), stamp_of(before), settled, np.array(blocks, "<u4"))
 
 
 def _stamp(path: Path) -> list[int] | None:
@@ -164,6 +222,25 @@ def _read_cache(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     except UserError:  # the user's home folder is unknown
         return None, {}
     return place, (read_sealed(place) or {}).get("files", {})
+
+
+def _place_of_sums(place: Path, name: str) -> Path:
+    """Beside the note of a folder, the file with the checksums of one of its files."""
+    return place.with_name(f"{place.stem}-{digest(name)[:16]}.crc32")
+
+
+def _kept(place: Path | None, name: str, outcome: _Read) -> dict[str, str]:
+    """Write the checksums of a file beside the note of its folder. Returns what the note says of them; nothing: they
+    cannot be written, and later runs do not know them."""
+    if place is None:
+        return {}
+    data = outcome.sums.tobytes()
+    try:
+        make_parents(place.parent)
+        replace_file(_place_of_sums(place, name), data)
+    except OSError:
+        return {}
+    return {"sums": hashlib.sha256(data).hexdigest()}
 
 
 def _write_cache(place: Path | None, folder: Path, files: Mapping[str, Any], size_bytes: int) -> None:

@@ -262,7 +262,6 @@ class _Steps:
             self.culprit.note(result)
             if self.skipped:
                 self.report.skipped(step, result, self.culprit.of(result.culprit))
-            self._look_at_data(step)
         parts = result.parts(result.step_s)
         self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)

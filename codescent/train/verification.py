@@ -33,7 +33,9 @@ def verify_again(
     verify: Verify, plan: Plan, num_steps: int, dataset: AnyDataset, world: World, opened: Callable[[], AnyDataset]
 ) -> None:
     """Read the files again that only a note says are unchanged, on the first rank of each machine. Collective.
-    Rank 0 says if they are not read again.
+
+    Unless data.verify is "changed", what a step reads is compared with the checksums of the file's blocks, too. So data
+    that is too large to be read twice is checked as it is read. Rank 0 says if neither is done.
 
     Args:
         verify: data.verify; None: auto.
@@ -46,16 +48,24 @@ def verify_again(
     Raises:
         UserError: on every rank: a file has changed although size and times are the same.
     """
+    verified.compare_reads(verify != "changed")
     reads = world.place.rank == 0 or world.place.rank in world.leaders  # the others have the hashes of these ranks
-    largest = max(together(UserError, lambda: sum(verified.relied_on().values()) if reads else 0))
+    known = together(UserError, lambda: _bytes_by_notes() if reads else [0, 0])
+    largest, unsummed = (max(of_rank[place] for of_rank in known) for place in (0, 1))
     wanted = verify or ("always" if largest <= _most_bytes(plan, num_steps, world) else "changed")
     if wanted == "always" and largest:
         world.in_turn(lambda: _read_again(dataset, opened) if reads else None, "verified")
-    elif verify is None and largest and world.is_first:
+    elif verify is None and unsummed and world.is_first:
         warn(
-            f"data: {largest / 1e9:,.1f} GB are not read again, as size and times of the files are those of an earlier "
-            'reading: a bit that turned on the disk is not noticed; data.verify = "always" reads them'
+            f"data: {unsummed / 1e9:,.1f} GB are not read again, as size and times of the files are those of an "
+            'earlier reading: a bit that turned on the disk is not noticed; data.verify = "always" reads them'
         )
+
+
+def _bytes_by_notes() -> list[int]:
+    """The bytes of the files that this process knows from a note alone; and of those without checksums in it."""
+    found = verified.relied_on()
+    return [sum(found.values()), sum(size for path, size in found.items() if not verified.have_sums(path))]
 
 
 def _read_again(dataset: AnyDataset, opened: Callable[[], AnyDataset]) -> None:

@@ -24,6 +24,7 @@ from codescent.base.output import say
 from codescent.base.published import published
 from codescent.base.reading import read_text
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.base.writing import make_folder
 from codescent.build import build, task_request
 from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
@@ -142,8 +143,9 @@ def _publish(
     with published(folder, sum(shard.size_bytes for shard in files)) as hidden:
         write_weights(hidden, files, NUMBER_FORMATS[dtype].code, read, zeros)
         for name, text in texts.items():
-            (hidden / name).parent.mkdir(exist_ok=True)
-            write_synced(hidden / name, text)
+            if (inner := (hidden / name).parent) != hidden:
+                make_folder(inner, hidden)
+            write_synced(hidden / name, text, within=hidden)
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, Any]]:

@@ -170,7 +170,7 @@ def format_hint(data: bytes) -> str:
 def looked_at(path: Path) -> str:
     """The form of a file by its first bytes, decompressed. TEXT: it may be anything, such as an archive, or damaged."""
     try:
-        with path.open("rb") as stream:
+        with io.BufferedReader(open_unbuffered(path)) as stream:
             head = unpacking(path, stream).read(HEAD_BYTES)
     except (OSError, *BAD_ARCHIVE):
         return TEXT
