@@ -27,6 +27,7 @@ from codescent.own.arguments import COUNT, SECONDS, TEXT, number, public, shown
 from codescent.own.failure import ErrorHook, watch
 from codescent.own.gather import gathered
 from codescent.own.stopping import Stopping
+from codescent.own.waits import Waits
 from codescent.train.world import MEET_S, World
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Ranks:
         self._stopping = Stopping(self.world)
         self._has_failed = False  # an exception has left the `with` block
         self._hook = ErrorHook(place, self.world.store, self.world.give_up)
+        self._waits = Waits(self.world.store, place)
         atexit.register(self._at_exit)
 
     @public("codescent: ranks.mean")
@@ -175,6 +177,7 @@ class Ranks:
         atexit.unregister(self._at_exit)
         self._stopping.retire(fails=self._has_failed or hasattr(sys, "last_type"))  # an error that nobody has caught
         self._hook.retire()
+        self._waits.close()
         if self._stopping.is_obeyed and dist.is_initialized():
             self.world.leave()
         for user in self.closing:
