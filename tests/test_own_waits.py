@@ -15,7 +15,7 @@ from codescent.own.waits import told
 SCRIPT = """
 import sys, time, torch, codescent
 how = sys.argv[1]
-ranks = codescent.init(timeout_s=45, device="cpu")
+ranks = codescent.init(timeout_s=30, device="cpu")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -30,7 +30,7 @@ for step in range(6):
         elif how == "gathers":
             ranks.gather(x)  # gathers
         else:
-            time.sleep(20)
+            time.sleep(15)
 """
 LINES = {text: number for number, line in enumerate(SCRIPT.splitlines(), 1) for text in [line.partition("  # ")[2]]}
 

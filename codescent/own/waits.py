@@ -20,9 +20,9 @@ from codescent.base.output import warn
 from codescent.base.rank import Rank
 from codescent.own.steps import most_steps
 
-LOOKS_EVERY_S = 2.0
+LOOKS_EVERY_S = 1.0
 """Seconds between two looks at the main thread."""
-LONG_S = 10.0
+LONG_S = 7.0
 """A wait of so many seconds is written to the store."""
 WAITS_IN = ("torch.distributed", "codescent.strategies.by_messages", "codescent.strategies.collectives")
 """Modules whose functions wait for other ranks."""
