@@ -3,6 +3,8 @@ Does not distribute anything (own_ranks does)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 SAMPLES = 48
+KEPT: list[torch.Tensor] = []
 
 
 class Odd(nn.Module):
@@ -110,6 +113,68 @@ class Recomputed(nn.Module):
         for layer in self.middle:
             x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
         return self.middle[-1](self.h(x)) if self.shared else self.h(x)
+
+
+@dataclass
+class Result:
+    loss: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("loss",)
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+
+class Aside(nn.Module):
+    """A block whose weights decide the loss by other tensors than the one it returns: `how` says by which.
+
+    KEPT has the tensors that no module knows.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.a, self.route, self.filter = nn.Linear(6, 6), nn.Linear(6, 4), nn.Conv1d(1, 2, 3)
+        self.gate = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "input in place":
+            x *= 2
+        y = x + torch.tanh(self.a(x))
+        match self.how:
+            case "attribute":
+                self.aside = {"losses": [(x @ self.gate).logsumexp(-1).mean()]}
+            case "penalty":
+                self.aside = {"losses": [self.a.weight.square().sum()]}
+            case "closure":
+                KEPT.append(self.route(x).logsumexp(-1).mean())
+            case "convolution":
+                KEPT.append(self.filter(x[:, None]).square().mean())
+            case "own weight":
+                KEPT.append((x @ self.gate).logsumexp(-1).mean())
+        return y[None] if self.how == "view" else y
+
+
+class HasAside(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.layers = nn.ModuleList([Aside(how) for _ in range(2)])
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        KEPT.clear()
+        for block in self.layers:
+            before, x = x, block(x * 1)
+            if self.how == "view":
+                x = x[0]
+                x += 0.5 * before
+        sides = [*KEPT, *(one for block in self.layers for one in getattr(block, "aside", {}).get("losses", []))]
+        loss = self.out(x).square().mean() + 0.1 * sum(sides)
+        results = {"object": Result, "slots": Slotted, "namespace": lambda one: SimpleNamespace(inner={"all": [one]})}
+        return results.get(self.how, lambda one: one)(loss)
 
 
 class Fails(torch.autograd.Function):

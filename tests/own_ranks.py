@@ -17,12 +17,13 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from own_models import Fails, Recomputed, Sliced, Two, data, make, make_optimizer
+from own_models import Fails, HasAside, Recomputed, Sliced, Two, data, make, make_optimizer
 from rank_server import Place
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 import codescent
+from codescent.own.explained import explained
 
 STEPS, BATCH = 20, 12
 
@@ -49,7 +50,7 @@ def walk(
                 loss += part.detach()
             norm = 0.0
             if clip == "ours":
-                norm = codescent.clip_(module, 0.5)
+                norm = float(codescent.clip_(module, 0.5))
             elif clip == "torch":
                 found = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
                 norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
@@ -489,6 +490,25 @@ def left(folder: str, first: int) -> None:
         sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
 
 
+def other_calls(folder: str) -> int | None:
+    """Rank 0 alone calls a sharded module once more, after a step: how each rank ends."""
+    ranks = codescent.init(device="cpu", timeout_s=2)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    rule = torch.optim.SGD(module.parameters(), lr=0.1)
+    codescent.distribute(module, rule, "zero3")
+    try:
+        for step in range(4):
+            module(torch.ones(1, 2)).sum().backward()
+            rule.step()
+            if step == 1 and ranks.is_first:
+                with torch.no_grad():
+                    module(torch.ones(1, 2))
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
+        return 1
+    return None
+
+
 def killed(folder: str, **options: Any) -> int:
     """The exit code of a process that logs and is killed then (kill -9)."""
     if pid := os.fork():
@@ -737,8 +757,8 @@ def sliced(folder: str, strategy: str) -> dict[str, Any]:
     return {name: whole(tensor) for name, tensor in module.state_dict().items()}
 
 
-def clipped(folder: str, strategy: str) -> list[float]:
-    """The norm after a forward pass without backward, and after clipping once more."""
+def clipped(folder: str, strategy: str) -> list[Any]:
+    """What `clip_` returns; the norm after a forward pass without backward, and after clipping once more."""
     codescent.init(device="cpu")
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for parameter in module.parameters():
@@ -746,7 +766,77 @@ def clipped(folder: str, strategy: str) -> list[float]:
     codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
     module(torch.ones(1, 2)).sum().backward()
     module(torch.ones(1, 2))
-    return [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
+    found = [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
+    return [str(found[0].dtype), list(found[0].shape), *map(float, found)]
+
+
+def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str]:
+    """For each module with a loss beside its blocks' outputs: the losses of three steps, or a sentence."""
+    ranks = codescent.init(device="cpu")
+    found: list[list[float] | str] = []
+    for how in hows:
+        torch.manual_seed(4)
+        module = HasAside(how)
+        rule = torch.optim.AdamW(module.parameters(), lr=0.01)
+        codescent.distribute(module, rule, strategy)
+        x, losses = torch.randn(4, 6, generator=torch.Generator().manual_seed(ranks.rank)), []
+        try:
+            for _ in range(3):
+                rule.zero_grad()
+                result: Any = module(x)
+                result = result.inner["all"][0] if how == "namespace" else getattr(result, "loss", result)
+                result.backward()
+                rule.step()
+                losses.append(ranks.mean(result))
+            found.append(losses)
+        except RuntimeError as error:
+            found.append(str(explained(error, error.__traceback__)))
+    return found
+
+
+def batches(folder: str, kind: str) -> list[str]:
+    """Three steps with torch's own sampler, with that of codescent, or with the latter as sampler=: the problems."""
+    ranks = codescent.init(device="cpu")
+    torch.manual_seed(1)
+    module, dataset = nn.Linear(6, 6).double(), data()
+    rule = torch.optim.SGD(module.parameters(), lr=0.1)
+    codescent.distribute(module, rule)
+    options: dict[str, Any] = {"batch_size": 12, "shuffle": True}
+    if kind == "given":
+        options = {"batch_sampler": codescent.sampler(dataset, 12)}
+    elif kind == "twice":
+        options = {"sampler": codescent.sampler(dataset, 12), "batch_size": 12}
+    try:
+        if ranks.is_first:
+            with torch.no_grad():
+                module(torch.ones(1, 6).double())  # not a training batch; nobody waits
+        for x, y in torch.utils.data.DataLoader(dataset, **options):
+            nn.functional.mse_loss(module(x), y).backward()
+            rule.step()
+            ranks.mean(0.0)
+    except codescent.UserError as error:
+        return list(error.problems)
+    return []
+
+
+def tokens(folder: str, strategy: str, parts: int) -> list[float]:
+    """The gradient of the mean over all labels, which are most on the last rank, by the recipe of the docs."""
+    ranks = codescent.init(device="cpu")
+    torch.manual_seed(6)
+    module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5)).double()
+    x, y = torch.randn(8, 6, 4).double(), torch.randint(0, 5, (8, 6))
+    y[:4, 1:] = -100
+    y[5] = -100
+    codescent.distribute(module, torch.optim.SGD(module.parameters(), lr=0.0), strategy)
+    share = 8 // ranks.world_size
+    mine = slice(share * ranks.rank, share * ranks.rank + share)
+    batches = list(zip(x[mine].chunk(parts), y[mine].chunk(parts), strict=True))
+    count = ranks.mean(sum(int((targets != -100).sum()) for _, targets in batches))
+    for number, (inputs, targets) in enumerate(batches):
+        with codescent.accumulate(module) if number < parts - 1 else contextlib.nullcontext():
+            outputs = module(inputs).flatten(0, 1)
+            (nn.functional.cross_entropy(outputs, targets.flatten(), reduction="sum") / count).backward()
+    return [value for parameter in module.parameters() for value in whole(parameter.grad)]
 
 
 def some_buffers(folder: str) -> list[list[float]]:

@@ -405,9 +405,39 @@ def test_values_arrive_however_they_lie_in_memory(run: Run, strategy: str) -> No
 @pytest.mark.parametrize("strategy", ["zero1", "zero2"])
 def test_clipping_after_a_forward_pass_without_backward(run: Run, strategy: str) -> None:
     wanted = run(1, "clipped", strategy="ddp")[0]
-    assert wanted[0] > wanted[1]
+    assert wanted[:2] == ["torch.float64", []]
+    assert wanted[2] > wanted[3]
     for found in run(2, "clipped", strategy=strategy):
-        assert found == pytest.approx(wanted, rel=1e-5)
+        assert found[:2] == wanted[:2]
+        assert found[2:] == pytest.approx(wanted[2:], rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+def test_the_gradient_of_a_mean_over_labels_that_lie_unequally_over_the_ranks(run: Run, strategy: str) -> None:
+    (wanted,) = run(1, "tokens", strategy="ddp", parts=1)
+    for parts in (1, 2):
+        for found in run(2, "tokens", strategy=strategy, parts=parts):
+            assert found == pytest.approx(wanted, rel=1e-10, abs=1e-12)
+
+
+def test_weights_are_gathered_on_every_path_of_the_backward_pass(run: Run) -> None:
+    hows = ["attribute", "penalty", "closure", "convolution", "view", "object", "slots", "namespace"]
+    wanted = run(2, "aside", strategy="ddp", hows=hows)[0]
+    for found in run(2, "aside", strategy="zero3", hows=hows):
+        for how, mine, other in zip(hows, found, wanted, strict=True):
+            assert mine == pytest.approx(other, rel=1e-5), how
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("own weight", "zero3: backward reached the weights of layers.0 or layers.1 before they were gathered"),
+        ("input in place", "zero3: layers.1 changes its input in place: write"),
+    ],
+)
+def test_what_sharded_blocks_cannot_do_is_one_sentence_with_the_block(run: Run, how: str, said: str) -> None:
+    for (found,) in run(2, "aside", strategy="zero3", hows=[how]):
+        assert found.startswith(f"codescent.distribute: {said}"), found
 
 
 def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:

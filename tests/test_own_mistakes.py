@@ -87,6 +87,18 @@ def test_a_script_that_forgets_init_is_told_so_by_each_name(run: Run, tmp_path: 
     assert re.match(r"error: \S+/own_ranks\.py:\d+: codescent.save: the ranks are not connected: call", line), line
 
 
+def test_a_sampler_that_is_forgotten_or_given_as_another_argument_is_told(run: Run, tmp_path: Path) -> None:
+    said = {}
+    for kind in ("forgotten", "given", "twice"):
+        problems = run(2, "batches", kind=kind)
+        said[kind] = (tmp_path / "said.txt").read_text()
+        assert problems == [problems[0]] * 2
+        assert bool(problems[0]) == (kind == "twice")
+    assert "codescent.sampler: it was given as sampler=" in problems[0][0]
+    assert said["forgotten"].count("the first training batch is the same on ranks 0, 1") == 1
+    assert "first training batch" not in said["given"]
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rank_that_leaves_the_others_waiting_is_named(run: Run, tmp_path: Path, first: int) -> None:
     run(2, "left", first=first)
@@ -94,6 +106,15 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(run: Run, tmp_path: Path
     failed, left = [line for line in lines if line.startswith("codescent: ")]
     assert failed.startswith(f"codescent: rank {1 - first} failed: RuntimeError: ")
     assert left.startswith(f"codescent: rank {first} had ended before: ")
+
+
+def test_ranks_that_make_different_calls_are_named_with_their_lines(run: Run, tmp_path: Path) -> None:
+    assert run(2, "other_calls") == [1, 1]
+    (line,) = re.findall(r"^codescent: all ranks waited .*", (tmp_path / "said.txt").read_text(), re.MULTILINE)
+    where = r"at \S+own_ranks\.py:\d+, in (\S+ of backward|\S+) after step \d"
+    found = re.search(f"rank 0 {where}, rank 1 {where}\\.", line)
+    assert found, line
+    assert found[1] != found[2]
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -13,6 +13,7 @@ from torch import nn
 from codescent.base.dtypes import TRAINED
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.own.waits import note_call
 from codescent.plan.wire import Wire
 from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.ddp import BucketedGradients, buckets
@@ -72,6 +73,8 @@ class AveragedGradients:
         self.part_of: dict[torch.Tensor, _OneDtype] = {p: part for part in self.parts for p in part.parameters}
 
     def _on_forward(self, _module: nn.Module, _inputs: object) -> None:
+        if not (torch.compiler.is_compiling() or in_backward()):
+            note_call()
         if self.running and not in_backward():  # during backward, a forward pass is a recomputation
             self._forget()
 

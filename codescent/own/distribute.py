@@ -22,6 +22,7 @@ from codescent.operators.products import sum_wide
 from codescent.own import registry
 from codescent.own.arguments import COUNT, FINITE, MODULE, MODULES, MOMENTUM, OPTIMIZER, POSITIVE, TEXT, number, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
+from codescent.own.batches import FirstBatches
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import divide_, hand_over
@@ -29,7 +30,7 @@ from codescent.own.rounds import Options, Rounds
 from codescent.own.session import Ranks, everywhere, joined
 from codescent.plan.wire import Wire
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
-from codescent.train.norm import gradient_norm
+from codescent.train.norm import gradient_square
 
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 """Strategy name to ZeRO stage; 0 is plain data parallelism. "fsdp" is torch's name of stage 3."""
@@ -163,7 +164,8 @@ def distribute(
         parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
     rounds = None if average_every is None else Rounds(module, options)
     averaged = AveragedGradients(module, whole if rounds is None else [], parts, bucket_bytes, Wire.parse(wire))
-    for one in (averaged,) if rounds is None else (averaged, rounds):
+    batches = FirstBatches(module, optimizer, ranks.world.store, ranks.world.place)
+    for one in (averaged, batches) if rounds is None else (averaged, batches, rounds):
         ranks.closing.add(one)
         # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.
         finalize(module, one.close).atexit = False
@@ -208,11 +210,15 @@ def accumulate(module: nn.Module) -> Iterator[None]:
 
 @public("codescent.clip_", module=MODULE, max_norm=POSITIVE)
 @torch.no_grad()
-def clip_(module: nn.Module, max_norm: float) -> float:
+def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the module's gradients so that their global norm is at most `max_norm`. Collective.
 
     It does what torch.nn.utils.clip_grad_norm_ does, with every strategy, and for sharded and replicated parameters
-    together. A norm that is not finite makes every gradient NaN or zero, as in torch. Returns the norm before scaling.
+    together. A norm that is not finite makes every gradient NaN or zero, as in torch. The host does not wait for the
+    device.
+
+    Returns:
+        The norm before scaling, a tensor without dims in fp64, on the module's device.
 
     Args:
         module: a distributed module, or a part of one.
@@ -227,23 +233,31 @@ def clip_(module: nn.Module, max_norm: float) -> float:
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    square = torch.tensor(_square(parts), dtype=torch.float64)
+    device = next((gradient.device for gradient in gradients), torch.device("cpu"))
+    square = _square(parts, device)
     mesh = next((gradient.device_mesh for gradient in gradients if isinstance(gradient, DTensor)), None)
     if mesh is not None:
-        square = square.to(mesh.device_type)
         dist.all_reduce(square, group=mesh.get_group("dp_shard"))
-    norm = float((square + _square(whole)).sqrt())
-    scale = float(max_norm) / (norm + 1e-6)
-    if not scale >= 1:
-        torch._foreach_mul_([*parts, *whole], scale)
+    norm = (square + _square(whole, device)).sqrt()
+    scale = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
+    for kind, of_kind in _by_dtype([*parts, *whole]).items():
+        torch._foreach_mul_(of_kind, scale.to(torch.promote_types(kind, torch.float32)))
     return norm
 
 
-def _square(gradients: Sequence[torch.Tensor]) -> float:
-    """The squared norm of gradients that may have several dtypes."""
-    kinds = dict.fromkeys(gradient.dtype for gradient in gradients)
-    norms = [gradient_norm([gradient for gradient in gradients if gradient.dtype == kind]) for kind in kinds]
-    return float(sum(norm * norm for norm in norms))
+def _square(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The squared norm of gradients that may have several dtypes: [], fp64, on the device, without waiting for it."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for of_kind in _by_dtype(gradients).values():
+        total += gradient_square(of_kind)
+    return total
+
+
+def _by_dtype(gradients: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        found.setdefault(gradient.dtype, []).append(gradient)
+    return found
 
 
 def _after_each_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import distribute_tensor as distribute
 
-from codescent.strategies.fully_shard import own_parameters, send_ourselves, shard_units_
+from codescent.strategies.fully_shard import gathers_on_every_path_, own_parameters, send_ourselves, shard_units_
 
 
 def divide_(module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: DeviceMesh) -> list[nn.Parameter]:
@@ -36,6 +36,7 @@ def divide_(module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: De
     shard_units_(module, blocks, mesh, freed=freed, whole=whole, divisor=float(mesh.size()))
     if mesh.device_type == "cpu":  # on CUDA fully_shard sends on streams of its own
         send_ourselves(module)
+    gathers_on_every_path_(module)
     return whole
 
 

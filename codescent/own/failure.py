@@ -20,6 +20,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.launch.once import all_said, say_once
+from codescent.own.explained import explained
 from codescent.own.steps import most_steps
 from codescent.train.addresses import is_local
 from codescent.train.rendezvous import reach, report_failure, tell_those_who_wait
@@ -33,6 +34,12 @@ ENDED = "codescent_ended"
 """Key that a rank sets when it leaves the others."""
 PATIENCE = timedelta(seconds=5)
 """How long a rank waits for the others, to learn whether one of them prints the same error."""
+WAITED = "codescent_waited"
+"""Key under which a rank that waited for the others in vain writes its line of the script."""
+WAITED_S = timedelta(seconds=2)
+"""How long a rank waits for the lines of the others. Their waits end with its own, or soon after."""
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce", "scatter")
+"""How the names of functions begin that wait for other ranks."""
 ALIKE_S = 2.0
 """Seconds in which all ranks of this machine find the same error. Otherwise those that wait for this one are told."""
 NOT_THE_USERS = ("codescent", "contextlib", "torch")
@@ -82,6 +89,8 @@ class ErrorHook:
 
         At a prompt (`python` without a script) it does not: the session goes on.
         """
+        if not self._retired and (in_our_words := explained(error, trace)) is not None:
+            kind, error = UserError, in_our_words
         if not self._retired:
             cause.is_consequence(is_lost_peer(error))
             cause.write_error_file(error, os.environ, most_steps())
@@ -93,13 +102,17 @@ class ErrorHook:
                 return
             raise SystemExit(error.exit_code)
         self._ends(error)
+        self._waited(error, trace)
         self._before(kind, error, trace)
         self._ends(error, said=True)
         if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):
             return
         mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}", "who": cause.place(most_steps())}
         try:
-            self._name_first(mine, self._claim(mine))
+            first = self._claim(mine)
+            self._name_first(mine, first)
+            if is_lost_peer(error):
+                self._name_lines(is_first=first == mine)
         except RuntimeError:  # the store has ended, and so has rank 0, which serves it
             output.warn(f"codescent: {_words(mine)}")
             output.warn(
@@ -132,6 +145,36 @@ class ErrorHook:
         output.warn(f"codescent: {ends}{_words(first)}")
         if left:
             output.warn(f"codescent: rank {', '.join(left)} had ended before: every rank must make the same calls")
+
+    def _waited(self, error: BaseException, trace: TracebackType | None) -> None:
+        """If this rank has waited for the others in vain, write for them where."""
+        if is_lost_peer(error) and not (self._retired or self._alone or self.store is None):
+            after = f" after step {steps}" if (steps := most_steps()) else ""
+            with suppress(RuntimeError):  # rank 0, which serves the store, has ended
+                self.store.set(
+                    f"{WAITED} {self._rank}", f"at {_place(trace).removesuffix(': ')}{_within(trace)}{after}"
+                )
+
+    def _name_lines(self, *, is_first: bool) -> None:
+        """If every rank has waited in vain, none has failed. Say where each waited, unless all did at one place."""
+        assert self.store is not None
+        assert self.place is not None
+        keys = [f"{WAITED} {rank}" for rank in range(self.place.world_size)]
+        try:
+            self.store.wait(keys, WAITED_S)
+            if not is_first:  # rank 0 serves the store, and a launcher ends all ranks when one ends
+                return self.store.wait([f"{WAITED} read"], WAITED_S)
+            places = [place.decode() for place in self.store.multi_get(keys)]
+        except RuntimeError:  # another rank has failed, or stands still: other messages name it
+            return
+        if len(set(places)) > 1:
+            listed = ", ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
+            output.warn(
+                f"codescent: all ranks waited for each other: {listed}. Every rank must make the same calls, also of "
+                "the module"
+            )
+        with suppress(RuntimeError):
+            self.store.set(f"{WAITED} read", "")
 
     def _left(self) -> list[str]:
         """The ranks that have left: this one may have waited for them."""
@@ -209,3 +252,11 @@ def _place(trace: TracebackType | None) -> str:
     frames = [(str(frame.f_globals.get("__name__")), frame, line) for frame, line in walk_tb(trace)]
     users = [(frame, line) for name, frame, line in frames if name.partition(".")[0] not in NOT_THE_USERS]
     return f"{users[-1][0].f_code.co_filename}:{users[-1][1]}: " if users else ""
+
+
+def _within(trace: TracebackType | None) -> str:
+    """In which collective of a line this rank has waited: a call of a module and a backward pass have several."""
+    names = [frame.f_code.co_name.strip("_") for frame, _ in walk_tb(trace)]
+    found = [name for name in names if name.startswith(COLLECTIVES)]
+    in_backward = " of backward" if "engine_run_backward" in names else ""
+    return f", in {found[-1].replace('_', '-')}{in_backward}" if found else in_backward.replace(" of", ", in")

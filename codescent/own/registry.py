@@ -71,6 +71,11 @@ def add(
     _modules[module] = Distributed(strategy, averaged, known, replaced, options, rounds)
 
 
+def everything() -> list[tuple[nn.Module, Distributed]]:
+    """All modules that are distributed."""
+    return list(_modules.items())
+
+
 def strategy_of(module: nn.Module) -> str | None:
     """The strategy by which a module, or a trained parameter of it, is distributed already; None: it is not."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

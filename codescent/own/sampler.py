@@ -4,6 +4,7 @@ Does not read samples, and does not store permutations: data/loader.py computes 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sized
 
 import torch
@@ -46,7 +47,16 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
         The epoch is chosen when the first batch is read, not when the iterator is created: a DataLoader with workers
         creates two iterators and uses only the second.
+
+        Raises:
+            UserError: a DataLoader has it as sampler=, and so would take its batches for samples.
         """
+        caller = sys._getframe(1).f_locals.get("self")  # whoever reads the first batch
+        if isinstance(caller, torch.utils.data.BatchSampler):
+            raise UserError(
+                "codescent.sampler: it was given as sampler=, so a batch of batches would be one step: give "
+                "DataLoader(dataset, batch_sampler=codescent.sampler(dataset, batch_size)), without batch_size="
+            )
         epoch, first = self.epoch, self._first_step
         self.epoch, self._first_step = epoch + 1, 0
         step, end = epoch * len(self) + first, (epoch + 1) * len(self)

@@ -27,10 +27,12 @@ from codescent.own.arguments import COUNT, SECONDS, TEXT, number, public, shown
 from codescent.own.failure import ErrorHook, watch
 from codescent.own.gather import gathered
 from codescent.own.stopping import Stopping
+from codescent.own.waits import Waits
 from codescent.train.world import MEET_S, World
 
 if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
+    from codescent.own.batches import FirstBatches
     from codescent.own.rounds import Rounds
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -56,11 +58,12 @@ class Ranks:
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
         dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
-        self.closing: WeakSet[AveragedGradients | Rounds] = WeakSet()
+        self.closing: WeakSet[AveragedGradients | FirstBatches | Rounds] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
         self._stopping = Stopping(self.world)
         self._has_failed = False  # an exception has left the `with` block
         self._hook = ErrorHook(place, self.world.store, self.world.give_up)
+        self._waits = Waits(self.world.store, place)
         atexit.register(self._at_exit)
 
     @public("codescent: ranks.mean")
@@ -174,6 +177,7 @@ class Ranks:
         atexit.unregister(self._at_exit)
         self._stopping.retire(fails=self._has_failed or hasattr(sys, "last_type"))  # an error that nobody has caught
         self._hook.retire()
+        self._waits.close()
         if self._stopping.is_obeyed and dist.is_initialized():
             self.world.leave()
         for user in self.closing:

@@ -3,7 +3,11 @@ Does not choose ZeRO stage, dtype or memory (host or device): shards.py does; fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import warnings
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -13,6 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into, start_all_gather
+
+DEEPEST = 4
+"""How deep the result of a module is searched for tensors: objects in objects."""
+_PLAIN = (int, float, str, bytes, type(None))
+_PLAIN_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""The attributes of a module that hold no results of its forward pass: parameters, submodules, hooks."""
 
 
 def shard_units_(
@@ -118,3 +128,63 @@ def _free_without_backward(module: nn.Module, _inputs: object, _output: object) 
     """Free the gathered weights after a forward pass without gradients, because no backward pass will free them."""
     if not torch.is_grad_enabled():
         free_gathered(module)
+
+
+def gathers_on_every_path_(module: nn.Module) -> None:
+    """Gather a unit's weights before backward reaches any tensor that was computed with them.
+
+    fully_shard gathers them when the gradient of the unit's output arrives, if it finds a tensor in the output. A loss
+    that a block keeps aside reaches its weights by another way, and so does a change in place of a view of the output.
+    So here the outputs of each submodule with weights of its own do the same.
+    """
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # whose cause this removes
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    inside = {part for unit in sharded if unit is not module for part in unit.modules()}
+    for unit in sharded:
+        outside = inside if unit is module else set[nn.Module]()
+        for part in unit.modules():
+            holds = any(True for _ in part.parameters(recurse=False))
+            if part is unit or (holds and part not in outside):
+                part.register_forward_hook(partial(_gather_before_backward, unit))
+
+
+def not_gathered(module: nn.Module) -> Iterator[str]:
+    """Names of the units that have weights of their own and whose whole weights are not there now."""
+    for name, unit in module.named_modules():
+        own = any(True for _ in unit.parameters(recurse=False))
+        if own and isinstance(unit, FSDPModule):
+            groups: Any = unit._get_fsdp_state()._fsdp_param_groups
+            if not all(group.is_unsharded for group in groups):
+                yield name or type(unit).__name__
+
+
+def _gather_before_backward(unit: FSDPModule, part: nn.Module, _inputs: object, output: object) -> None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    act = unit._get_fsdp_state()._pre_backward
+    kept = [value for name, value in vars(part).items() if name not in _PLAIN_ATTRIBUTES]
+    for tensor in {id(tensor): tensor for tensor in _differentiable([output, *kept], DEEPEST)}.values():
+        tensor.register_hook(act)  # type: ignore[no-untyped-call]
+
+
+def _differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """The tensors with a gradient function in a value of any type, and the tensors of which they are views."""
+    if isinstance(value, torch.Tensor):
+        for tensor in (value, value._base):
+            if tensor is not None and tensor.grad_fn is not None:
+                yield tensor
+    elif depth and not isinstance(value, (nn.Module, type, ModuleType, *_PLAIN)):
+        parts: list[Any] = [*getattr(value, "__dict__", {}).values()]
+        parts += [getattr(value, name, None) for name in _slots(type(value))]
+        if isinstance(value, Mapping):
+            parts += value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            parts += value
+        for part in parts:
+            yield from _differentiable(part, depth - 1)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for one in kind.__mro__:
+        slots = vars(one).get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
