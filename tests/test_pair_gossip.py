@@ -103,7 +103,7 @@ def pair() -> Iterator[tuple[PairExchange, PairExchange, Client]]:
     active, passive = found
     listener = listen("127.0.0.1")
     server = Server(listener, KEY, Neighbour(passive, None), 1, range(2))
-    client = Client(listener.getsockname()[:2], KEY, 0, "rank 1", timeout_s=20)
+    client = Client(listener.getsockname()[:2], KEY, 0, "rank 1", {"host": "here"}, timeout_s=20)
     active.clients = {1: client}
     with closing(server), closing(client), closing(active), closing(passive):
         yield active, passive, client

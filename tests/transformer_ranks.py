@@ -23,7 +23,12 @@ from codescent.strategies import Candidate, TensorParallel, ThisRank, serving, t
 DEGREE, BATCH, CHUNK = 2, 3, 4
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "hidden_dim": 16, "ffn_dim": 24}
 SIZES |= {"vocab_size": 37, "source_len": 6, "target_len": 4}
-KINDS = {"allreduce_": "all_reduce", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter"}
+KINDS = {
+    "allreduce_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "send": "send",
+}
 CASES: list[dict[str, Any]] = [
     {"splits": splits, "recompute": recompute, "options": options}
     for splits in (True, False)
@@ -108,7 +113,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("c10d::")
         if name in KINDS:
-            payload = args[0][0] if name == "allreduce_" else args[0] if "gather" in name else args[1]
+            payload = args[0][0] if name in ("allreduce_", "send") else args[0] if "gather" in name else args[1]
             self.issued.append([KINDS[name], self.verb, payload.numel() * payload.element_size()])
         return func(*args, **(kwargs or {}))
 

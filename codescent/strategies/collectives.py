@@ -58,7 +58,7 @@ class Awaited(dist.Work):
     @property
     def received(self) -> list[torch.Tensor]:
         """Memory that the collective itself holds until it is done."""
-        return getattr(self.work, "received", [])
+        return self.work.received if isinstance(self.work, SumOfParts) else []
 
     def wait(self, *timeout: Any) -> bool:
         """Wait until the collective is done."""
