@@ -4,6 +4,7 @@ Does not run a verb: test_interchange does."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from codescent.huggingface import KINDS, tokens
 from codescent.huggingface.folder import keys_of_model, open_folder, parts_of
 from codescent.huggingface.kind import INERT, NEUTRAL
 from codescent.huggingface.read import box
+from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.tokens import CONTROLS, Controls, tokenizer_files, tokenizer_text
 from codescent.huggingface.write import shards, write_weights
 from codescent.models import SIZES, shape_of
@@ -315,7 +317,7 @@ def test_each_way_is_the_other_backwards(build: Callable[[], Any], tmp_path: Pat
     made.mkdir()
     files = shards([part for parts in folder.parts.values() for part in parts], "F32", 9_000)
     assert max(file.size_bytes for file in files if len(file.parts) > 1) <= 9_000
-    write_weights(made, files, "F32", lambda name, at: box(folder, name, at), frozenset())
+    write_weights(made, files, "F32", lambda name, at: box(folder, name, at), frozenset(), Rounding("fp32"))
     found = {name: tensor for file in files for name, tensor in load_file(made / file.file).items()}
     expected = load_file(tmp_path / "model.safetensors")
     assert found.keys() == expected.keys()
@@ -557,3 +559,18 @@ def test_damaged_control_tokens_of_a_run_are_refused(files: dict[str, Any], tmp_
     (tmp_path / CONTROLS).write_text(json.dumps({"ids": {}, "files": files}))
     with pytest.raises(UserError, match=CONTROLS):
         Controls.of_run(tmp_path)
+
+
+def test_a_dtype_that_makes_values_infinite_is_refused() -> None:
+    rounding = Rounding("fp16")
+    for name, value in (("small", 2.0), ("large", 7e4), ("nothing", 0.0), ("no number", math.nan)):
+        wide = torch.tensor([value, 1.0])
+        rounding.add(wide, wide.half())
+        rounding.end(name)
+    assert rounding.infinite == ["large"]
+    with pytest.raises(UserError, match=r"--dtype fp16: 1 tensor would have infinite values \(large\)"):
+        rounding.check()
+    exact = Rounding("bf16")
+    exact.add(torch.tensor([2.0, 1.0]), torch.tensor([2.0, 1.0], dtype=torch.bfloat16))
+    exact.end("small")
+    assert list(exact.lines()) == ["every value is the trained one"]

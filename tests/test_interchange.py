@@ -144,16 +144,25 @@ def test_there_and_back_is_bitwise(name: str, project: Path, tmp_path: Path) -> 
     assert bool(added) == (name == "gpt2-plain")
 
 
-def test_number_formats(project: Path, tmp_path: Path) -> None:
-    """The run's by default; each is the master weights, rounded once."""
-    path = project / "runs" / "gpt2-bf16"
+def test_number_formats(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's by default; each is the master weights, rounded once. What rounding changes is said."""
+    path, said = project / "runs" / "gpt2-bf16", dict[str, str]()
     for dtype, words in (("bf16", []), ("fp32", ["--dtype", "fp32"]), ("fp16", ["--dtype", "fp16"])):
         assert run(["export", str(path), str(tmp_path / dtype), *words]) == 0
+        said[dtype] = capsys.readouterr().out.splitlines()[1]
     wide = stored(tmp_path / "fp32")
     assert torch.equal(wide["transformer.wte.weight"], weights(path)["model.tok.weight"])
     for dtype, torch_dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         assert same(stored(tmp_path / dtype), {name: tensor.to(torch_dtype) for name, tensor in wide.items()})
         assert AutoModelForCausalLM.from_pretrained(tmp_path / dtype, dtype="auto").dtype is torch_dtype
+        far = {name: (tensor - tensor.to(torch_dtype).float()).norm() / tensor.norm() for name, tensor in wide.items()}
+        name = max(far, key=lambda one: float(far[one].nan_to_num()))
+        rounded = sum(bool(one > 0) for one in far.values())
+        assert (
+            said[dtype]
+            == f"{dtype} rounds {rounded} of {len(wide)} tensors; most of all {name}, by {far[name]:.2g} of its norm"
+        )
+    assert said["fp32"] == "every value is the trained one"
     assert run(["import", str(tmp_path / "bf16"), str(tmp_path / "run")]) == 0
     assert find(tmp_path / "run").config.train.precision == "bf16"
     assert run(["export", str(tmp_path / "run"), str(tmp_path / "again")]) == 0

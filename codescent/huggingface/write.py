@@ -20,6 +20,7 @@ from codescent.base.writing import open_new, write_all
 from codescent.huggingface.correspond import TheirTensor
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import take
+from codescent.huggingface.rounding import Rounding
 
 BLOCK_NUMEL = 1 << 21  # about how many elements are read or written at a time
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]  # a box of the parameter of that name
@@ -52,7 +53,9 @@ def shards(parts: Sequence[TheirTensor], dtype: str, max_bytes: int) -> list[Sha
     return [Shard(name, tuple(group), size) for name, group, size in files]
 
 
-def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: Collection[str]) -> None:
+def write_weights(
+    folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: Collection[str], rounding: Rounding
+) -> None:
     """Write the files, and an index if there are several. All files are on the disk when this returns.
 
     Args:
@@ -61,6 +64,7 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
         dtype: number format of the files, a key of CODE_DTYPES.
         read: reads slices of our parameters.
         zeros: parameters that our model lacks. Their tensors are written as zeros.
+        rounding: gets how far each tensor is from the trained one.
     """
     for shard in files:
         with open_new(folder / shard.file) as file:
@@ -69,7 +73,9 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
             for part in shard.parts:
                 for block in _blocks(part, None if part.parameter.name in zeros else read):
                     data = block.to(CODE_DTYPES[dtype]).contiguous()
+                    rounding.add(block, data)
                     write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
+                rounding.end(part.tensor)
             os.fsync(file.fileno())
     if len(files) > 1:
         where = {part.tensor: shard.file for shard in files for part in shard.parts}

@@ -37,6 +37,7 @@ from codescent.huggingface import KINDS, peft
 from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
+from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.tokens import GENERATION, Controls, library_text, tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Read, Shard, shards, write_weights
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
@@ -103,10 +104,11 @@ def export_run(
     files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
-    _publish(folder, files, dtype, values.box, zeros, texts)
+    rounding = _publish(folder, files, dtype, values.box, zeros, texts)
     size = sum(shard.size_bytes for shard in files)
     where = f"{len(files)} files" if len(files) > 1 else files[0].file
     lines = [f"step {trained.saved.step} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
+    lines += rounding.lines()
     if zeros:
         lines.append(f"{len(zeros)} biases are zeros: this model has none, but a {name} of transformers needs them")
     if TOKENIZER not in texts:
@@ -131,21 +133,25 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     file = Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
     texts = {peft.ADAPTER_CONFIG: adapters.settings(trained.task.peft_task_type, base), **texts}
-    _publish(folder, [file], dtype, Values(trained).trained, set(), texts)
+    rounding = _publish(folder, [file], dtype, Values(trained).trained, set(), texts)
     count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
-    lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}"]
+    lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}", *rounding.lines()]
     return [*lines, f"load them together with {base}", str(folder)]
 
 
 def _publish(
     folder: Path, files: list[Shard], dtype: str, read: Read, zeros: set[str], texts: Mapping[str, str]
-) -> None:
+) -> Rounding:
+    """Write a folder that appears when it is complete. Raises UserError: the dtype makes finite values infinite."""
+    rounding = Rounding(dtype)
     with published(folder, sum(shard.size_bytes for shard in files)) as hidden:
-        write_weights(hidden, files, NUMBER_FORMATS[dtype].code, read, zeros)
+        write_weights(hidden, files, NUMBER_FORMATS[dtype].code, read, zeros, rounding)
+        rounding.check()
         for name, text in texts.items():
             if (inner := (hidden / name).parent) != hidden:
                 make_folder(inner, hidden)
             write_synced(hidden / name, text, within=hidden)
+    return rounding
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, Any]]:
