@@ -86,6 +86,7 @@ ALLOWED_TO_READ = {
     "launch/environment.py": 1,
     "launch/memory_kills.py": 3,
     "launch/once.py": 1,
+    "own/waits.py": 1,
     "launch/watch.py": 3,
     "own/stopping.py": 1,
     "study/runner.py": 1,

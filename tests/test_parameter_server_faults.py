@@ -365,7 +365,7 @@ def test_a_rank_that_asked_to_stop_and_died_ends_the_run_as_asked(monkeypatch: p
     world = SimpleNamespace(living=(0, 1))
     run = SimpleNamespace(world=world, folder=folder, checkpoints=SimpleNamespace(folder="run/checkpoints"))
     one: Any = report.Report.__new__(report.Report)
-    one.run, one.display = run, SimpleNamespace(say=said.append)
+    one.run, one.display = run, SimpleNamespace(say=said.append, last=lambda: None)
     assert one.stopped(20, [None, None]) == 143
     assert said == ["stopped at step 20 by the wish of a rank that has died since; saved in run/checkpoints; go on"]
     assert events == [{"kind": "stop", "step": 20, "rank": None, "signal": None, "exit_code": 143}]

@@ -65,12 +65,12 @@ def test_a_checkpoint_is_saved_again_if_the_folder_is_renamed_during_the_save(
     name, commit = f"during-{published}", storage.commit
     old, new = project / "runs" / name, project / "runs" / f"new-{name}"
 
-    def renames(making: Path, path: Path) -> None:
+    def renames(making: Path, path: Path, *more: Path) -> None:
         monkeypatch.setattr(storage, "commit", commit)
         if published:
             making.rename(path)
         old.rename(new)
-        commit(making, path)
+        commit(making, path, *more)
 
     monkeypatch.setattr(storage, "commit", renames)
     done = called(project, "train", "run.toml", f"run.name={name}")

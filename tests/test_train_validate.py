@@ -51,6 +51,10 @@ class Noting:
         share = mesh.dp_index(rank), mesh.dp
         self.world = SimpleNamespace(place=SimpleNamespace(rank=rank), share=lambda plan: share)
         self.device, self.batches = torch.device("cpu"), list[list[int]]()
+        self.number = 0
+
+    def note_data(self, step: int, portion: object) -> None:
+        """All numbers are finite."""
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:

@@ -58,14 +58,16 @@ def _shown(title: str, total: int, enabled: bool, done: int) -> Iterator[Callabl
 def _lines(title: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
     """A line at the begin, one in LINE_EVERY_S, and one at the end."""
     last_s = begin_s = time.monotonic()
-    has_lines = not 0 < total < LITTLE_BYTES
+    has_lines = total >= LITTLE_BYTES
     if has_lines:
-        size = f": {total / 1e6:,.0f} MB" if total else " ..."
-        print(f"{title}{size}", file=sys.stderr, flush=True)
+        print(f"{title}: {total / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
     def advance(count: int) -> None:
-        nonlocal done, last_s
+        nonlocal done, last_s, has_lines
         done += count
+        if not (total or has_lines):  # of unknown size, and there is something to do
+            has_lines = True
+            print(f"{title} ...", file=sys.stderr, flush=True)
         if time.monotonic() - last_s >= LINE_EVERY_S:
             last_s = time.monotonic()
             share = f" ({100 * done / total:.0f} %)" if total else ""
