@@ -41,6 +41,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.huggingface import KINDS
 from codescent.huggingface.folder import open_folder, parts_of
+from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.write import shards, write_weights
 from codescent.models.initialize import initial_values
 
@@ -83,7 +84,14 @@ def write_folder(folder: Path, work: Work) -> Path:
     zeros = {part.parameter.name for part in parts} - set(parameters)
     folder.mkdir()
     files = shards(parts, "F32", 1 << 40)
-    write_weights(folder, files, "F32", lambda name, slices: initial_values(1337, parameters[name], slices), zeros)
+    write_weights(
+        folder,
+        files,
+        "F32",
+        lambda name, slices: initial_values(1337, parameters[name], slices),
+        zeros,
+        Rounding("fp32"),
+    )
     sizes = {theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()}
     fixed = {key: alike[0] for key, alike in kind.fixed.items()}
     named = {"architectures": [kind.architectures(shape)[0]], "model_type": kind.model_type}
