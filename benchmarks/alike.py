@@ -97,7 +97,7 @@ def entry_of(name: str, precision: str, arguments: argparse.Namespace, folder: P
     """Run one case on new ranks. Returns medians. Raises SystemExit if a rank fails; the rank has printed why."""
     work = WORKS[name]
     sizes = {"num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim}
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "model": {**sizes, "vocab_size": work.vocab_size, "seq_len": work.max_seq_len},
         "data": {"corpus": str(write_tokens(folder, work.vocab_size).parent), "seq_len": work.seq_len},
         "train": {"global_batch_size": work.batch_size, "precision": precision},

@@ -23,6 +23,7 @@ from codescent.operators.products import sum_wide, widen_bf16
 from codescent.train.assemble import assemble
 from codescent.train.compiling import chosen
 from codescent.train.machine import try_bf16, try_matmul
+from codescent.train.result import Pending
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -82,7 +83,8 @@ def main() -> None:
     with StopRequest(alone=True) as stop:
         compiles = chosen(config.train, plan, world)["choice"]  # also sets which functions are compiled alone
         trainer = assemble(config, plan, world, dataset, 0, stop, compiles)
-        taken, before = 0, None
+        taken = 0
+        before: Pending | None = None
 
         def step() -> None:
             """As train/loop.py: the result of the step before is read when this one is launched."""

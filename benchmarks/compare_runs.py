@@ -34,12 +34,12 @@ from work import Work, write_tokens
 
 sys.path.insert(0, str(ROOT))
 
-import codescent.train.loop
+import codescent.train.loop  # noqa: F401 (imported once, before the forks)
 from codescent.base.counted import counted
 from codescent.results import open_run
 from codescent.results.compare import Times, times
 from codescent.train.execute import Executor
-from codescent.verbs.cli import run as codescent
+from codescent.verbs.cli import run as run_codescent
 
 WORK = Work(num_layers=4, num_heads=4, hidden_dim=64, vocab_size=65, max_seq_len=64, batch_size=8, seq_len=64)
 BESIDE, TURNS = "beside", "turns"
@@ -152,7 +152,7 @@ def _fork(words: Sequence[str], rank: int, one: Run, port: int, output: Path) ->
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         if one.delay is not None and one.delay.rank == rank:
             one.delay.plant()
-        code = codescent(["train", *words])
+        code = run_codescent(["train", *words])
     finally:
         sys.stdout.flush()
         os._exit(code)
@@ -255,7 +255,8 @@ def main() -> int:
         (folder / "job.toml").write_text(CONFIG.format(work=WORK, tokens=write_tokens(folder, WORK.vocab_size).parent))
         try:
             for case in options.cases:
-                entries += measure(*case, folder, options)
+                way, ranks = case
+                entries += measure(way, ranks, folder, options)
         except SystemFailed as failure:
             say(str(failure))
             return 1

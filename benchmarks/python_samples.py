@@ -69,8 +69,8 @@ def _statement(lines: list[str]) -> tuple[int, bool]:
     for count in range(1, min(LONGEST, len(lines)) + 1):
         tree = _parsed("\n".join(lines[:count]))
         if tree is not None:
-            is_text = isinstance(tree, ast.Expr) and isinstance(tree.value, ast.Constant)
-            return count, is_text and isinstance(tree.value.value, str)
+            constant = tree.value if isinstance(tree, ast.Expr) else None
+            return count, isinstance(constant, ast.Constant) and isinstance(constant.value, str)
     return 0, False
 
 

@@ -9,8 +9,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ def rank_of(numel: int, rounds: int) -> None:
         collectives.reduce_scatter_into(part, whole, group=group)
         collectives.all_gather_into(gathered, part, group=group)
 
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "ours": lambda: collectives.reduce_scatter_into(part, whole, group=group),
         "gloo's": lambda: collectives.torch_reduce_scatter(part, whole, group=group),
         "ours and all-gather": of_zero1,
@@ -77,7 +78,7 @@ def measured(ranks: int, mbit: float, numel: int, rounds: int) -> dict[str, list
         lines = [line for line in logs[0].read_text().splitlines() if line.startswith("{")]
     if not lines:
         raise SystemExit("a rank ended by an error")
-    return json.loads(lines[0])
+    return cast(dict[str, list[float]], json.loads(lines[0]))
 
 
 def main() -> int:

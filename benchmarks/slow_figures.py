@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from cycler import cycler
 
 mpl.use("Agg")
 
@@ -46,7 +47,7 @@ def draw(
     for unused in grid[len(panels) :]:
         unused.set_axis_off()
     # More curves than colours.
-    panels[0].set_prop_cycle(mpl.cycler(linestyle=["-", "--", ":"]) * mpl.rcParamsDefault["axes.prop_cycle"])
+    panels[0].set_prop_cycle(cycler(linestyle=["-", "--", ":"]) * mpl.rcParamsDefault["axes.prop_cycle"])
     for name, (every, losses) in curves.items():
         points, means = smoothed(losses)
         steps = [every * point for point in points]

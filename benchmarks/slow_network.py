@@ -191,7 +191,7 @@ class Bench:
             case = self._timed(method, sitting.hosts, sitting.mbit, 0)
             plan = self._runner.plan(case)
             coding = Coding(*(share * seconds for seconds in sitting.coding[method.name]))
-            whole: dict[str, int] = {"rounds": case.steps // method.period - 1}
+            whole: dict[str, Any] = {"rounds": case.steps // method.period - 1}
             if plan.layout.hands_out:
                 warm_up = method.period // plan.schedule.period
                 whole = {"steps": case.steps, "warm_up": warm_up, "end_steps": method.end_steps}

@@ -127,7 +127,7 @@ def tokens_per_s(recorded: Recorded, period: int, tokens: int, end_steps: int = 
 def measured(arguments: argparse.Namespace, folder: Path, at: Setting) -> list[dict[str, Any]]:
     """A row for each method, then one of the ranks alone."""
     ranks, words = len(at.shares), (f"train.microbatch_size={at.samples}",)
-    found: dict[str, list[float]] = {method.name: [] for method in at.methods} | {ALONE: []}
+    found: dict[str, list[float]] = {name: [] for name in (*(method.name for method in at.methods), ALONE)}
     with shares.Shares() as groups, hosts.Hosts(ranks + max(method.servers for method in at.methods)) as made:
         for turn in range(arguments.rounds):
             for method in at.methods if turn % 2 == 0 else reversed(at.methods):

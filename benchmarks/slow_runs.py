@@ -242,8 +242,8 @@ class Runner:
             argv = [sys.executable, str(Path(__file__).with_name("coding_rank.py")), str(path)]
             started = []
             for _ in range(cases[0].hosts):
-                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-                started.append(subprocess.Popen(argv, env=self._env, cwd=made, **pipes))
+                pipe = subprocess.PIPE
+                started.append(subprocess.Popen(argv, env=self._env, cwd=made, stdin=pipe, stdout=pipe, text=True))
                 stack.callback(_kill, started[-1])
             return coding_together(started, list(plans))
 
