@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,14 +14,14 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.meeting.compared import Topology
+from codescent.meeting.rendezvous import Meeting
+from codescent.meeting.store import LocalStore
 from codescent.strategies import shards
 from codescent.train import world
-from codescent.train.compared import Topology
-from codescent.train.rendezvous import Meeting
 
 digest = functools.cache(world.code_digest)
 
@@ -108,7 +109,7 @@ def fake_world(rank: int, ranks: int, device: str) -> Iterator[world.World]:
             world,
             choose_device=lambda *_: torch.device(device),
             name_of=lambda _: device,
-            meet=lambda *_: Meeting(FakeStore()),
+            meet=lambda *_: Meeting(LocalStore(timedelta(seconds=60))),
             compare=lambda *_: Topology([0], 1),
             backends=lambda *_, **__: (dist.Backend.FAKE, None),
             code_digest=digest,

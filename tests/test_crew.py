@@ -4,6 +4,7 @@ Does not start a process: test_launch_again and test_workers_come_again do."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from codescent.base import agreement
 from codescent.base.errors import UserError
+from codescent.meeting.past import StoredPast
+from codescent.meeting.store import LocalStore
 from codescent.train.crew import Crew, Death
-from codescent.train.past import StoredPast
 
 WORKERS = range(3)
 Event = tuple[str, int]
@@ -79,7 +81,7 @@ def start(number: int) -> list[Any]:
 
 @pytest.mark.usefixtures("group")
 def test_a_late_rank_reads_what_the_others_agreed_on() -> None:
-    store = HashStore()
+    store = LocalStore(timedelta(seconds=1))
     first = StoredPast(store, is_late=False)
     with agreement.with_past(first):
         told = start(0)
@@ -92,7 +94,7 @@ def test_a_late_rank_reads_what_the_others_agreed_on() -> None:
         late.end()
         assert not late.is_read
         assert agreement.from_first(UserError, lambda: "of a step") == "of a step"
-    assert store.num_keys() == 3
+    assert len(store._values) == 3
 
 
 @pytest.mark.usefixtures("group")
@@ -100,7 +102,10 @@ def test_a_late_rank_raises_its_own_error() -> None:
     def fails() -> None:
         raise UserError("this rank has other samples")
 
-    with agreement.with_past(StoredPast(HashStore(), is_late=True)), pytest.raises(UserError) as raised:
+    with (
+        agreement.with_past(StoredPast(LocalStore(timedelta(seconds=1)), is_late=True)),
+        pytest.raises(UserError) as raised,
+    ):
         agreement.together(UserError, fails)
     assert str(raised.value) == "this rank has other samples"
     assert not raised.value.everywhere  # so it is printed

@@ -47,9 +47,9 @@ from codescent.doctor.pairs import PairServer
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
 from codescent.jobs import room
+from codescent.meeting import addresses
 from codescent.plan import Plan
 from codescent.preflight import plan_of, run_folder
-from codescent.train import addresses
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 GPUS = [{"index": str(number), "uuid": f"GPU-{number}a", "name": "A100"} for number in range(4)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codescent.train.members import DISPUTE_S, LOOK_S, SILENT_S, Members
+from codescent.meeting.members import DISPUTE_S, LOOK_S, SILENT_S, Members
 
 LIMIT_S = 60.0
 

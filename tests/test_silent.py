@@ -11,8 +11,10 @@ import pytest
 from test_store import SECOND, Served
 
 from codescent.base.rank import Rank
-from codescent.train import silent
-from codescent.train.store import TokenStore
+from codescent.meeting import silent
+from codescent.meeting.store import StoreError
+from codescent.meeting.store_client import StoreClient
+from codescent.train.lost_peer import is_lost_peer
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:1] in /gloo/: Timed out waiting 4000ms for recv operation to complete")
 
@@ -25,6 +27,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     made.close()
 
 
+def _tell(store: StoreClient, place: Rank, living: Sequence[int], error: BaseException) -> None:
+    silent.tell(store, place, living, lost_peer=is_lost_peer(error))
+
+
 def end(served: Served, errors: dict[int, BaseException], ranks: int, living: Sequence[int] = ()) -> None:
     """These ranks end at the same time, by these errors; the others say nothing."""
     stores = {rank: served.join() for rank in range(ranks)}
@@ -33,7 +39,7 @@ def end(served: Served, errors: dict[int, BaseException], ranks: int, living: Se
     places = {rank: Rank(rank, world_size=ranks, master_addr="10.0.0.1") for rank in errors}
     with ThreadPoolExecutor(ranks) as pool:
         told = living or range(ranks)
-        list(pool.map(lambda rank: silent.tell(stores[rank], places[rank], told, errors[rank]), errors))
+        list(pool.map(lambda rank: _tell(stores[rank], places[rank], told, errors[rank]), errors))
 
 
 def test_one_of_the_others_names_the_silent_ranks(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,11 +58,11 @@ def test_a_rank_that_fails_by_itself_is_not_silent(served: Served, capsys: pytes
 def test_a_rank_that_cannot_reach_the_store_says_so(
     served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(self: TokenStore, *_: object) -> None:
-        raise RuntimeError("no answer")
+    def nothing(self: StoreClient, *_: object) -> None:
+        raise StoreError("no answer")
 
-    monkeypatch.setattr(TokenStore, "set", nothing)
-    silent.tell(served.join(timeout=SECOND), Rank(2, world_size=3, master_addr="10.0.0.1"), range(3), LOST)
+    monkeypatch.setattr(StoreClient, "set", nothing)
+    _tell(served.join(timeout=SECOND), Rank(2, world_size=3, master_addr="10.0.0.1"), range(3), LOST)
     assert capsys.readouterr().err == (
         "codescent: rank 2 cannot reach rank 0 at 10.0.0.1: it has ended, or the link of one of the two is cut\n"
     )

@@ -12,6 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,21 +22,22 @@ import psutil
 import pytest
 import torch
 from runs import make_project
-from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.base.token import key_of
 from codescent.launch.allocator import MARKER
-from codescent.train import addresses, interfaces, search, world
-from codescent.train.addresses import addresses_of_first, listening_address
-from codescent.train.agent_store import AgentStore
-from codescent.train.compared import Topology, _compared, compare
-from codescent.train.devices import choose_device, name_of, refusal
+from codescent.meeting import addresses, interfaces, search
+from codescent.meeting.addresses import addresses_of_first, listening_address
+from codescent.meeting.agent_store import AgentStore
+from codescent.meeting.compared import Topology, _compared, compare
+from codescent.meeting.interfaces import name_interface
+from codescent.meeting.rendezvous import meet
+from codescent.meeting.store import LocalStore, StoreError
+from codescent.train import world
+from codescent.train.devices import backends, choose_device, name_of, refusal
 from codescent.train.facts import facts_of_process
-from codescent.train.interfaces import name_interface
-from codescent.train.rendezvous import meet
-from codescent.train.world import backends
+from codescent.train.torch_store import open_agent
 
 SECOND = timedelta(seconds=1)
 
@@ -100,10 +102,13 @@ def test_devices_are_compared(names: list[str], refused: str) -> None:
 def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
     """Two machines, numbered in turn; the ranks of each have the same cores."""
     for names, refused in ((["cpu"] * 4, False), (["a 1", "a 1", "b 1", "b 2"], True)):
-        store = HashStore()
+        store = LocalStore(SECOND)
         with ThreadPoolExecutor(4) as pool:
             places = [Rank(rank, rank // 2, 4, 2) for rank in range(4)]
-            tasks = [pool.submit(compare, store, place, "auto", name, {}) for place, name in zip(places, names)]
+            tasks = [
+                pool.submit(compare, store, place, name, {}, partial(refusal, wanted="auto"))
+                for place, name in zip(places, names)
+            ]
         errors = [task.exception() for task in tasks]
         if refused:
             assert all("see the same CUDA device" in str(error) for error in errors)
@@ -114,8 +119,8 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
 def test_bound_ranks_share_their_cores_with_nobody() -> None:
     about = {"device": "cpu", "host": "h", "facts": {}}
     ranks = [{**about, "local_rank": rank % 2, "cores": f"host {rank // 2}"} for rank in range(4)]
-    assert _compared(ranks, "auto")["sharing"] == [2, 2, 2, 2]
-    assert _compared([{**rank, "cores": f"host {number}"} for number, rank in enumerate(ranks)], "auto") == {
+    assert _compared(ranks, lambda names: "")["sharing"] == [2, 2, 2, 2]
+    assert _compared([{**rank, "cores": f"host {number}"} for number, rank in enumerate(ranks)], lambda names: "") == {
         "problems": [],
         "leaders": [0, 2],
         "sharing": [1, 1, 1, 1],
@@ -272,7 +277,7 @@ def shared_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(place: Rank) -> str:
     def join() -> None:
-        with closing(meet(place, SECOND)):
+        with closing(meet(place, SECOND, open_agent)):
             pass
 
     with pytest.raises(UserError) as caught:
@@ -312,7 +317,7 @@ def test_an_interface_to_listen_on_that_the_address_does_not_lead_to(monkeypatch
     monkeypatch.setattr(search, "resolved", lambda host: ["10.0.0.1"])
     monkeypatch.setattr(search, "is_mine", lambda address: True)
     with pytest.raises(UserError) as caught:
-        meet(Rank(0, 0, 2, 1, "node0", free_port()), timedelta(minutes=5), "ib0")
+        meet(Rank(0, 0, 2, 1, "node0", free_port()), timedelta(minutes=5), open_agent, "ib0")
     (problem,) = caught.value.problems
     assert 'parallel.listen = "ib0" is 127.0.0.2 here, but MASTER_ADDR=node0 leads to 10.0.0.1; set' in problem
     assert problem.endswith("set MASTER_ADDR=127.0.0.2, for every rank")
@@ -325,7 +330,7 @@ class SilentAgent:
         pass
 
     def set(self, *_: object) -> None:
-        raise DistNetworkError("the agent has ended")
+        raise StoreError("the agent has ended")
 
     def publish(self, addresses: list[str], port: int) -> None:
         store = object.__new__(AgentStore)
@@ -348,7 +353,7 @@ def test_an_error_of_rank_0_closes_its_port(monkeypatch: pytest.MonkeyPatch, age
     else:
         monkeypatch.setattr(search, "outward", unknown)
     with pytest.raises(UserError, match="10.0.0.1:29400 did not answer" if agent else "no interface") as caught:
-        meet(place, timedelta(seconds=20), None if agent else "all")
+        meet(place, timedelta(seconds=20), open_agent, None if agent else "all")
     assert caught.value.__traceback__ is not None  # which holds the sockets
     assert listens() == before
 
@@ -421,4 +426,4 @@ def test_a_port_that_is_taken(address: str) -> None:
 
 
 def test_one_rank_alone_needs_no_port() -> None:
-    meet(Rank(), SECOND).store.set("key", "value")
+    meet(Rank(), SECOND, open_agent).store.set("key", "value")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
 
+from codescent.meeting.store import Store
 from codescent.strategies.collectives import torch_all_gather, torch_reduce_scatter
 
 MAX_RANKS = 64

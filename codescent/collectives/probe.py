@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from codescent.base.rank import Rank
 from codescent.collectives.calls import Result
 from codescent.collectives.task import HANGS, NO, WRONG, YES, Line, file_of
-from codescent.train.compared import stay_until_read
+from codescent.meeting.compared import stay_until_read
+from codescent.meeting.store import Store
 
 HUNG = 2
 """Exit code of a rank that has written that its call hangs."""

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -25,9 +24,10 @@ from codescent.collectives.calls import CALLS, Call, Here
 from codescent.collectives.probe import Probe, check
 from codescent.collectives.task import BF16, FP32, GROUP, PROBE, TIME, YES, Task, name_of
 from codescent.launch.environment import read
-from codescent.train.addresses import is_local
-from codescent.train.interfaces import name_interface
-from codescent.train.rendezvous import Meeting, meet
+from codescent.meeting.addresses import is_local
+from codescent.meeting.interfaces import name_interface
+from codescent.meeting.rendezvous import Meeting, meet
+from codescent.train.torch_store import TorchStore, open_agent
 
 MEET_S = 300.0
 DTYPES = {FP32: torch.float32, BF16: torch.bfloat16}
@@ -44,11 +44,12 @@ def main(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
     end_with_parent(f"rank {place.rank} of {place.world_size}")
     warnings.simplefilter("ignore")
     task = Task.read(folder)
-    meeting = meet(place, timedelta(seconds=MEET_S))
+    meeting = meet(place, timedelta(seconds=MEET_S), open_agent)
     name_interface(f"rank {place.rank}", meeting.address, is_local=is_local(place))
     device = _device(task.device, place)
     probe = Probe(folder, meeting.store, place, task.limit_s)
-    if all_are(probe(GROUP, partial(_join, task, meeting.store, place)), YES):
+    store = TorchStore(meeting.store)
+    if all_are(probe(GROUP, partial(_join, task, store, place)), YES):
         if task.does == PROBE:
             _probe_calls(task, probe, Here(place.rank, place.world_size, device, torch.float32, meeting.store), calls)
         else:
@@ -72,7 +73,7 @@ def _try(name: str, call: Call, here: Here) -> None:
     check(call(here), name)
 
 
-def _join(task: Task, store: Store, place: Rank) -> None:
+def _join(task: Task, store: TorchStore, place: Rank) -> None:
     """Make the process group. Raises RuntimeError: it has other ranks than we have started."""
     if task.device == "cuda":
         torch.cuda.set_device(_device(task.device, place))

@@ -21,7 +21,7 @@ from codescent.base.loopback import missing_loopback
 from codescent.base.rank import Rank
 from codescent.doctor.devices import VISIBLE, chosen, devices, visible
 from codescent.doctor.interfaces import interfaces
-from codescent.train.interfaces import GLOO, NCCL
+from codescent.meeting.interfaces import GLOO, NCCL
 
 SHM = Path("/dev/shm")
 INFINIBAND = Path("/sys/class/infiniband")

@@ -9,8 +9,8 @@ import struct
 import sys
 from typing import Any
 
-from codescent.train.interfaces import interfaces as ipv4_addresses
-from codescent.train.interfaces import ipv6_addresses
+from codescent.meeting.interfaces import interfaces as ipv4_addresses
+from codescent.meeting.interfaces import ipv6_addresses
 
 SIOCGIFFLAGS, SIOCGIFMTU = 0x8913, 0x8921  # linux/sockios.h
 IFF_UP = 1

@@ -12,7 +12,7 @@ from codescent.base.counted import counted
 from codescent.base.loopback import FIX
 from codescent.doctor.facts import ABSENT, Facts, Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
-from codescent.train.interfaces import GLOO, unknown_to_gloo
+from codescent.meeting.interfaces import GLOO, unknown_to_gloo
 
 FILES, FILES_OF_A_PEER = 128, 4
 """Open files of a rank by itself, and for each other rank: sockets of several groups."""

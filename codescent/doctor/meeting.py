@@ -19,7 +19,7 @@ from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
-from codescent.train.addresses import (
+from codescent.meeting.addresses import (
     ALL,
     EVERY,
     connected,
@@ -30,7 +30,7 @@ from codescent.train.addresses import (
     resolved,
     route_to,
 )
-from codescent.train.interfaces import is_loopback
+from codescent.meeting.interfaces import is_loopback
 from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.sockets import has_gone, watch

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
-from codescent.train.addresses import route_to
-from codescent.train.interfaces import interfaces
+from codescent.meeting.addresses import route_to
+from codescent.meeting.interfaces import interfaces
 
 LOOK_S = 1.0
 

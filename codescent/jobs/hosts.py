@@ -11,7 +11,7 @@ from codescent.jobs.lines import ADDRESS, ANY_PORT, PASSED, PYTHON, begin, head,
 
 AGENT = (*PYTHON, "codescent.launch.agent")
 SETTLE_S = 5
-"""Seconds in which a rank ends that has lost another one, and says so (train/silent.py)."""
+"""Seconds in which a rank ends that has lost another one, and says so (meeting/silent.py)."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
 

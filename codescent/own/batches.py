@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from codescent.base.output import warn
 from codescent.base.rank import Rank
+from codescent.meeting.store import Store
 
 
 class FirstBatches:

@@ -13,18 +13,18 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, ClassVar
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from codescent.base import cause, output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.launch.once import all_said, say_once
+from codescent.meeting.addresses import is_local
+from codescent.meeting.rendezvous import reach, tell_those_who_wait
+from codescent.meeting.store import Store
 from codescent.own.explained import explained
 from codescent.own.steps import most_steps
-from codescent.train.addresses import is_local
-from codescent.train.rendezvous import reach, report_failure, tell_those_who_wait
-from codescent.train.silent import is_lost_peer
+from codescent.train.lost_peer import is_lost_peer
+from codescent.train.torch_store import open_agent
 
 FIRST = "codescent_failed"
 """Key of the store under which the first rank that fails writes its rank and its error."""
@@ -208,14 +208,12 @@ class ErrorHook:
         assert self.place is not None
         mark = say_once(lines, os.environ, more)
         if mark is not None and not all_said(mark, self.place.world_size, ALIKE_S):
-            tell_those_who_wait(self.place)
+            tell_those_who_wait(self.place, open_agent)
 
     def _connected(self) -> Store:
         """A connection to ranks that raise the same error before they are connected."""
         assert self.place is not None
-        store = reach(self.place, PATIENCE).store
-        report_failure(store, self.place)
-        return store
+        return reach(self.place, PATIENCE, open_agent).store
 
     def _part(self, first: dict[str, Any]) -> None:
         """Stay until the first rank has printed, because a launcher ends all ranks when one ends. Rank 0 serves the

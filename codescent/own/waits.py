@@ -13,11 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from codescent.base.counted import counted
 from codescent.base.output import warn
 from codescent.base.rank import Rank
+from codescent.meeting.store import Store
 from codescent.own.steps import most_steps
 
 LOOKS_EVERY_S = 1.0

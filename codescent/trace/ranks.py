@@ -1,6 +1,6 @@
 """In: the trace of one rank, as torch wrote it; the clock of rank 0. Out: the rank's file in a run's profile folder, on
 that clock; from the files of all ranks one file. Reads both back.
-Does not measure clocks (train/clocks.py does)."""
+Does not measure clocks (meeting/clocks.py does)."""
 
 from __future__ import annotations
 

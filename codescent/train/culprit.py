@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
+from codescent.meeting.store import Store
 from codescent.train.result import StepResult
 
 

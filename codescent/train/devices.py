@@ -1,4 +1,5 @@
-"""In: train.device, the CUDA devices of this process, device names of all ranks. Out: this rank's device, or an error.
+"""In: train.device, the CUDA devices of this process, device names of all ranks. Out: this rank's device and the
+backends of its process groups, or an error.
 Does not check whether a plan fits a device (machine.py does), and does not communicate with other ranks."""
 
 from __future__ import annotations
@@ -44,6 +45,25 @@ def name_of(device: torch.device) -> str:
     if device.type == CPU:
         return CPU
     return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+
+
+def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
+    """The backends of a rank's process groups, and the device on which NCCL starts at once (None: it does not).
+
+    Ranks on CUDA have NCCL for tensors of the device, gloo for the others. A single rank sends nothing. So a run does
+    not start NCCL there, which takes a second, memory and a network interface.
+
+    Args:
+        device: of this rank.
+        ranks: their number.
+        shards_alone: a single rank may have a module of fully_shard, whose mesh of one rank needs NCCL. NCCL then
+            starts with the first message of such a module.
+    """
+    if device.type != "cuda":
+        return "gloo", None
+    if ranks > 1:
+        return "cpu:gloo,cuda:nccl", device
+    return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
 
 
 def refusal(names: Sequence[str], wanted: str) -> str:

@@ -21,11 +21,10 @@ from codescent.base.errors import UserError
 from codescent.base.published import in_words
 from codescent.base.range_names import step_name
 from codescent.base.ranges import Recording, named
+from codescent.meeting.clocks import Offset, clock_of, measure
 from codescent.trace import operators, ranks
-from codescent.train.clocks import Offset, clock_of, measure
 from codescent.train.open import OpenRun
 from codescent.train.report import Report
-from codescent.train.store import TokenStore
 
 RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _KINETO_LOG = "KINETO_LOG_LEVEL"
@@ -122,8 +121,7 @@ class Profiler:
 
     def _measured(self) -> Offset:
         """This rank's clock against that of rank 0. Ranks of one machine share a clock."""
-        store = self.run.world.store
-        return Offset() if self.shares_clock or not isinstance(store, TokenStore) else measure(store)
+        return Offset() if self.shares_clock else measure(self.run.world.store)
 
     def _write(self, recorded: Any) -> None:
         """Write the files of a window, which has ended."""

@@ -8,8 +8,8 @@ from contextlib import suppress
 from codescent.base.errors import RunFailed, UserError
 from codescent.record import RunFolder
 from codescent.train.failed_allocation import is_out_of_memory
+from codescent.train.lost_peer import is_lost_peer
 from codescent.train.open import OpenRun
-from codescent.train.silent import is_lost_peer
 
 
 def record(error: BaseException, run: OpenRun) -> None:

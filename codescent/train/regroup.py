@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import DistStoreError
-
 from codescent.base.errors import RunFailed
+from codescent.meeting.store import StoreError
 from codescent.plan import Plan
 from codescent.train.crew import Joined, Lost
 from codescent.train.patience import SHARE
@@ -51,7 +50,7 @@ def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tup
             changes = _changes(world, plan, serving, step)
             world.store.set(key, json.dumps(changes))
         changes = json.loads(world.store.get(key)) if changes is None else changes
-    except DistStoreError as error:
+    except StoreError as error:
         raise RunFailed(f"rank {world.place.rank} waits for the others after step {step}: {error}") from error
     if changes["over"]:
         raise RunFailed(changes["over"])

@@ -15,10 +15,10 @@ from codescent.base.stopwatch import waiting
 from codescent.plan import Plan
 from codescent.record.order import Applied
 from codescent.servers import Decision, Portions, Verdict
+from codescent.train.lost_peer import is_lost_peer
 from codescent.train.optimize import Optimizer
 from codescent.train.pushes import Push, Step, unsound
 from codescent.train.serve_requests import Requests
-from codescent.train.silent import is_lost_peer
 
 TOLD_S = 5.0
 """Seconds in which the workers hear why the run is over: each connects again within a second."""

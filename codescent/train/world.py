@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -31,17 +32,19 @@ from codescent.base.parent import end_with_parent
 from codescent.base.ranges import Recording, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
+from codescent.meeting.addresses import is_local
+from codescent.meeting.compared import compare, differences, stay_until_read
+from codescent.meeting.interfaces import name_interface
+from codescent.meeting.past import StoredPast
+from codescent.meeting.rendezvous import meet
+from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.addresses import is_local
-from codescent.train.compared import compare, differences, stay_until_read
-from codescent.train.devices import choose_device, name_of
+from codescent.train.devices import backends, choose_device, name_of, refusal
 from codescent.train.facts import facts_of_process
-from codescent.train.interfaces import name_interface
+from codescent.train.lost_peer import is_lost_peer
 from codescent.train.messages import Messages
-from codescent.train.past import StoredPast
-from codescent.train.rendezvous import meet
-from codescent.train.silent import is_lost_peer, tell
+from codescent.train.torch_store import TorchStore, open_agent
 
 T = TypeVar("T")
 
@@ -97,10 +100,12 @@ class World:
         self.timeout = timedelta(seconds=timeout_s)
         backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
         own = facts_of_process(code_digest(), backend, os.environ)  # reads files: before the others wait for this rank
-        self.meeting = meet(place, timedelta(seconds=meet_s), listen)
-        self.store = self.meeting.store
+        self.meeting = meet(place, timedelta(seconds=meet_s), open_agent, listen)
+        self.store, self._torch_store = self.meeting.store, TorchStore(self.meeting.store)
         try:
-            topology = compare(self.store, place, device, name_of(self.device), {**own, **facts})
+            topology = compare(
+                self.store, place, name_of(self.device), {**own, **facts}, partial(refusal, wanted=device)
+            )
             self.named = name_interface(place.here(), self.meeting.address, is_local=is_local(place))
         except BaseException:
             self.meeting.close()
@@ -117,7 +122,7 @@ class World:
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (place.rank,) if place.late else tuple(range(place.world_size))
-        self._begin_groups(HashStore() if place.late else self.store, shards_alone=shards_alone)
+        self._begin_groups(HashStore() if place.late else self._torch_store, shards_alone=shards_alone)
         self.beats = Beats.of(os.environ, place.world_size) if is_local(place) else None
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
@@ -216,7 +221,7 @@ class World:
             within(FREE_S, abort_groups)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._begin_groups(PrefixStore(f"groups {when}", self.store))  # the old groups' addresses are in the store
+        self._begin_groups(PrefixStore(f"groups {when}", self._torch_store))  # it has the old groups' addresses
         self.divide(plan)
 
     def share(self, plan: Plan) -> tuple[int, int]:
@@ -345,7 +350,7 @@ class World:
         def free() -> None:
             self._let_one_print(error)
             if not is_local(self.place):
-                tell(self.store, self.place, self.living, error)
+                tell(self.store, self.place, self.living, lost_peer=is_lost_peer(error))
             if self.device.type == "cuda":
                 abort_groups()
 
@@ -359,25 +364,6 @@ class World:
             within(PRINTED_S, lambda: self.store.set(PRINTED, ""))
         else:
             within(PRINTED_S, lambda: self.store.wait([PRINTED], timedelta(seconds=PRINTED_S)))
-
-
-def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
-    """The backends of a rank's process groups, and the device on which NCCL starts at once (None: it does not).
-
-    Ranks on CUDA have NCCL for tensors of the device, gloo for the others. A single rank sends nothing. So a run does
-    not start NCCL there, which takes a second, memory and a network interface.
-
-    Args:
-        device: of this rank.
-        ranks: their number.
-        shards_alone: a single rank may have a module of fully_shard, whose mesh of one rank needs NCCL. NCCL then
-            starts with the first message of such a module.
-    """
-    if device.type != "cuda":
-        return "gloo", None
-    if ranks > 1:
-        return "cpu:gloo,cuda:nccl", device
-    return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
 
 
 def _of_all(problems: Sequence[str]) -> UserError:

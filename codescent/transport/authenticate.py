@@ -15,7 +15,7 @@ HANDSHAKE_S = 5.0
 
 _NUMBER, _PROOF = 32, hashlib.sha256().digest_size
 TRANSPORT = b"codescent transport 1 "
-"""The purpose of a proof: one for the store of the ranks (train/store.py) is none for a server, and the other way."""
+"""The purpose of a proof. One for the store (meeting/store_server.py) is none for a parameter server."""
 
 
 class NotProved(ConnectionError):

@@ -1,5 +1,5 @@
 """In: an address of this machine. Out: sockets that listen there alone, and that notice a silent other machine.
-Does not choose the address (train/addresses.py knows the interface of the route) and sends nothing."""
+Does not choose the address (meeting/addresses.py knows the interface of the route) and sends nothing."""
 
 from __future__ import annotations
 

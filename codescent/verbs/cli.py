@@ -116,7 +116,7 @@ def _say_once(error: UserError) -> None:
         with suppress(OSError):
             mark = say_once([f"error: {one_line(problem)}" for problem in error.problems], os.environ, more)
             if mark is not None and not all_said(mark, rank.world_size, ALIKE_S):
-                import_module("codescent.train.rendezvous").tell_those_who_wait(rank)
+                import_module("codescent.meeting.rendezvous").tell_those_who_wait(rank)
             return
     hook = import_module("codescent.own.failure").ErrorHook(cause.may_be_shared(os.environ))
     with suppress(OSError):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from codescent.meeting.store import Store
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""In: the error that ends this rank, the store of all ranks. Out: a line that names the ranks that are not heard of.
+"""In: the store of all ranks, on a rank that ends. Out: a line that names the ranks that are not heard of.
 Does not end the process (base/ending.py does). On one machine the launcher names a rank that stands still."""
 
 from __future__ import annotations
@@ -8,19 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from torch.distributed import DistBackendError, DistError, Store  # type: ignore[attr-defined]
-
 from codescent.base.ending import within
 from codescent.base.output import warn
 from codescent.base.rank import Rank
+from codescent.meeting.store import Store, StoreError
 
-GLOO = "/gloo/"
-"""In the words of each error of a gloo connection: the path of the source file, such as gloo/transport/tcp/pair.cc."""
-ENFORCE = "[enforce fail"
-OF_A_CONNECTION = ("connect", "closed", "timed out", "timeout", "reset by peer", "broken pipe")
-"""gloo reports what is wrong on this rank, such as an unknown interface, and some lost connections, by one macro."""
-OF_THIS_RANK = ("ncclUnhandledCudaError", "ncclInvalidArgument", "ncclInvalidUsage", "ncclInternalError")
-"""Results of NCCL that speak of this rank. ncclRemoteError, ncclSystemError and its timeouts speak of another one."""
 ANSWER_S = 1.0
 """Seconds in which the store answers, if a link leads to it."""
 GRACE_S = 2.0
@@ -29,37 +21,29 @@ that wait for it end at once. With ANSWER_S it is less than FREE_S, after which 
 ENDS = "ends: rank "
 
 
-def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, only says that another rank does not answer: the cause is there."""
-    if error is None:
-        return False
-    said = str(error)
-    if isinstance(error, DistBackendError):
-        return not any(own in said for own in OF_THIS_RANK)
-    if isinstance(error, DistError):
-        return True
-    if isinstance(error, RuntimeError) and GLOO in said:
-        return ENFORCE not in said or any(word in said.lower() for word in OF_A_CONNECTION)
-    return is_lost_peer(error.__cause__)
+def tell(store: Store, place: Rank, living: Sequence[int], *, lost_peer: bool) -> None:
+    """Say at the store that this rank ends. If ranks end because of a lost peer, one of them names the silent ones.
 
+    Takes at most ANSWER_S and GRACE_S, whatever link is cut.
 
-def tell(store: Store, place: Rank, living: Sequence[int], error: BaseException) -> None:
-    """Say at the store that this rank ends. After an error of a lost peer, one of the ranks names the silent ones.
-
-    Takes at most ANSWER_S and GRACE_S, whatever link is cut. `living`: those with which this rank trains.
+    Args:
+        store: of the run.
+        place: this process among the ranks.
+        living: the ranks with which it trains.
+        lost_peer: whether it ends because another rank does not answer.
     """
     answered: list[bool] = []
 
     def say() -> None:
-        with suppress(RuntimeError):  # rank 0 has ended
+        with suppress(StoreError):  # rank 0 has ended
             store.set(f"{ENDS}{place.rank}", "")
             answered.append(True)
 
     within(ANSWER_S, say)
-    if not is_lost_peer(error):
+    if not lost_peer:
         return
     if answered:
-        with suppress(RuntimeError):  # rank 0 has ended, and has named them
+        with suppress(StoreError):  # rank 0 has ended, and has named them
             _name(store, living)
     else:
         warn(

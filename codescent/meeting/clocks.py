@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from codescent.train.store import TokenStore
+from codescent.meeting.store import Store
 
 ROUNDS = 50
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -26,7 +26,7 @@ class Offset:
         return Offset((self.offset_ns + later.offset_ns) / 2, error)
 
 
-def measure(store: TokenStore, rounds: int = ROUNDS) -> Offset:
+def measure(store: Store, rounds: int = ROUNDS) -> Offset:
     """Measure the offset to rank 0 by the shortest of several round trips.
 
     The answer was given between the send and the receive, so half of the round trip is the largest error. See Cristian

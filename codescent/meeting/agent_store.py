@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
-
-from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from typing import Protocol, TypeVar
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train.addresses import connected, fix, is_local, means_this_machine
+from codescent.meeting.addresses import connected, fix, is_local, means_this_machine
+from codescent.meeting.store import StoreError
 
 T = TypeVar("T")
 
@@ -31,26 +30,44 @@ HERE_S = 8.0
 """Seconds in which an agent on this machine answers. Later a name that means this machine is a wrong one."""
 
 
+class AgentValues(Protocol):
+    """The values of the agent's store. Each method raises StoreError, and may hang."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value and return it."""
+
+    def check(self, key: str) -> bool:
+        """Whether a key has a value."""
+        ...
+
+
+OpenAgent = Callable[[str, int, str, timedelta], AgentValues]
+"""Opens the agent's store: its address, its port, a prefix of all keys, and how long it may take to answer.
+Raises StoreError: it does not answer. Only torch knows its protocol: see train/torch_store.py."""
+
+
 class AgentStore:
     """The store of torchrun's agent.
 
     Args:
         place: this process among the ranks.
         seconds: how long to wait for it.
+        open_agent: opens it.
 
     Raises:
         UserError: no agent answers there.
     """
 
-    def __init__(self, place: Rank, seconds: float) -> None:
+    def __init__(self, place: Rank, seconds: float, open_agent: OpenAgent) -> None:
         self._place = place
-        at = self._reached(seconds), place.master_port
-        limit = timedelta(seconds=ANSWER_S)
+        address, limit = self._reached(seconds), timedelta(seconds=ANSWER_S)
         try:
-            agent = _within(lambda: TCPStore(*at, place.world_size, False, limit, wait_for_workers=False))
-        except (DistError, OSError) as error:
+            self._store = _within(lambda: open_agent(address, place.master_port, f"codescent {place.job}", limit))
+        except (StoreError, OSError) as error:
             raise self._silent(seconds, error) from error
-        self._store = PrefixStore(f"codescent {place.job}", agent)
 
     def publish(self, addresses: list[str], port: int) -> None:
         """Rank 0: write where it listens. A fresh number makes each start's text another one.
@@ -60,16 +77,16 @@ class AgentStore:
         said = json.dumps([addresses, port, secrets.token_hex(8)])
         try:
             _within(lambda: self._store.set(KEY, said))
-        except (DistError, OSError) as error:
+        except (StoreError, OSError) as error:
             raise self._silent(ANSWER_S, error) from error
 
     def where(self) -> tuple[list[str], int]:
         """Where rank 0 listens, as it was written last. Raises OSError: it is not there yet, or the store is silent."""
         try:
-            if not _within(lambda: self._store.check([KEY])):
+            if not _within(lambda: self._store.check(KEY)):
                 raise ConnectionError("it has not said yet where it listens")
             addresses, port, _ = json.loads(_within(lambda: self._store.get(KEY)))
-        except (DistError, ValueError) as error:
+        except (StoreError, ValueError) as error:
             raise ConnectionError(f"torchrun's store does not answer: {error}") from error
         return [str(address) for address in addresses], int(port)
 

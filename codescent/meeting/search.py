@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from multiprocessing import AuthenticationError
 from typing import Any
-
-from torch.distributed import DistError
 
 from codescent.base import token
 from codescent.base.early import may_end, raise_if_asked, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train.addresses import (
+from codescent.meeting.addresses import (
     EVERY,
     addresses_of_first,
     fix,
@@ -33,9 +30,12 @@ from codescent.train.addresses import (
     refuse_other_interface,
     resolved,
 )
-from codescent.train.agent_store import AgentStore
-from codescent.train.members import Members, listed
-from codescent.train.store import StoreServer, TokenStore
+from codescent.meeting.agent_store import AgentStore, OpenAgent
+from codescent.meeting.members import Members, listed
+from codescent.meeting.store import StoreError
+from codescent.meeting.store_client import StoreClient
+from codescent.meeting.store_server import StoreServer
+from codescent.transport.authenticate import NotProved
 
 _Where = Callable[[], tuple[list[str], int]]
 
@@ -46,7 +46,7 @@ CONNECT_S = 3.0
 STRANGER_S = 3.0
 """A rank tries again for this many seconds if another job answers at rank 0's port: that job may be about to end."""
 ANSWER_S = 5.0
-"""Rank 0 has ended, or is cut off, if it does not answer for this many seconds and `store.SILENT_S`."""
+"""Rank 0 has ended, or is cut off, if it does not answer for this many seconds and `store_client.SILENT_S`."""
 NOTICE_S = 10.0
 """After this many seconds a rank that waits says for whom."""
 CHECK_S = 8.0
@@ -76,7 +76,7 @@ class Search:
         server: None except on rank 0.
     """
 
-    def __init__(self, place: Rank, seconds: float, listen: str | None) -> None:
+    def __init__(self, place: Rank, seconds: float, listen: str | None, open_agent: OpenAgent) -> None:
         self._place, self._seconds, self._listen = place, seconds, listen
         self._begin_s = time.monotonic()
         self._has_said = False
@@ -88,7 +88,7 @@ class Search:
         self._where: _Where = lambda: (addresses_of_first(place, listen), place.master_port)
         listener = _listening(place, listen) if place.rank == 0 else None
         try:
-            agent = AgentStore(place, seconds) if place.agent_store else None
+            agent = AgentStore(place, seconds, open_agent) if place.agent_store else None
             if listener is not None:
                 self._serve(listener, agent)
             elif agent is not None:
@@ -117,7 +117,7 @@ class Search:
         if self.server is not None:
             self.server.close()
 
-    def join(self) -> TokenStore:
+    def join(self) -> StoreClient:
         """Connect to rank 0, again and again, until all ranks are there. Raises UserError."""
         while True:
             store = self.connect()
@@ -126,7 +126,7 @@ class Search:
                     store.stay()
                     return store
                 error: Exception = UserError("its ranks have met without this one")
-            except DistError as lost:
+            except StoreError as lost:
                 error = lost
             except UserError:
                 self._let_first_print(store)
@@ -136,14 +136,14 @@ class Search:
                 raise self._unreached(error)
             time.sleep(AGAIN_S)
 
-    def connect(self) -> TokenStore:
+    def connect(self) -> StoreClient:
         """Connect to rank 0, and try again until it listens. Raises UserError: it does not, or has another key."""
         stranger: tuple[str, float] | None = None
         while True:
             try:
                 self._stop_if_asked()
-                return TokenStore(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
-            except AuthenticationError as error:
+                return StoreClient(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
+            except NotProved as error:
                 at, now_s = self._shown(), time.monotonic()
                 if stranger is None or stranger[0] != at:
                     stranger = at, now_s
@@ -156,15 +156,15 @@ class Search:
                 self._notice(f"rank 0 at {self._shown()} ({error})")
             time.sleep(AGAIN_S)
 
-    def address(self, store: TokenStore) -> str:
+    def address(self, store: StoreClient) -> str:
         """The address of this machine that the others reach. Rank 0 reaches itself at loopback if it listens on all."""
         return self._own or store.address()
 
-    def _is_member(self, store: TokenStore) -> bool:
+    def _is_member(self, store: StoreClient) -> bool:
         """Ask until all ranks are there. Returns False: others have met at this rank 0, so it is of another start.
 
         Raises:
-            DistError: rank 0 has ended.
+            StoreError: rank 0 has ended.
             UserError: the ranks do not meet.
         """
         place = self._place
@@ -197,7 +197,7 @@ class Search:
             with may_end():
                 raise_if_asked()
 
-    def _let_first_print(self, store: TokenStore) -> None:
+    def _let_first_print(self, store: StoreClient) -> None:
         """All ranks have the same error. Rank 0 stays until all have it, then ends first; the others end after it."""
         if self._members is None:
             return store.wait_for_end(ENDS_S)
@@ -243,9 +243,9 @@ class Search:
                 if any(is_mine(one) for one in found):
                     return refuse_other_interface(place, self._listen, address, found)
                 there = partial(socket.create_connection, (found[0], port), 1.0)
-                TokenStore(there, self.key, _SHORT).close()
+                StoreClient(there, self.key, _SHORT).close()
                 return  # it is forwarded to this machine
-            except (OSError, AuthenticationError) as error:
+            except OSError as error:
                 why = error
             if self._spent_s() > min(CHECK_S, self._seconds):
                 raise UserError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.base.rank import AGENT_RUN, LOOPBACK, Rank
-from codescent.train.interfaces import GLOO, interfaces, is_loopback, outside, shown
+from codescent.meeting.interfaces import GLOO, interfaces, is_loopback, outside, shown
 
 ALL = "all"
 """The value of parallel.listen for every interface."""

@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import DistError, HashStore, Store  # type: ignore[attr-defined]
-
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.train.addresses import is_local
-from codescent.train.search import Search, about
-from codescent.train.store import StoreServer, TokenStore
+from codescent.meeting.addresses import is_local
+from codescent.meeting.agent_store import OpenAgent
+from codescent.meeting.search import Search, about
+from codescent.meeting.store import LocalStore, Store, StoreError
+from codescent.meeting.store_server import StoreServer
 
 TELLS = timedelta(seconds=5)
 """How long a rank that has failed looks for those that may wait for it."""
@@ -39,13 +39,12 @@ class Meeting:
 
     def close(self) -> None:
         """Close the connection. Rank 0 closes its port, too, so that the next program can use it."""
-        if isinstance(self.store, TokenStore):
-            self.store.close()
+        self.store.close()
         if self.server is not None:
             self.server.close()
 
 
-def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
+def meet(place: Rank, timeout: timedelta, open_agent: OpenAgent, listen: str | None = None) -> Meeting:
     """Connect to the store of all ranks. Returns when all ranks of this start are connected (members.py).
 
     Rank 0 serves the store, to ranks that prove that they know the run's token.
@@ -53,6 +52,7 @@ def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
     Args:
         place: this process among the ranks.
         timeout: how long to wait for the other ranks (parallel.meet_s).
+        open_agent: opens the store of torchrun's agent, if there is one.
         listen: parallel.listen; None: auto.
 
     Raises:
@@ -62,8 +62,8 @@ def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
     """
     _refuse_unreachable(place)
     if place.world_size == 1:
-        return Meeting(HashStore())
-    search = Search(place, timeout.total_seconds(), listen)
+        return Meeting(LocalStore(timeout))
+    search = Search(place, timeout.total_seconds(), listen, open_agent)
     try:
         store = search.join()
         store.set_timeout(timeout)
@@ -73,18 +73,20 @@ def meet(place: Rank, timeout: timedelta, listen: str | None = None) -> Meeting:
         raise
 
 
-def reach(place: Rank, timeout: timedelta) -> Meeting:
-    """Connect to the store of all ranks, without the others: for a rank that fails before the ranks have met.
+def reach(place: Rank, timeout: timedelta, open_agent: OpenAgent) -> Meeting:
+    """Connect to the store, on a rank that fails before the ranks have met, and tell those that wait for it.
 
     Raises UserError: as `meet`.
     """
     _refuse_unreachable(place)
-    search = Search(place, timeout.total_seconds(), None)
+    search = Search(place, timeout.total_seconds(), None, open_agent)
     try:
         store = search.connect()
     except BaseException:
         search.close()
         raise
+    with suppress(StoreError):  # rank 0 has ended
+        store.meet({**about(place), "failed": True})
     store.set_timeout(timeout)
     return Meeting(store, search.server, store.address(), search.key)
 
@@ -95,18 +97,10 @@ def _refuse_unreachable(place: Rank) -> None:
         refuse_without_loopback()
 
 
-def tell_those_who_wait(place: Rank) -> None:
+def tell_those_who_wait(place: Rank, open_agent: OpenAgent) -> None:
     """This rank has failed before the ranks have met: the others, if some wait in `meet`, shall not wait longer."""
     with suppress(OSError, RuntimeError, UserError):  # nobody waits, or rank 0 has ended
-        meeting = reach(place, TELLS)
-        report_failure(meeting.store, place)
+        meeting = reach(place, TELLS, open_agent)
         if place.rank == 0:  # it serves the store: the others ask again and again
             time.sleep(TELLS.total_seconds())
         meeting.close()
-
-
-def report_failure(store: Store, place: Rank) -> None:
-    """Say to the ranks that wait in `meet` that this one has failed, and will not come."""
-    if isinstance(store, TokenStore):
-        with suppress(DistError):  # rank 0 has ended
-            store.meet({**about(place), "failed": True})

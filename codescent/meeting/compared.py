@@ -8,17 +8,14 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]
-
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.train.devices import refusal
-from codescent.train.members import listed
-from codescent.train.store import TokenStore
+from codescent.meeting.members import listed
+from codescent.meeting.store import Store, StoreError
 
 FIRST_ENDS_S = 2.0
 """Seconds in which rank 0 prints what all ranks have found."""
@@ -37,7 +34,9 @@ class Topology:
     sharing: int
 
 
-def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[str, Any]) -> Topology:
+def compare(
+    store: Store, place: Rank, device: str, facts: Mapping[str, Any], refuse_devices: Callable[[list[str]], str]
+) -> Topology:
     """Send this rank's device, host, cores and facts to rank 0, which compares those of all ranks. Collective.
 
     A rank that comes late finds what rank 0 said of its predecessor, and compares its own facts with those of rank 0.
@@ -45,9 +44,9 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
     Args:
         store: of the run, not used before.
         place: this process among the ranks.
-        wanted: train.device.
-        device: name of this rank's device, by `devices.name_of`.
+        device: name of this rank's device.
         facts: JSON values by name, which must be equal on all ranks.
+        refuse_devices: says what is wrong with the names of all ranks' devices; "": nothing.
 
     Raises:
         UserError: on every rank: two ranks have the same device, some have none, a fact differs, or a rank is missing.
@@ -63,18 +62,18 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
         store.set(f"rank{place.rank}", json.dumps({**mine, "facts": dict(facts)}))
         if place.rank == 0:
             found = store.multi_get([f"rank{rank}" for rank in range(place.world_size)])
-            store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], wanted)))
+            store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], refuse_devices)))
         compared = json.loads(store.get("ranks"))
         stay_until_read(store, place, "ranks")
         first = json.loads(store.get("rank0")) if place.late else None
-    except DistError as error:
+    except StoreError as error:
         raise UserError(
             f"{place.here()}: a rank has ended since all were there (see its error message), or does not answer "
             f"({error})"
         ) from error
     problems = compared["problems"] if first is None else differences([first, {**mine, "facts": dict(facts)}])
     if problems:
-        if place.rank and isinstance(store, TokenStore):
+        if place.rank:
             store.wait_for_end(FIRST_ENDS_S)  # rank 0 prints it; a launcher may end all ranks when one has ended
         refused = UserError(*problems)
         refused.everywhere = first is None
@@ -87,13 +86,13 @@ def stay_until_read(store: Store, place: Rank, what: str) -> None:
     if place.rank:
         store.set(f"{what} read by {place.rank}", "")
         return
-    with contextlib.suppress(DistError):  # a rank that has ended does not read the value
+    with contextlib.suppress(StoreError):  # a rank that has ended does not read the value
         store.multi_get([f"{what} read by {rank}" for rank in range(1, place.world_size)])
 
 
-def _compared(ranks: list[dict[str, Any]], wanted: str) -> dict[str, object]:
+def _compared(ranks: list[dict[str, Any]], refuse_devices: Callable[[list[str]], str]) -> dict[str, object]:
     cores = [rank["cores"] for rank in ranks]
-    devices = refusal([str(rank["device"]) for rank in ranks], wanted)
+    devices = refuse_devices([str(rank["device"]) for rank in ranks])
     return {
         "problems": [*([devices] if devices else []), *differences(ranks)],
         "leaders": [number for number, rank in enumerate(ranks) if rank["local_rank"] == 0],
