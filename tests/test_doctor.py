@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from codescent.doctor.from_config import of_config
 from codescent.doctor.judge_devices import judge_devices
 from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
-from codescent.doctor.meeting import Gathered, gather, join, ports
+from codescent.doctor.meeting import Gathered, Roll, gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import Measured, tournament
 from codescent.doctor.pairs import PairServer
@@ -48,6 +48,7 @@ from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
 from codescent.jobs import room
 from codescent.meeting import addresses
+from codescent.meeting.store_client import StoreClient
 from codescent.plan import Plan
 from codescent.preflight import plan_of, run_folder
 
@@ -526,7 +527,7 @@ def test_a_rank_that_loses_rank_0_ends_with_2(meeting: Meeting, monkeypatch: pyt
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(examine, place, {"CODESCENT_TOKEN": "token"}, Wanted())
         found = gather(dataclasses.replace(place, rank=0, local_rank=0), _key(place, os.environ), FACTS, 20.0)
-        found.connections[1].close()
+        found.close()
         with pytest.raises(UserError, match="rank 0 has gone before the checks ended") as lost:
             ended.result(30)
     assert lost.value.exit_code == 2
@@ -547,10 +548,15 @@ def test_rank_0_does_not_wait_for_ever(project: Path) -> None:
 
 
 @pytest.fixture
-def meeting() -> Meeting:
+def meeting() -> Iterator[Meeting]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return Meeting(port)
+    made = Meeting(port)
+    yield made
+    if made.thread.ident is not None:
+        made.thread.join(30)
+    for one in made.gathered:
+        one.close()
 
 
 class Meeting:
@@ -576,8 +582,8 @@ class Meeting:
             time.sleep(0.05)
         raise TimeoutError("rank 0 does not listen")
 
-    def join(self, rank: int, key: bytes = key, wait_s: float = 10.0) -> socket.socket:
-        return join(self.place(rank), key, FACTS | {"rank": rank}, wait_s)
+    def join(self, rank: int, key: bytes = key, wait_s: float = 10.0) -> closing[StoreClient]:
+        return closing(join(self.place(rank), key, FACTS | {"rank": rank}, wait_s))
 
     def findings(self) -> list[Finding]:
         """What rank 0 finds wrong with those that came."""
@@ -669,17 +675,21 @@ def test_a_rank_of_another_number_of_ranks_is_told_so(meeting: Meeting) -> None:
 
 
 @linux
-def test_a_rank_that_comes_again_leaves_no_old_connection_and_a_late_one_is_told_to_wait_longer() -> None:
-    found, hello = Gathered(LOOPBACK, 1), {"rank": 1, "world_size": 2}
+def test_a_rank_that_comes_again_is_there_and_a_late_one_is_told_to_wait_longer() -> None:
+    found, hello = Gathered(LOOPBACK, 1), {"facts": {"rank": 1, "world_size": 2}}
+    roll = Roll(2, found)
     with socket.create_server((LOOPBACK, 0)) as server, ExitStack() as stack:
         peers = [stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(2)]
         mine = [stack.enter_context(server.accept()[0]) for _ in range(2)]
-        assert meeting_module._enter(mine[0], LOOPBACK, hello, 2, found) == ""
+        assert roll.ask(mine[0], hello) == {"refused": ""}
         peers[0].close()
-        assert meeting_module._enter(mine[1], LOOPBACK, hello, 2, found) == ""
-        assert (mine[0].fileno(), found.connections) == (-1, {1: mine[1]})
-        found.is_over = True
-        assert "a longer --wait" in meeting_module._enter(mine[1], LOOPBACK, hello, 2, found)
+        assert roll.ask(mine[1], hello) == {"refused": ""}
+        roll.left(mine[0], "the first has gone")
+        assert found.lost == {}
+        roll.left(mine[1], "the second, too")
+        assert found.lost == {1: "the second, too"}
+        roll.wait(0.0)
+        assert "a longer --wait" in roll.ask(mine[1], hello)["refused"]
 
 
 @linux
@@ -700,7 +710,8 @@ def test_what_no_host_can_be_called_is_told(name: str) -> None:
 def test_a_rank_whose_connection_has_gone_may_come_again(meeting: Meeting) -> None:
     meeting.thread.start()
     meeting.connect().close()
-    meeting.join(1).close()
+    with meeting.join(1):
+        pass
     with meeting.join(1), meeting.join(2):
         assert meeting.findings() == []
 
@@ -715,6 +726,7 @@ def test_rank_0_listens_where_the_config_says(listen: str) -> None:
         gathered = pool.submit(gather, places[0], Meeting.key, FACTS, 20.0, listen)
         join(places[1], Meeting.key, FACTS | {"rank": 1}, 10.0).close()
         found = gathered.result(30)
+        found.close()
     assert (found.address, found.port, found.facts[0]["address"]) == ("127.0.0.1", port, "127.0.0.1")
 
 
@@ -734,6 +746,7 @@ def test_rank_0_listens_where_master_addr_leads(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(meeting_module, "is_mine", lambda address: True)
     place = Rank(0, 0, 2, 1, master_addr="10.0.0.1", job="listens")
     found = gather(dataclasses.replace(place, agent_store=True), Meeting.key, FACTS, 0.1, "d1")
+    found.close()
     assert found.address == "127.0.0.3"
     with pytest.raises(UserError, match=r'"d1" is 127.0.0.2 here, but MASTER_ADDR=10.0.0.1 leads to 10.0.0.1; set'):
         gather(place, Meeting.key, FACTS, 0.1, "d1")

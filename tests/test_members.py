@@ -37,7 +37,7 @@ class Process:
         return answer
 
     def ends(self) -> None:
-        self.members.left(self.peer)
+        self.members.left(self.peer, "")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from codescent.base.counted import counted
@@ -39,31 +39,27 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     key = _key(place, env)
     mine = facts_of(place, env, "")
     if place.rank:
-        peer = join(place, key, mine, wanted.wait_s)
-        with peer:
-            tasks = Tasks(peer.getsockname()[0], key)
-            ended = serve(peer, tasks)
-            tasks.close()
+        with closing(join(place, key, mine, wanted.wait_s)) as store, closing(Tasks(store.address(), key)) as tasks:
+            ended = serve(store, place.rank, tasks)
         if not ended:
             raise UserError(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
         return None
     alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
     found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s, wanted.listen)
     begin_s = time.monotonic()
-    tasks = Tasks(found.address, key)
-    hub = Hub(found.connections, tasks)
-    try:
-        return _report(place, found, hub, wanted, begin_s)
-    finally:
-        hub.end()
-        tasks.close()
+    with closing(found), closing(Tasks(found.address, key)) as tasks:
+        hub = Hub(found, tasks)
+        try:
+            return _report(place, found, hub, wanted, begin_s)
+        finally:
+            hub.end()
 
 
 def dismiss(place: Rank, env: Mapping[str, str], wait_s: float) -> None:
     """Rank 0, which has an error of its own: let the other ranks come, and end without one. They would wait for it."""
-    with suppress(UserError):  # it cannot listen: the error of its own is told
-        found = gather(place, _key(place, env), {}, wait_s)
-        Hub(found.connections, lambda _: None).end()
+    # Where it cannot listen, the error of its own is told.
+    with suppress(UserError), closing(gather(place, _key(place, env), {}, wait_s)) as found:
+        Hub(found, lambda _: None).end()
 
 
 def _key(place: Rank, env: Mapping[str, str]) -> bytes:

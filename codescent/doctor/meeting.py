@@ -1,5 +1,5 @@
-"""In: this process among the ranks, the key of the run. Out: on rank 0 a connection to each rank that has come; on the
-others a connection to rank 0. Does not ask anything (hub.py does) and needs no torch: torchrun's store is not used."""
+"""In: this process among the ranks, the key of the run. Out: on rank 0 the ranks that have come; on the others its
+store. Does not ask anything (hub.py does) and needs no torch: torchrun's store is not used."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import socket
 import threading
 import time
 import zlib
-from contextlib import closing, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.doctor.messages import receive, send
 from codescent.launch.environment import PORTS
 from codescent.meeting.addresses import (
     ALL,
@@ -31,15 +32,16 @@ from codescent.meeting.addresses import (
     route_to,
 )
 from codescent.meeting.interfaces import is_loopback
-from codescent.transport.accept import Acceptor, Known
-from codescent.transport.authenticate import NotProved, prove
+from codescent.meeting.store import StoreError
+from codescent.meeting.store_client import StoreClient
+from codescent.meeting.store_server import StoreServer
+from codescent.transport.authenticate import NotProved
 from codescent.transport.sockets import has_gone, watch
 
-PURPOSE = b"codescent doctor 1 "
 OTHER_PORTS = 4
 """Ports that are tried where MASTER_PORT is taken, or is that of torchrun's store."""
-CONNECT_S, AGAIN_S, HELLO_S = 2.0, 0.1, 10.0
-WELCOME = "welcome"
+CONNECT_S, AGAIN_S = 2.0, 0.1
+HELLO = timedelta(seconds=5)
 TOO_LATE = "it came too late; give rank 0 a longer --wait"
 ONCE = (
     "start each rank once, all of them with the same number of ranks (RANK and WORLD_SIZE, as the launcher sets them)"
@@ -55,24 +57,91 @@ class Gathered:
     """The ranks that have come to rank 0.
 
     Attributes:
-        connections: by rank.
+        address: at which rank 0 listens.
+        port: at which it listens.
+        taken: what the port of the run is taken by, in words; "": it is free, or torchrun's.
         facts: of each rank, with that of rank 0.
         rejected: addresses of processes that did not know the token. Who only connects (a probe of ports), or is cut
             off, is none of them.
         surplus: numbers and addresses of processes that know the token and are no ranks of this run, and why not.
-        taken: what the port of the run is taken by, in words; "": it is free, or torchrun's.
-        address: at which rank 0 listens.
-        port: at which it listens.
+        lost: why a rank has gone, by rank.
+        store: of rank 0; None: there is only one rank.
     """
 
     address: str
     port: int
     taken: str = ""
-    connections: dict[int, socket.socket] = field(default_factory=dict)
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    rejected: list[str] = field(default_factory=list)
+    rejected: Collection[str] = ()
     surplus: set[tuple[int, str, str]] = field(default_factory=set)
-    is_over: bool = False  # nobody is waited for any more
+    lost: dict[int, str] = field(default_factory=dict)
+    store: StoreClient | None = None
+    server: StoreServer | None = None
+
+    def close(self) -> None:
+        """Let all ranks go."""
+        if self.store is not None:
+            self.store.close()
+        if self.server is not None:
+            self.server.close()
+
+
+class Roll:
+    """Decides for the store of rank 0 which processes are its ranks: see `store_server.Admission`."""
+
+    def __init__(self, world_size: int, found: Gathered) -> None:
+        self._world_size, self._found = world_size, found
+        self._peers: dict[int, socket.socket] = {}
+        self._change = threading.Condition()
+        self._is_over = False
+
+    def ask(self, peer: socket.socket, head: Mapping[str, Any]) -> dict[str, Any]:
+        """A process says what it knows of itself. The answer has "refused": why it is no rank; "": it is one."""
+        with self._change:
+            why = self._enter(peer, dict(head["facts"]))
+            self._change.notify_all()
+        return {"refused": why}
+
+    def left(self, peer: socket.socket, why: str) -> None:
+        """A connection has ended."""
+        with self._change:
+            self._found.lost |= {rank: why for rank, one in self._peers.items() if one is peer}
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all ranks have come, or the time is over. Nobody is let in any more."""
+        with self._change:
+            self._change.wait_for(lambda: len(self._found.facts) == self._world_size, seconds)
+            self._is_over = True
+
+    def own_addresses(self) -> list[str]:
+        """The addresses of this machine that the ranks have reached."""
+        with self._change, suppress(OSError):
+            return [str(peer.getsockname()[0]) for peer in self._peers.values() if peer.fileno() >= 0]
+        return []
+
+    def _enter(self, peer: socket.socket, facts: dict[str, Any]) -> str:
+        """Let a process in. Returns why not; "": it is in.
+
+        A rank whose first connection has gone, because this machine was too busy to answer, may come again.
+        """
+        rank, ranks = int(facts["rank"]), int(facts["world_size"])
+        before, found = self._peers.get(rank), self._found
+        if self._is_over:
+            return TOO_LATE
+        why = ""
+        if ranks != self._world_size:
+            why = f"is one of {ranks} ranks, but the run has {self._world_size} ranks"
+        elif not 0 < rank < self._world_size:
+            why = f"is none of {self._world_size} ranks"
+        elif before is not None and not has_gone(before):
+            why = "is there already"
+        if why:
+            found.surplus.add((rank, peer.getpeername()[0], why))
+            return f"rank {rank} {why}; {ONCE}"
+        watch(peer)
+        found.lost.pop(rank, None)
+        self._peers[rank], found.facts[rank] = peer, facts
+        return ""
 
 
 def ports(place: Rank) -> list[int]:
@@ -99,15 +168,16 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
     listener, taken = _listen(place, listen)
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
-    change = threading.Condition()
-    with closing(Acceptor(listener, partial(_admit, key, place, found, change), "codescent doctor")):
-        with change:
-            change.wait_for(lambda: len(found.facts) == place.world_size, wait_s)
-            found.is_over = True
-        if address == EVERY:  # which one of this machine the others have reached is known by now
-            own = (peer.getsockname()[0] for peer in found.connections.values())
-            found.address = next((one for one in own if not is_loopback(one)), route_to(place.master_addr))
-            found.facts[0]["address"] = found.address
+    roll = Roll(place.world_size, found)
+    found.server = StoreServer(listener, key, roll)
+    found.rejected = found.server.rejected
+    own = (LOOPBACK if address == EVERY else address), port
+    found.store = StoreClient(partial(socket.create_connection, own, CONNECT_S), key, HELLO)
+    roll.wait(wait_s)
+    if address == EVERY:  # which one of this machine the others have reached is known by now
+        reached = (one for one in roll.own_addresses() if not is_loopback(one))
+        found.address = next(reached, None) or route_to(place.master_addr)
+        found.facts[0]["address"] = found.address
     return found
 
 
@@ -161,70 +231,8 @@ def _address(place: Rank, listen: str | None) -> str:
     return address
 
 
-def _admit(
-    key: bytes,
-    place: Rank,
-    found: Gathered,
-    change: threading.Condition,
-    peer: socket.socket,
-    address: str,
-    is_known: Known,
-) -> None:
-    """Let a process in, or not. Each has a thread of its own: a stranger that says nothing holds nobody up."""
-    try:
-        prove(peer, key, serves=True, purpose=PURPOSE)
-        hello = receive(peer, HELLO_S)
-        with change:
-            why = _enter(peer, address, hello, place.world_size, found)
-            change.notify_all()
-        if why:
-            send(peer, why)
-            peer.close()
-    except NotProved:
-        peer.close()
-        with change:
-            found.rejected.append(address)
-    except (
-        OSError,
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-    ):  # a probe of ports, a rank that was cut off, no rank at all
-        peer.close()
-    finally:
-        is_known()
-
-
-def _enter(peer: socket.socket, address: str, hello: dict[str, Any], world_size: int, found: Gathered) -> str:
-    """Let a process in that knows the token. Returns why not; "": it is in.
-
-    A rank whose first connection has gone, because this machine was too busy to answer, may come again.
-    """
-    rank, ranks, before = int(hello["rank"]), int(hello["world_size"]), found.connections.get(int(hello["rank"]))
-    if found.is_over:
-        return TOO_LATE
-    why = ""
-    if ranks != world_size:
-        why = f"is one of {ranks} ranks, but the run has {world_size} ranks"
-    elif not 0 < rank < world_size:
-        why = f"is none of {world_size} ranks"
-    elif before is not None and not has_gone(before):
-        why = "is there already"
-    if why:
-        found.surplus.add((rank, address, why))
-        return f"rank {rank} {why}; {ONCE}"
-    if before is not None:
-        before.close()
-    watch(peer)
-    send(peer, WELCOME)
-    found.connections[rank], found.facts[rank] = peer, hello
-    return ""
-
-
-def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket.socket:
-    """Connect to rank 0, and say what this rank knows of itself.
+def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> StoreClient:
+    """Connect to rank 0, and say what this rank knows of itself. Returns the store of rank 0.
 
     Raises UserError: it cannot be reached in time, has another token, or refuses this rank.
     """
@@ -235,27 +243,30 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> socket
     while True:
         for port in ports(place):
             try:
-                peer = connected(host, port, CONNECT_S)
+                return _entered(place, (host, port), key, mine)
             except OSError as error:
-                if not isinstance(
-                    problems.get(port), NotProved | Refused
-                ):  # rank 0 has been there, and has gone meanwhile
-                    problems[port] = error
-                continue
-            try:
-                prove(peer, key, serves=False, purpose=PURPOSE)
-                send(peer, {**mine, "address": peer.getsockname()[0], "world_size": place.world_size})
-                if (answer := receive(peer, HELLO_S)) != WELCOME:
-                    raise Refused(str(answer))
-            except OSError as error:
-                peer.close()
-                problems[port] = error
-                continue
-            watch(peer)
-            return peer
+                if isinstance(error, NotProved | Refused) or not isinstance(problems.get(port), NotProved | Refused):
+                    problems[port] = error  # another one is none: rank 0 has been there, and has gone meanwhile
         if time.monotonic() > end_s:
             raise _unreached(place, host, problems)
         time.sleep(AGAIN_S)
+
+
+def _entered(place: Rank, to: tuple[str, int], key: bytes, mine: dict[str, Any]) -> StoreClient:
+    """The store at an address, which has taken this process as a rank. Raises OSError: there is none, or it has not."""
+    store = StoreClient(lambda: connected(*to, CONNECT_S), key, HELLO)
+    try:
+        about = {"facts": {**mine, "address": store.address(), "world_size": place.world_size}}
+        if why := store.meet(about)["refused"]:
+            raise Refused(why)
+        store.stay()
+    except StoreError as error:
+        store.close()
+        raise ConnectionError(str(error)) from error
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserError:

@@ -13,13 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from codescent.doctor.meeting import CONNECT_S, PURPOSE
-from codescent.doctor.messages import receive, send
 from codescent.doctor.mtu import echo
+from codescent.meeting.messages import receive, send
 from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import exactly, prove
 from codescent.transport.sockets import listen
 
+PURPOSE = b"codescent doctor 2 "
+CONNECT_S = 2.0
 PINGS, PING = 10, b"12345678"
 STREAMS = 4
 """Connections of a volley: one alone does not fill a fast card."""
@@ -62,9 +63,9 @@ class PairServer:
             finally:
                 is_known()
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            seconds = receive(peer, PEER_S)["seconds"]
+            seconds = receive(peer, time.monotonic() + PEER_S)[0]["seconds"]
             if seconds:
-                send(peer, _drained(peer, seconds))
+                send(peer, _drained(peer, seconds), (), time.monotonic() + PEER_S)
                 _discard(peer)
                 return
             while True:
@@ -111,7 +112,7 @@ def _connect(to: Address, key: bytes, seconds: float) -> socket.socket:
     try:
         prove(peer, key, serves=False, purpose=PURPOSE)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        send(peer, {"seconds": seconds})
+        send(peer, {"seconds": seconds}, (), time.monotonic() + CONNECT_S)
     except BaseException:
         peer.close()
         raise
@@ -159,7 +160,7 @@ def _sent(to: Address, key: bytes, seconds: float) -> dict[str, float]:
         while time.monotonic() < end_s:
             readable, writable, _ = select.select([peer], [peer], [], 1.0)
             if readable:
-                found: dict[str, float] = receive(peer, PEER_S)
+                found: dict[str, float] = receive(peer, time.monotonic() + PEER_S)[0]
                 found["sender_wanted"] = (_wanted_s() - wanted_s) / (time.monotonic() - begin_s)
                 # what has not been sent yet is dropped
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

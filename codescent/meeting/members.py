@@ -84,7 +84,7 @@ class Members:
             return {"met": True}
         return {"list": self._list, "missing": self._absent[:SHOWN], "came": len(self._asking)}
 
-    def left(self, peer: object) -> None:
+    def left(self, peer: object, why: str) -> None:
         """A connection has ended, and with it the process that asked on it."""
         if not self._met:
             for number in [number for number, one in self._asking.items() if one.peer is peer]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from codescent.base.output import warn
 from codescent.meeting.messages import receive, send
 from codescent.transport.accept import Acceptor, Known
-from codescent.transport.authenticate import prove
+from codescent.transport.authenticate import NotProved, prove
 from codescent.transport.frames import CutFrame, FrameError
 
 PURPOSE = b"codescent store 2 "
@@ -42,7 +42,7 @@ class Admission(Protocol):
     def ask(self, peer: socket.socket, head: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a process that asks to be a rank."""
 
-    def left(self, peer: socket.socket) -> None:
+    def left(self, peer: socket.socket, why: str) -> None:
         """A connection has ended, and with it the process that asked on it."""
 
 
@@ -100,11 +100,13 @@ class StoreServer:
                     return peer.close()
                 self._admitted.append(peer)
                 os.write(self._wake_writer, b"x")
-        except OSError:
+        except NotProved:
             peer.close()
             self.rejected[address] += 1
             if self.rejected.total() <= REPORTED:
                 print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
+        except OSError:  # a probe of ports, or a rank that was cut off
+            peer.close()
         finally:
             is_known()
 
@@ -132,14 +134,14 @@ class StoreServer:
         except NONSENSE as error:
             if not isinstance(error, CutFrame):
                 self._report(peer, error)
-            self._drop(peer)
-        except OSError:  # it has gone, or stands still
-            self._drop(peer)
+            self._drop(peer, error)
+        except OSError as error:  # it has gone, or stands still
+            self._drop(peer, error)
 
-    def _drop(self, peer: socket.socket) -> None:
+    def _drop(self, peer: socket.socket, error: Exception) -> None:
         self._selector.unregister(peer)
         if self._members is not None:
-            self._members.left(peer)
+            self._members.left(peer, getattr(error, "strerror", None) or str(error))
         peer.close()
 
     def _report(self, peer: socket.socket, error: Exception) -> None:
@@ -165,8 +167,8 @@ class StoreServer:
         if waiter.peer.fileno() >= 0:
             try:
                 _send(waiter.peer, head, data)
-            except OSError:  # it has gone, or has taken a part of the answer only
-                self._drop(waiter.peer)
+            except OSError as error:  # it has gone, or has taken a part of the answer only
+                self._drop(waiter.peer, error)
 
     def _set(self, peer: socket.socket, head: dict[str, Any], data: list[bytes]) -> None:
         self._put(head["key"], data[0])
