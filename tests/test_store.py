@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import pickle
 import socket
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +29,8 @@ from codescent.meeting.store import LocalStore, Store, StoreError
 from codescent.meeting.store_client import StoreClient
 from codescent.meeting.store_server import StoreServer
 from codescent.train.torch_store import TorchStore, open_agent
-from codescent.transport import authenticate, frames
+from codescent.transport import authenticate
 from codescent.transport.authenticate import NotProved
-from codescent.transport.frames import Frame, Kind
 
 KEY = b"the key of this run"
 SECOND = timedelta(seconds=1)
@@ -191,22 +192,27 @@ def test_strangers_that_say_nothing_keep_nobody_out(served: Served) -> None:
         [b'{"do": "wait", "keys": ["b"], "timeout_s": NaN}'],
         [b'{"do": "wait", "keys": ["b"], "timeout_s": 1e999}'],
         [b'{"do": "check", "keys": 7}'],
+        [b'{"do": "set", "key": "a"}', b"", -1],
         [b"[" * 100_000],
         [b"7"],
         [b"\xff"],
-        [],
         None,
     ],
 )
 def test_a_peer_that_breaks_the_protocol_is_let_go(
-    served: Served, parts: list[bytes] | None, capfd: pytest.CaptureFixture[str]
+    served: Served, parts: list[Any] | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = served.join(), served.join()
     (connection,) = bad._idle
     if parts is None:
         connection.sendall(b"\xff" * 100)
     else:
-        frames.send(connection, Frame(Kind.ASK, 0), [memoryview(part) for part in parts])
+        text = b"[%s, %s]" % (
+            parts[0],
+            json.dumps([one if isinstance(one, int) else len(one) for one in parts[1:]]).encode(),
+        )
+        data = b"".join(one for one in parts[1:] if isinstance(one, bytes))
+        connection.sendall(struct.pack("!II", len(text), len(text) + len(data)) + text + data)
     assert _end_of(connection) == b""
     assert f"codescent: a rank at {LOOPBACK} sent the store a request without sense" in capfd.readouterr().err
     good.set("a", "1")
@@ -228,7 +234,7 @@ def test_a_rank_that_stops_within_a_request_holds_nobody_up(
     monkeypatch.setattr(store_server, "WHOLE_S", 0.3)
     good, stopped, dead = served.join(), served.join(), served.join()
     for one in (stopped, dead):
-        one._idle[-1].sendall(frames.MAGIC)
+        one._idle[-1].sendall(b"\0" * 5)
     dead.close()
     good.set("a", "1")
     assert _end_of(stopped._idle[-1]) == b""

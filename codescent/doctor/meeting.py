@@ -36,7 +36,7 @@ from codescent.meeting.store import StoreError
 from codescent.meeting.store_client import StoreClient
 from codescent.meeting.store_server import StoreServer
 from codescent.transport.authenticate import NotProved
-from codescent.transport.sockets import has_gone, watch
+from codescent.transport.sockets import has_gone, listen_at, watch
 
 OTHER_PORTS = 4
 """Ports that are tried where MASTER_PORT is taken, or is that of torchrun's store."""
@@ -191,10 +191,9 @@ def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
         if is_local(place):
             return given, ""
         given.close()
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports(place):
         try:
-            return socket.create_server((address, port), family=family, backlog=max(128, place.world_size)), taken
+            return listen_at(address, port, place.world_size), taken
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise UserError(

@@ -16,6 +16,7 @@ from codescent.base.rank import LOOPBACK
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
+from codescent.transport.sockets import listen_at
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Group:
         if self.first:
             return None
         try:
-            return socket.create_server((self.address, self.port), backlog=max(128, self.world_size))
+            return listen_at(self.address, self.port, self.world_size)
         except OSError as error:
             raise UserError(f"rank 0 cannot listen at {self.address}:{self.port}: {error.strerror}") from error
 

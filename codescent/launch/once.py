@@ -1,5 +1,5 @@
 """In: lines of an error that all ranks of a start may have, before they have met. Out: one of each machine prints them.
-Does not reach other machines (own/failure.py does, by the store) and does not end the process."""
+Does not reach other machines (meeting/failure.py does, by the store) and does not end the process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from pathlib import Path
 
 from codescent.base.beats import BEATS_FD
 from codescent.base.output import warn
+from codescent.base.rank import Rank
 from codescent.launch.launchers import is_set, started_by
+from codescent.meeting.agent_store import OpenAgent
+from codescent.meeting.rendezvous import tell_those_who_wait
 
 PRINTED_S = 3.0
 """Seconds in which the rank that prints has printed. Its launcher may end all ranks as soon as one has ended."""
+ALIKE_S = 2.0
+"""Seconds in which all ranks of this machine find the same error. Otherwise those that wait for this one are told."""
 LOOK_S = 0.02
 OLD_S = 3600.0
 """A mark that is older is removed: its ranks have ended."""
@@ -48,6 +53,18 @@ def say_once(lines: Sequence[str], env: Mapping[str, str], more: Sequence[str] =
     if path is not None:
         _tidy(path)
     return None if mark is None else path
+
+
+def say_once_or_tell(
+    lines: Sequence[str], more: Sequence[str], this_rank: Rank, env: Mapping[str, str], open_agent: OpenAgent
+) -> None:
+    """Print an error of a rank whose others are all on this machine, as `say_once`. If they lack it, they are told.
+
+    Raises OSError: the standard error is closed.
+    """
+    mark = say_once(lines, env, more)
+    if mark is not None and not all_said(mark, this_rank.world_size, ALIKE_S):
+        tell_those_who_wait(this_rank, open_agent)
 
 
 def all_said(path: Path, ranks: int, within_s: float) -> bool:

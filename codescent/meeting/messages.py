@@ -1,17 +1,26 @@
-"""In: an object of JSON, bytes, a connected socket. Out: both, sent or received as one frame of transport.
-Does not prove who the other side is (transport/authenticate.py does)."""
+"""In: an object of JSON, bytes, a connected socket. Out: both, sent or received as one message.
+Does not prove who the other side is (transport/authenticate.py does), and carries no tensors (transport/frames.py)."""
 
 from __future__ import annotations
 
 import json
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Any
 
-from codescent.transport import frames
-from codescent.transport.frames import Frame, FrameError, Kind
+from codescent.transport.authenticate import exactly
+from codescent.transport.sockets import limit
+
+MOST_BYTES = 64 << 20
+"""Largest message, where the receiver sets no other."""
+_HEADER = struct.Struct("!II")  # bytes of the JSON; bytes of all that follows
 
 Message = tuple[dict[str, Any], list[bytes]]
+
+
+class Nonsense(ConnectionError):
+    """What arrived is no message. The connection cannot be used any longer."""
 
 
 def send(peer: socket.socket, head: dict[str, Any], data: Sequence[bytes], end_s: float) -> None:
@@ -19,37 +28,41 @@ def send(peer: socket.socket, head: dict[str, Any], data: Sequence[bytes], end_s
 
     Args:
         peer: a connected socket.
-        head: the object. It is the first payload of the frame: it may be larger than a frame's metadata.
-        data: the other payloads.
+        head: the object.
+        data: the bytes, as several values.
         end_s: a time.monotonic(), until which everything must be sent.
 
     Raises OSError: the other side has gone, or the deadline has passed.
     """
-    parts = [json.dumps(head).encode(), *data]
-    frames.send(peer, Frame(Kind.ASK, 0), [memoryview(part) for part in parts], end_s)
+    text = json.dumps([head, [len(value) for value in data]]).encode()
+    limit(peer, end_s)
+    peer.sendall(b"".join((_HEADER.pack(len(text), len(text) + sum(map(len, data))), text, *data)))
 
 
-def receive(peer: socket.socket, end_s: float, most_bytes: int = frames.MOST_BYTES) -> Message:
+def receive(peer: socket.socket, end_s: float, most_bytes: int = MOST_BYTES) -> Message:
     """Receive what `send` has sent.
 
     Args:
         peer: a connected socket.
         end_s: a time.monotonic(), until which everything must be there.
-        most_bytes: largest sum of the payloads.
+        most_bytes: largest message.
 
     Raises:
-        FrameError: it is not such a message.
+        Nonsense: it is no such message.
         OSError: the other side has gone, or the deadline has passed.
     """
-    frame = frames.receive(peer, end_s, most_bytes)
-    if frame is None:
-        raise ConnectionResetError("the other side has disconnected")
-    parts = [bytearray(length) for length in frame.lengths]
-    frames.receive_payloads(peer, frame, [memoryview(part) for part in parts], end_s)
+    begin, total = _HEADER.unpack(exactly(peer, _HEADER.size, end_s))
+    if begin > total or total > most_bytes:
+        raise Nonsense(f"a message of {total:,} bytes, {begin:,} of them JSON")
+    whole = exactly(peer, total, end_s)
     try:
-        head = json.loads(parts[0])
-    except (ValueError, LookupError, RecursionError) as error:
-        raise FrameError("a message that does not begin with JSON") from error
-    if not isinstance(head, dict):
-        raise FrameError("a message that does not begin with an object of JSON")
-    return head, [bytes(part) for part in parts[1:]]
+        head, sizes = json.loads(whole[:begin])
+        data, at = [], begin
+        for size in sizes:
+            data.append(whole[at : at + size])
+            at += size
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Nonsense("a message that does not begin with JSON and the sizes of its values") from error
+    if not isinstance(head, dict) or at != total:
+        raise Nonsense("a message whose sizes do not fit")
+    return head, data

@@ -36,6 +36,7 @@ from codescent.meeting.store import StoreError
 from codescent.meeting.store_client import StoreClient
 from codescent.meeting.store_server import StoreServer
 from codescent.transport.authenticate import NotProved
+from codescent.transport.sockets import listen_at
 
 _Where = Callable[[], tuple[list[str], int]]
 
@@ -292,9 +293,8 @@ def _listening(place: Rank, listen: str | None) -> socket.socket:
             return given
         given.close()
     address = listening_address(place, listen)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, port), family=family, backlog=max(128, place.world_size))
+        return listen_at(address, port, place.world_size)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(

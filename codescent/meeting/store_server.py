@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from codescent.base.output import warn
-from codescent.meeting.messages import receive, send
+from codescent.meeting.messages import Nonsense, receive, send
 from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import NotProved, prove
-from codescent.transport.frames import CutFrame, FrameError
 
 PURPOSE = b"codescent store 2 "
 """Of the proof (transport/authenticate.py): the number is that of the messages after it."""
@@ -32,7 +31,7 @@ KEEPALIVE_S = 60
 REPORTED = 3
 """Largest number of rejected peers that are reported on the standard error."""
 
-NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, FrameError)
+NONSENSE = (Nonsense, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What answering a request may raise, whatever bytes it has."""
 
 
@@ -132,8 +131,7 @@ class StoreServer:
             head, data = receive(peer, time.monotonic() + WHOLE_S, MOST_BYTES)
             self._acts[head["do"]](peer, head, data)
         except NONSENSE as error:
-            if not isinstance(error, CutFrame):
-                self._report(peer, error)
+            self._report(peer, error)
             self._drop(peer, error)
         except OSError as error:  # it has gone, or stands still
             self._drop(peer, error)

@@ -3,45 +3,29 @@ Does not end the other ranks: they end when the connections of this rank close, 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from codescent.base import cause, output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
-from codescent.launch.once import all_said, say_once
+from codescent.launch.once import say_once_or_tell
 from codescent.meeting.addresses import is_local
-from codescent.meeting.rendezvous import reach, tell_those_who_wait
-from codescent.meeting.store import Store
+from codescent.meeting.failure import Failure, Failures
+from codescent.meeting.store import Store, StoreError
 from codescent.own.explained import explained
 from codescent.own.steps import most_steps
 from codescent.train.lost_peer import is_lost_peer
 from codescent.train.torch_store import open_agent
 
-FIRST = "codescent_failed"
-"""Key of the store under which the first rank that fails writes its rank and its error."""
-SAID = "codescent_failed_said"
-"""Key that this rank sets after it has printed its error."""
-ENDED = "codescent_ended"
-"""Key that a rank sets when it leaves the others."""
-PATIENCE = timedelta(seconds=5)
-"""How long a rank waits for the others, to learn whether one of them prints the same error."""
-WAITED = "codescent_waited"
-"""Key under which a rank that waited for the others in vain writes its line of the script."""
-WAITED_S = timedelta(seconds=2)
-"""How long a rank waits for the lines of the others. Their waits end with its own, or soon after."""
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce", "scatter")
 """How the names of functions begin that wait for other ranks."""
-ALIKE_S = 2.0
-"""Seconds in which all ranks of this machine find the same error. Otherwise those that wait for this one are told."""
 NOT_THE_USERS = ("codescent", "contextlib", "torch")
 """Packages whose lines are not the place of a wrong argument."""
 
@@ -80,9 +64,8 @@ class ErrorHook:
         self.active.remove(self)
         if sys.excepthook is self:
             sys.excepthook = self._before
-        if self.store is not None and not self._alone:
-            with suppress(RuntimeError):  # rank 0, which serves the store, has left before
-                self.store.set(f"{ENDED} {self._rank}", "")
+        if (failures := self._failures()) is not None:
+            failures.leave()
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """See the class. Raises SystemExit for a UserError: the interpreter then takes its exit code.
@@ -102,19 +85,20 @@ class ErrorHook:
                 return
             raise SystemExit(error.exit_code)
         self._ends(error)
-        self._waited(error, trace)
+        failures = None if self._retired or self.store is None else self._failures()
+        if failures is not None and is_lost_peer(error):
+            failures.waited(_waited_at(trace))
         self._before(kind, error, trace)
         self._ends(error, said=True)
-        if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):
+        if failures is None or issubclass(kind, KeyboardInterrupt):
             return
-        mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}", "who": cause.place(most_steps())}
+        mine = self._failure(error)
         try:
-            first = self._claim(mine)
-            self._name_first(mine, first)
+            is_first = failures.name_first(mine)
             if is_lost_peer(error):
-                self._name_lines(is_first=first == mine)
-        except RuntimeError:  # the store has ended, and so has rank 0, which serves it
-            output.warn(f"codescent: {_words(mine)}")
+                failures.name_lines(is_first=is_first)
+        except StoreError:  # the store has ended, and so has rank 0, which serves it
+            output.warn(f"codescent: {mine}")
             output.warn(
                 "codescent: rank 0 had ended before: with an error (see its message), or without one, because its "
                 "script makes fewer calls than this rank's"
@@ -129,101 +113,26 @@ class ErrorHook:
     def _alone(self) -> bool:
         return self.place is None or self.place.world_size == 1
 
-    @property
-    def _rank(self) -> int:
-        return 0 if self.place is None else self.place.rank
+    def _failures(self) -> Failures | None:
+        """What this rank says to the others; None: there are none."""
+        return None if self.place is None or self._alone else Failures(self.place, self.store, open_agent)
 
-    def _claim(self, mine: dict[str, Any]) -> dict[str, Any]:
-        """The first failure of all ranks. It is `mine` if no rank has failed before."""
-        assert self.store is not None
-        first: dict[str, Any] = json.loads(self.store.compare_set(FIRST, "", json.dumps(mine)))
-        return first
+    def _failure(self, error: BaseException) -> Failure:
+        rank = 0 if self.place is None else self.place.rank
+        return Failure(rank, f"{type(error).__name__}: {error}", cause.place(most_steps()))
 
-    def _name_first(self, mine: dict[str, Any], first: dict[str, Any]) -> None:
-        left = self._left() if first == mine else []  # raises before anything is printed, if the store has ended
-        ends = "" if first == mine else f"rank {self._rank} ends because "
-        output.warn(f"codescent: {ends}{_words(first)}")
-        if left:
-            output.warn(f"codescent: rank {', '.join(left)} had ended before: every rank must make the same calls")
-
-    def _waited(self, error: BaseException, trace: TracebackType | None) -> None:
-        """If this rank has waited for the others in vain, write for them where."""
-        if is_lost_peer(error) and not (self._retired or self._alone or self.store is None):
-            after = f" after step {steps}" if (steps := most_steps()) else ""
-            with suppress(RuntimeError):  # rank 0, which serves the store, has ended
-                self.store.set(
-                    f"{WAITED} {self._rank}", f"at {_place(trace).removesuffix(': ')}{_within(trace)}{after}"
-                )
-
-    def _name_lines(self, *, is_first: bool) -> None:
-        """If every rank has waited in vain, none has failed. Say where each waited, unless all did at one place."""
-        assert self.store is not None
-        assert self.place is not None
-        keys = [f"{WAITED} {rank}" for rank in range(self.place.world_size)]
-        try:
-            self.store.wait(keys, WAITED_S)
-            if not is_first:  # rank 0 serves the store, and a launcher ends all ranks when one ends
-                return self.store.wait([f"{WAITED} read"], WAITED_S)
-            places = [place.decode() for place in self.store.multi_get(keys)]
-        except RuntimeError:  # another rank has failed, or stands still: other messages name it
-            return
-        if len(set(places)) > 1:
-            listed = ", ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
-            output.warn(
-                f"codescent: all ranks waited for each other: {listed}. Every rank must make the same calls, also of "
-                "the module"
-            )
-        with suppress(RuntimeError):
-            self.store.set(f"{WAITED} read", "")
-
-    def _left(self) -> list[str]:
-        """The ranks that have left: this one may have waited for them."""
-        assert self.store is not None
-        assert self.place is not None
-        return [str(rank) for rank in range(self.place.world_size) if self.store.check([f"{ENDED} {rank}"])]
-
-    def refuse(self, error: UserError, trace: TracebackType | None, *more: str) -> None:
-        """Print the problems, unless another rank has printed the same. `more`: lines after them."""
-        place = _place(trace)
-        lines = [*(f"error: {place}{problem}" for problem in error.problems), *more]
-        if self._alone:
-            return _print(lines)
-        if self.store is None and self.place is not None and is_local(self.place):
-            return self._say_once(lines[: -len(more)] if more else lines, more)
-        mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}", "who": cause.place(most_steps())}
-        try:
-            self.store = self.store or self._connected()
-            first = self._claim(mine)
-        except (OSError, RuntimeError, UserError):  # rank 0 has ended, or cannot be reached
-            return _print([f"rank {self._rank}: {line}" for line in lines])
-        if first == mine:
-            _print(lines)
-        elif first["error"] != mine["error"]:
-            _print([f"rank {self._rank}: {line}" for line in lines])
-            self._name_first(mine, first)
-        self._part(first)
-
-    def _say_once(self, lines: list[str], more: Sequence[str]) -> None:
-        """The ranks have not met, and are all on this machine: one prints, without a connection."""
-        assert self.place is not None
-        mark = say_once(lines, os.environ, more)
-        if mark is not None and not all_said(mark, self.place.world_size, ALIKE_S):
-            tell_those_who_wait(self.place, open_agent)
-
-    def _connected(self) -> Store:
-        """A connection to ranks that raise the same error before they are connected."""
-        assert self.place is not None
-        return reach(self.place, PATIENCE, open_agent).store
-
-    def _part(self, first: dict[str, Any]) -> None:
-        """Stay until the first rank has printed, because a launcher ends all ranks when one ends. Rank 0 serves the
-        store: it stays until every rank knows whether to print."""
-        assert self.store is not None
-        assert self.place is not None
-        others = range(self.place.world_size) if self._rank == 0 else [first["rank"]]
-        with suppress(RuntimeError):  # a rank waits in a collective, or has ended
-            self.store.set(f"{SAID} {self._rank}", "")
-            self.store.wait([f"{SAID} {rank}" for rank in others], PATIENCE)
+    def refuse(self, error: UserError, trace: TracebackType | None) -> None:
+        """Print the problems, unless another rank has printed the same."""
+        at = _place(trace)
+        lines = [f"error: {at}{problem}" for problem in error.problems]
+        failures = self._failures()
+        if self.place is None or failures is None:
+            output.warn(*lines)
+        elif self.store is None and is_local(self.place):
+            say_once_or_tell(lines, (), self.place, os.environ, open_agent)
+        else:
+            failures.refuse(lines, self._failure(error))
+            self.store = failures.store
 
 
 def watch() -> ErrorHook:
@@ -236,20 +145,17 @@ def watch() -> ErrorHook:
     return ErrorHook.active[-1]
 
 
-def _words(failure: dict[str, Any]) -> str:
-    return f"rank {failure['rank']} failed: {failure['error']} ({failure['who']})"
-
-
-def _print(lines: list[str]) -> None:
-    for line in lines:
-        output.warn(line)
-
-
 def _place(trace: TracebackType | None) -> str:
     """File and line of the last call in the user's own code, as a prefix."""
     frames = [(str(frame.f_globals.get("__name__")), frame, line) for frame, line in walk_tb(trace)]
     users = [(frame, line) for name, frame, line in frames if name.partition(".")[0] not in NOT_THE_USERS]
     return f"{users[-1][0].f_code.co_filename}:{users[-1][1]}: " if users else ""
+
+
+def _waited_at(trace: TracebackType | None) -> str:
+    """The line of the user's script in which this rank has waited, with its collective and step."""
+    after = f" after step {steps}" if (steps := most_steps()) else ""
+    return f"at {_place(trace).removesuffix(': ')}{_within(trace)}{after}"
 
 
 def _within(trace: TracebackType | None) -> str:

@@ -10,6 +10,8 @@ import secrets
 import socket
 import time
 
+from codescent.transport.sockets import limit
+
 HANDSHAKE_S = 5.0
 """A peer is disconnected if it has not proved that it knows the key within this many seconds."""
 
@@ -63,10 +65,10 @@ def prove(peer: socket.socket, key: bytes, *, serves: bool, purpose: bytes = TRA
 
 def exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
     """Receive exactly `count` bytes. Raises OSError: they did not arrive before `end_s`, a time.monotonic()."""
-    found = bytearray()
-    while len(found) < count:
-        peer.settimeout(max(0.001, end_s - time.monotonic()))
-        if not (more := peer.recv(count - len(found))):
+    found, at = bytearray(count), 0
+    while at < count:
+        limit(peer, end_s)
+        if not (more := peer.recv_into(memoryview(found)[at:])):
             raise ConnectionResetError("the other side has disconnected")
-        found += more
+        at += more
     return bytes(found)

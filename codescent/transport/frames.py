@@ -37,10 +37,6 @@ class FrameError(ConnectionError):
     """What arrived is not a frame, or not the expected one. The connection cannot be used any longer."""
 
 
-class CutFrame(FrameError):
-    """The other side has disconnected within a frame."""
-
-
 class SizesDiffer(FrameError):
     """The payloads of a frame have other sizes than the memory for them."""
 
@@ -237,7 +233,7 @@ def _receive_all(peer: socket.socket, into: memoryview, end_s: float, *, may_end
         if not count:
             if may_end and not start:
                 return False
-            raise CutFrame("the other side has disconnected within a frame")
+            raise FrameError("the other side has disconnected within a frame")
         start += count
     return True
 

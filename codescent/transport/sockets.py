@@ -8,6 +8,7 @@ import ipaddress
 import os
 import select
 import socket
+import time
 
 SILENT_S = 4.0
 """After this many seconds without any answer of the other machine's kernel a connection ends: noticed within 5 s."""
@@ -30,8 +31,29 @@ def listen(address: str, port: int = 0) -> socket.socket:
     parsed = ipaddress.ip_address(address)
     if parsed.is_unspecified:
         raise ValueError(f"{address} is every interface: name the one that connects the ranks")
-    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=BACKLOG)
+    return listen_at(address, port)
+
+
+def listen_at(address: str, port: int, peers: int = BACKLOG) -> socket.socket:
+    """A socket that listens at an IP address, which may be that of all interfaces.
+
+    `peers` may connect at the same time. Raises OSError: the address is not of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=max(128, peers))
+
+
+def limit(peer: socket.socket, end_s: float) -> None:
+    """Have the next call on a socket raise TimeoutError after `end_s`, a time.monotonic(), or a little later.
+
+    To set a limit is a system call. So one that was set before, and is at most a quarter too long, stays.
+    """
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    before_s = peer.gettimeout()
+    if before_s is None or not left_s <= before_s <= 1.25 * left_s:
+        peer.settimeout(left_s)
 
 
 def watch(peer: socket.socket, silent_s: float = SILENT_S) -> None:

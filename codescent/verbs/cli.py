@@ -7,16 +7,20 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from importlib import import_module
 
 from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
 from codescent.base.published import in_words, is_full
+from codescent.base.rank import Rank
 from codescent.base.stopping import report_error
 from codescent.base.visible import one_line
-from codescent.launch.once import all_said, say_once
+from codescent.launch.once import say_once, say_once_or_tell
 from codescent.launch.spin import with_short_spin
+from codescent.meeting.agent_store import AgentValues
+from codescent.meeting.failure import Failure, Failures
 from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
 
@@ -43,8 +47,6 @@ VERBS: Mapping[str, str] = {
 OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
 """Errors of a path that the user has given, which may be raised wherever it is looked at."""
 SHOWN_CHARS = 120
-ALIKE_S = 2.0
-"""Seconds in which all ranks of this machine find the same error. Otherwise those that wait for this one are told."""
 READERS = ("sample", "evaluate", "export")
 """Subcommands that read a run folder."""
 
@@ -78,8 +80,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         cause.write_error_file(error, os.environ)
         if trains and not cause.has_begun():
             report_error(error.exit_code, os.environ)
-        if trains and cause.may_be_shared(os.environ) is not None and not error.everywhere:
-            _say_once(error)
+        shared = cause.may_be_shared(os.environ) if trains and not error.everywhere else None
+        if shared is not None:
+            _say_once(error, shared)
         elif verb == "doctor":
             with suppress(OSError):
                 say_once([f"error: {one_line(problem)}" for problem in error.problems], os.environ)
@@ -109,18 +112,21 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     return code
 
 
-def _say_once(error: UserError) -> None:
+def _say_once(error: UserError, rank: Rank) -> None:
     """Print an error that comes before the ranks have met, unless another rank prints the same."""
-    rank, more = cause.may_be_shared(os.environ), cause.last_words(error, os.environ)
-    if rank is not None and rank.local_world_size == rank.world_size:  # without torch, whose import takes seconds
-        with suppress(OSError):
-            mark = say_once([f"error: {one_line(problem)}" for problem in error.problems], os.environ, more)
-            if mark is not None and not all_said(mark, rank.world_size, ALIKE_S):
-                import_module("codescent.meeting.rendezvous").tell_those_who_wait(rank)
-            return
-    hook = import_module("codescent.own.failure").ErrorHook(cause.may_be_shared(os.environ))
+    lines, more = [f"error: {one_line(problem)}" for problem in error.problems], cause.last_words(error, os.environ)
     with suppress(OSError):
-        hook.refuse(error, None, *cause.last_words(error, os.environ))
+        if rank.local_world_size == rank.world_size:
+            return say_once_or_tell(lines, more, rank, os.environ, _open_agent)
+        failure = Failure(rank.rank, f"{type(error).__name__}: {error}", cause.place())
+        Failures(rank, None, _open_agent).refuse([*lines, *more], failure)
+
+
+def _open_agent(address: str, port: int, prefix: str, limit: timedelta) -> AgentValues:
+    """See OpenAgent. It imports torch, which takes seconds: under torchrun alone."""
+    from codescent.train.torch_store import open_agent
+
+    return open_agent(address, port, prefix, limit)
 
 
 def _say(*lines: str) -> None:
