@@ -20,7 +20,7 @@ from work import WORKS, environment, write_tokens
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.base.beats import ENDED
+from codescent.base.progress import ENDED
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset

@@ -22,7 +22,8 @@ from work import SMALL, environment, write_tokens
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.base.beats import ENDED
+from codescent.base.progress import ENDED, OwnPage, Pages
+from codescent.base.ranges import Flight
 from codescent.base.stopwatch import Laps, Stopwatch, waiting
 from codescent.build import build
 from codescent.config.sections import Config
@@ -54,8 +55,11 @@ EVERY = 10
 MOST = 0.01
 """Largest cost that is asked for, as a share of the step."""
 
+MOST_PAGE = 0.001
+"""Largest cost that is asked for of writing a rank's page (base/progress.py), as a share of the step."""
+
 NOTE = """with: medians of {turns} pairs of turns of {steps} steps, more than without measuring. CPU: processor seconds of all ranks.
-counted: all calls of the stopwatch in a step, without the step, on the rank with the most.
+counted: all calls of the stopwatch in a step, without the step, on the rank with the most. page: the same of its page.
 """  # noqa: E501
 
 JOB = "CODESCENT_BENCHMARK_JOB"
@@ -105,6 +109,24 @@ class Counting(Stopwatch):
         super().pause()
 
 
+class CountingPage(OwnPage):
+    """Counts what is written in a step."""
+
+    def __init__(self, pages: Pages, rank: int) -> None:
+        super().__init__(pages, rank)
+        self.positions = self.begun = 0
+
+    def at(self, position: float, stage: int = 0, instruction: str = "") -> None:
+        """See OwnPage."""
+        self.positions += 1
+        super().at(position, stage, instruction)
+
+    def collective(self, name: bytes) -> None:
+        """See OwnPage."""
+        self.begun += 1
+        super().collective(name)
+
+
 class Turns:
     """Steps of one trainer, with measuring (times and memory) and without."""
 
@@ -137,12 +159,17 @@ class Turns:
         if rows:
             ranks.write(self.folder, rows)
 
-    def calls(self) -> tuple[int, int]:
-        """Laps and waits of a step."""
+    def calls(self) -> dict[str, int]:
+        """Laps, waits, positions and collectives of a step."""
+        assert self.world.pages is not None, "our launcher has started this rank"
         counting = self.trainer.executor.watch = Counting(self.world.device)
+        before, page = OwnPage.current, CountingPage(self.world.pages, self.world.place.rank)
+        OwnPage.current = page
         self.trainer.executor.step(self.number, 1e-4)
+        OwnPage.current = before
         self.number += 1
-        return counting.all - 2 * counting.waits_seen, counting.waits_seen
+        laps = counting.all - 2 * counting.waits_seen
+        return {"laps": laps, "waits": counting.waits_seen, "positions": page.positions, "collectives": page.begun}
 
 
 def cost_s(act: Callable[[], object], times: int = 500) -> float:
@@ -172,6 +199,14 @@ def counted_s(device: torch.device, laps: int, waits: int) -> float:
     return cost_s(measure)
 
 
+def page_s(positions: int, collectives: int) -> float:
+    """Processor seconds of so many writes of a rank's page in a step."""
+    page = OwnPage.current
+    assert page is not None, "our launcher has started this rank"
+    position_s = cost_s(lambda: page.at(1.5, 0, "backward"))
+    return positions * position_s + collectives * cost_s(lambda: Flight("all_reduce", None))
+
+
 def rank_main(path: Path) -> None:
     """Run one rank: turns with and without measuring, after a warm-up of both. Every rank writes its seconds."""
     job = json.loads(path.read_text(encoding="utf-8"))
@@ -190,9 +225,13 @@ def rank_main(path: Path) -> None:
                 found = turns.take(measured=measured)
                 if number:
                     taken["with" if measured else "without"].append(found)
-        laps, waits = turns.calls()
+        calls = turns.calls()
         trainer.close()
-    report = {**taken, "laps": laps, "waits": waits, "counted_s": counted_s(world.device, laps, waits)}
+    own = {
+        "counted_s": counted_s(world.device, calls["laps"], calls["waits"]),
+        "page_s": page_s(calls["positions"], calls["collectives"]),
+    }
+    report = {**taken, **calls, **own}
     path.with_name(f"rank-{place.rank}.json").write_text(json.dumps(report), encoding="utf-8")
     world.at(ENDED)
     world.close()
@@ -231,8 +270,9 @@ def evaluated(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         entry[f"{clock}_s"] = float(np.median(off.mean(axis=0)))
         entry[f"{clock}_share"], *entry[f"{clock}_interval"] = bootstrap(shares)
     most = max(found, key=lambda rank: rank["counted_s"])
-    entry |= {name: most[name] for name in ("laps", "waits", "counted_s")}
-    entry["counted_share"] = most["counted_s"] / statistics.median(turn[1] for turn in most["without"])
+    entry |= {name: most[name] for name in ("laps", "waits", "positions", "collectives", "counted_s", "page_s")}
+    step_s = statistics.median(turn[1] for turn in most["without"])
+    entry |= {"counted_share": most["counted_s"] / step_s, "page_share": most["page_s"] / step_s}
     return {**entry, "seconds": [{which: rank[which] for which in ("with", "without")} for rank in found]}
 
 
@@ -257,7 +297,18 @@ def main() -> int:
             entries.append(entry_of(name, arguments, Path(folder)))
         shares = [entries[-1][name] for name in ("cpu_share", "counted_share")]
         say(f"{name}: {shares[0]:+.2%} of the processor seconds, counted {shares[1]:.2%}")
-    columns = ["case", "CPU ms step", "with, CPU", "interval", "with, wall", "laps", "waits", "counted us", "counted"]
+    columns = [
+        "case",
+        "CPU ms step",
+        "with, CPU",
+        "interval",
+        "with, wall",
+        "laps",
+        "waits",
+        "counted us",
+        "counted",
+        "page",
+    ]
     rows = [
         [
             entry["case"],
@@ -269,6 +320,7 @@ def main() -> int:
             f"{entry['waits']}",
             f"{1e6 * entry['counted_s']:.0f}",
             f"{entry['counted_share']:.2%}",
+            f"{entry['page_share']:.3%}",
         ]
         for entry in entries
     ]
@@ -278,6 +330,8 @@ def main() -> int:
              statistics.median(entry["cpu_share"] for entry in entries), MOST, at_least=False),
         must("the same by counted calls, largest of the cases",
              max(entry["counted_share"] for entry in entries), MOST, at_least=False),
+        must("cost of a rank's page by counted calls, largest of the cases",
+             max(entry["page_share"] for entry in entries), MOST_PAGE, at_least=False),
     ]  # fmt: skip
     print("\n".join(must_lines(claims)))
     result = {

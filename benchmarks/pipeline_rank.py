@@ -18,7 +18,7 @@ from measure import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.base.beats import ENDED
+from codescent.base.progress import ENDED
 from codescent.base.stopwatch import Laps as StepLaps
 from codescent.base.stopwatch import Stopwatch
 from codescent.build import build

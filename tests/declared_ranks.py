@@ -121,7 +121,7 @@ def joined(plan: Plan, rank: int) -> World:
     world: Any = World.__new__(World)
     world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
     world.device, world.timeout, world.groups = torch.device("cpu"), timedelta(seconds=60), {}
-    world.beats, world.living = None, tuple(range(plan.world_size))
+    world.pages, world.living = None, tuple(range(plan.world_size))
     return cast(World, world)
 
 

@@ -154,5 +154,5 @@ def test_an_error_of_all_ranks_is_printed_by_the_first() -> None:
     assert cause.last_words(error, {})
     error.everywhere = True
     assert not cause.prints(error, {})
-    assert cause.prints(error, {"CODESCENT_BEATS_FD": "3"})  # our launcher prints the log of the first that fails
+    assert cause.prints(error, {"CODESCENT_PROGRESS_FD": "3"})  # our launcher prints the log of the first that fails
     assert cause.last_words(error, {}) == []

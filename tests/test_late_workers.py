@@ -16,7 +16,7 @@ from runs import called, start
 from test_parameter_server_faults import rank_of
 from test_train_resume import wait_for_step
 
-from codescent.base.beats import BEATS_FD, Beats
+from codescent.base.progress import PROGRESS_FD, Pages
 from codescent.launch.roles import Roles
 from codescent.record import RunFolder
 
@@ -53,24 +53,24 @@ def line_of(said: str, project: Path, name: str) -> str:
     return line.removesuffix(ending).removesuffix(shorter)
 
 
-def beats_of(process: psutil.Process, ranks: int = 4) -> Beats:
+def pages_of(process: psutil.Process, ranks: int = 4) -> Pages:
     """The memory in which so many ranks write their progress, as this rank has it."""
-    descriptor = os.open(f"/proc/{process.pid}/fd/{process.environ()[BEATS_FD]}", os.O_RDWR)
+    descriptor = os.open(f"/proc/{process.pid}/fd/{process.environ()[PROGRESS_FD]}", os.O_RDWR)
     try:
-        return Beats(descriptor, ranks)
+        return Pages(descriptor, ranks)
     finally:
         os.close(descriptor)
 
 
 def stopped_in_a_meeting(process: psutil.Process, rank: int) -> int:
     """Stop a rank while it meets the others. Returns the step; 0: it did not meet them any more, and goes on."""
-    beats, end_s = beats_of(process), time.monotonic() + 30
-    while not beats.meets(rank):
+    pages, end_s = pages_of(process), time.monotonic() + 30
+    while not pages.read(rank).meets:
         assert time.monotonic() < end_s
     process.send_signal(signal.SIGSTOP)
     while process.status() != psutil.STATUS_STOPPED:
         assert time.monotonic() < end_s
-    if not (step := beats.meets(rank)):
+    if not (step := pages.read(rank).meets):
         process.send_signal(signal.SIGCONT)
     return step
 
@@ -131,7 +131,7 @@ def test_a_worker_dies_while_all_validate(project: Path) -> None:
         one, two = rank_of(process, 1), rank_of(process, 2)
         while not (step := stopped_in_a_meeting(two, 2)):
             assert process.poll() is None
-        while beats_of(one).meets(1) != step:
+        while pages_of(one).read(1).meets != step:
             assert process.poll() is None
         one.send_signal(signal.SIGKILL)
         two.send_signal(signal.SIGCONT)

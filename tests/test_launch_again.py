@@ -19,17 +19,21 @@ local.run_ranks = functools.partial(local.run_ranks, roles=Roles({{}}, frozenset
 """What a process does before it starts ranks: ranks 1 and 2 are workers without which the run goes on."""
 
 TRAINS = """
-from codescent.base.beats import ENDED, Beats
-beats, late = Beats.of(os.environ, int(os.environ["WORLD_SIZE"])), "CODESCENT_LATE" in os.environ
+from codescent.base.progress import ENDED, OwnPage, Pages
+pages, late = Pages.of(os.environ, int(os.environ["WORLD_SIZE"])), "CODESCENT_LATE" in os.environ
+own = OwnPage(pages, rank)
 before = [path.name for path in folder.iterdir() if path.name.startswith(f"life-{rank}-")]
 life = len(before)
 def train():
-    write(f"life-{rank}-{life}", {"late": late, "lost": beats.lost(rank), "port": os.environ["MASTER_PORT"]})
-    beats.put(rank, 4.5)
+    page = pages.read(rank)
+    found = {"late": late, "died_s": page.died_s, "position": page.position}
+    write(f"life-{rank}-{life}", {**found, "port": os.environ["MASTER_PORT"]})
+    own.at(4.5)
+    own.come_again()
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def end():
-    beats.put(rank, ENDED)
+    own.at(ENDED)
 """
 
 
@@ -65,7 +69,7 @@ if rank == 1 and life < {deaths}:
 if rank == 0:
     wait_for("life-1-{starts}")
     if {starts} == {restarts} < {deaths}:  # the last life dies, too
-        while beats.lost(1) is None:
+        while not pages.read(1).died_s:
             time.sleep(0.01)
     wait_for("told")
 elif rank == 1:
@@ -78,11 +82,12 @@ end()
     code, _, said = run.end()
     assert code == 0, said
     first, *others = lives(run, 1)
-    assert (first["late"], first["lost"]) == (False, None)
+    assert (first["late"], first["died_s"]) == (False, 0.0)
     assert [one["late"] for one in others] == [True] * starts
     for one in others:
-        assert isinstance(one["lost"], list)
-        assert one["lost"][1] == 4.5
+        assert isinstance(one["died_s"], float)
+        assert one["died_s"] > 0
+        assert one["position"] == 4.5
         assert one["port"] == first["port"]
     seen = deaths if starts == deaths else starts + 1
     assert said.count("was killed by SIGKILL (9) in step 5: the others go on without it") == seen
@@ -147,7 +152,7 @@ if rank == 2:
     die()
 wait_for("rank-1")
 write("dead", 1)
-while beats.lost(2) is None:
+while not pages.read(2).died_s:
     time.sleep(0.01)
 die()
 """

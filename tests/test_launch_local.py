@@ -410,18 +410,23 @@ local.run_ranks(["sleep", "50"], 9, os.environ)
 
 BEAT = """
 STAGES = [0, 0]
-from codescent.base.beats import Beats
-Beats.of(os.environ, 2).put(rank, 3.5 - rank, STAGES[rank])
+from codescent.base.progress import OwnPage, Pages
+own = OwnPage(Pages.of(os.environ, 2), rank)
+own.at(3.5 - rank, STAGES[rank], "backward")
+own.collective(b"all_reduce over tp")
 """
 QUICK = "from codescent.launch import watch; watch.BEHIND_S = 0.3; local.LOOK_EVERY_S = 0.1"
 
 
 def test_a_rank_that_is_far_behind_is_named_once(launch: Start) -> None:
-    run = launch(2, BEAT + "ready(); wait_for('go'); Beats.of(os.environ, 2).put(rank, float('inf'))", setup=QUICK)
+    run = launch(2, BEAT + "ready(); wait_for('go'); own.at(float('inf'))", setup=QUICK)
     pids = run.pids()
     assert run.process.stderr is not None
     line = run.process.stderr.readline()
     assert line.startswith(f"codescent: rank 1 of 2 (pid {pids[1]}) is behind: in step 3 for ")
+    assert line.endswith(
+        ", in backward, after 1 collective (the last: all_reduce over tp), while the others wait for it\n"
+    )
     time.sleep(0.5)
     run.let("go")
     assert run.end() == (0, "", "")
@@ -429,9 +434,7 @@ def test_a_rank_that_is_far_behind_is_named_once(launch: Start) -> None:
 
 def test_ranks_of_other_stages_walk_other_lists(launch: Start) -> None:
     """One that is less far in its own list need not be behind."""
-    program = (
-        BEAT.replace("[0, 0]", "[0, 1]") + "ready(); time.sleep(1); Beats.of(os.environ, 2).put(rank, float('inf'))"
-    )
+    program = BEAT.replace("[0, 0]", "[0, 1]") + "ready(); time.sleep(1); own.at(float('inf'))"
     run = launch(2, program, setup=QUICK)
     run.pids()
     assert run.end() == (0, "", "")

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from forker import Forker, Runs
 from runs import assert_same, called, start
-from test_late_workers import beats_of
+from test_late_workers import pages_of
 from test_parameter_server_faults import rank_of
 from test_train_resume import wait_for_step
 
@@ -83,7 +83,7 @@ class Run:
 
     def waits(self, found: psutil.Process, rank: int) -> None:
         """Wait until the new process of a rank asks to be let in, or is in."""
-        until(lambda: beats_of(found, self.ranks).get(rank)[0] > 0, self.process)
+        until(lambda: pages_of(found, self.ranks).read(rank).position > 0, self.process)
 
     @contextlib.contextmanager
     def held_up(self, rank: int) -> Any:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from codescent.base.beats import BEATS_FD
 from codescent.base.errors import UserError
+from codescent.base.progress import PROGRESS_FD
 from codescent.base.rank import Rank
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -51,7 +51,7 @@ def has_begun() -> bool:
 def may_be_shared(env: Mapping[str, str]) -> Rank | None:
     """The rank of this process, if an error comes before the ranks have met: others may have the same one."""
     rank = _mine.rank
-    return None if rank is None or rank.world_size == 1 or _mine.has_met or BEATS_FD in env else rank
+    return None if rank is None or rank.world_size == 1 or _mine.has_met or PROGRESS_FD in env else rank
 
 
 def is_in_step(step: float) -> None:
@@ -83,7 +83,7 @@ def prints(error: BaseException, env: Mapping[str, str]) -> bool:
     Our own launcher prints the log of one rank by itself, and the rank of our loops that fails first asks the others.
     """
     rank = _mine.rank
-    if rank is None or rank.world_size == 1 or BEATS_FD in env or not getattr(error, "everywhere", False):
+    if rank is None or rank.world_size == 1 or PROGRESS_FD in env or not getattr(error, "everywhere", False):
         return True
     return rank.rank == 0 if isinstance(error, UserError) else error.__cause__ is not None
 
@@ -91,7 +91,7 @@ def prints(error: BaseException, env: Mapping[str, str]) -> bool:
 def last_words(error: BaseException, env: Mapping[str, str]) -> list[str]:
     """Lines after the message of an error: whose it is, and whether it is the cause. None for an error of all ranks."""
     rank = _mine.rank
-    if rank is None or rank.world_size == 1 or BEATS_FD in env or isinstance(error, SystemExit | KeyboardInterrupt):
+    if rank is None or rank.world_size == 1 or PROGRESS_FD in env or isinstance(error, SystemExit | KeyboardInterrupt):
         return []
     if getattr(error, "everywhere", False):
         return []

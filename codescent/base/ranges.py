@@ -1,5 +1,5 @@
-"""In: names of parts of a step, collectives. Out: ranges in a profile, while one is recorded; else nothing, at no cost.
-Does not start a profiler (train/profile.py does) and reads no trace (trace/ does)."""
+"""In: names of parts of a step, collectives. Out: ranges in a profile, while one is recorded; the page of the rank has
+the last collective. Does not start a profiler (train/profile.py does) and reads no trace (trace/ does)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from codescent.base.progress import OwnPage
 from codescent.base.range_names import collective_name
 
 _NOTHING = nullcontext()
@@ -23,12 +24,14 @@ class Recording:
         on: whether a profiler records.
         sees_flights: whether it also records when collectives end that nobody waits for. On CUDA their kernels tell it.
         axes: the mesh axis of each process group, by its name in torch.
+        on_page: names of collectives as bytes, by kind and id of the group: to make one takes longer than to write it.
         flights: name, begin and end (time.time_ns) of the collectives that have ended, since `on`.
     """
 
     on: ClassVar[bool] = False
     sees_flights: ClassVar[bool] = False
     axes: ClassVar[Mapping[str, str]] = {}
+    on_page: ClassVar[dict[tuple[str, int], bytes]] = {}
     flights: ClassVar[list[tuple[str, int, int]]] = []
 
 
@@ -39,6 +42,7 @@ def named(name: object) -> AbstractContextManager[Any]:
 
 def named_collective(kind: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
     """A range of a collective that returns when it is done. `kind`: as in the Plan's traffic."""
+    _begins(kind, group)
     return record_function(_name(kind, group)) if Recording.on else _NOTHING
 
 
@@ -46,6 +50,7 @@ class Flight:
     """A collective that runs beside computations. It begins here."""
 
     def __init__(self, kind: str, group: dist.ProcessGroup | None) -> None:
+        _begins(kind, group)
         self.name = _name(kind, group) if Recording.on and Recording.sees_flights else ""
         self.begin_ns = time.time_ns() if self.name else 0
         self.tells = False
@@ -68,6 +73,17 @@ class Flight:
         if self.name:
             Recording.flights.append((self.name, self.begin_ns, time.time_ns()))
             self.name = ""
+
+
+def _begins(kind: str, group: dist.ProcessGroup | None) -> None:
+    """Write on this rank's page that a collective begins."""
+    page = OwnPage.current
+    if page is not None:
+        key = kind, id(group)
+        name = Recording.on_page.get(key)
+        if name is None:
+            name = Recording.on_page[key] = _name(kind, group).encode()
+        page.collective(name)
 
 
 def _name(kind: str, group: dist.ProcessGroup | None) -> str:

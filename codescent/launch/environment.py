@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from codescent.base.beats import BEATS_FD
 from codescent.base.errors import UserError
+from codescent.base.progress import PROGRESS_FD
 from codescent.base.rank import AGENT_RUN, LOOPBACK, Rank
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
@@ -88,7 +88,7 @@ class _Reader:
             agent_store=launcher is TORCHRUN and self._text("TORCHELASTIC_USE_AGENT_STORE").lower() == "true",
             store_fd=store_fd,
             launcher=launcher.name,
-            child=launcher is not TORCHRUN or any(is_set(self._env, name) for name in (AGENT_RUN, BEATS_FD)),
+            child=launcher is not TORCHRUN or any(is_set(self._env, name) for name in (AGENT_RUN, PROGRESS_FD)),
             late=launcher is TORCHRUN and is_set(self._env, LATE),
             job=job,
         )

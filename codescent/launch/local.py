@@ -16,10 +16,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from codescent.base.beats import BEATS_FD, Beats, shared_memory
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.output import new_line, warn
+from codescent.base.progress import PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
 from codescent.base.writing import remove_folder
@@ -58,7 +58,7 @@ def run_ranks(
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
     Every rank gets torchrun's environment variables, the token of the run, and shared memory for its progress
-    (base/beats.py). Rank 0 also gets CODESCENT_STORE_FD: a socket for the store that listens at MASTER_PORT.
+    (base/progress.py). Rank 0 also gets CODESCENT_STORE_FD: a socket for the store that listens at MASTER_PORT.
     Rank 0 writes to this process's stdout. All other output goes to log files. After a failure the log of the failed
     rank is printed.
 
@@ -124,8 +124,8 @@ class _Ranks:
         self._roles, self._group = roles, group
         self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
-        self._beats = shared_memory(self._num_ranks)
-        self._watch = Watch(Beats(self._beats, self._num_ranks), self._num_ranks, stopped)
+        self._progress = shared_memory(self._num_ranks)
+        self._watch = Watch(Pages(self._progress, self._num_ranks), self._num_ranks, stopped)
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         self._port = 0
@@ -166,15 +166,15 @@ class _Ranks:
             if rank not in self._ended:
                 _kill_group(process)
                 process.wait()
-        os.close(self._beats)
+        os.close(self._progress)
         if not self._crashed():
             remove_folder(Path(self._logs), ignore_errors=True)
 
     def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
         """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""
         env = self._group.environment(rank, self._port, self._env)
-        passed = [self._beats]
-        env[BEATS_FD] = str(self._beats)
+        passed = [self._progress]
+        env[PROGRESS_FD] = str(self._progress)
         if self._group.token:
             env[TOKEN] = self._group.token
         if late:
@@ -279,11 +279,11 @@ class _Ranks:
                 continue
             who = f"codescent: rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
             if code < 0 and self._can_lose(rank):
-                position = self._watch.beats.lose(rank, time.monotonic())
+                position = self._watch.pages.lose(rank, time.monotonic()).position
                 _say(f"{who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
                 again.append(rank)
                 continue
-            if self._watch.beats.lost(rank) is not None:
+            if self._watch.pages.read(rank).died_s > 0:
                 how = ended_by(code) if code < 0 else f"ended with exit code {code}"
                 _say(f"{tail(self._log(rank))}\n{who} {how} before it joined the others")
                 again.append(rank)
@@ -332,12 +332,12 @@ class _Ranks:
 
     def _is_dead(self, rank: int) -> bool:
         """Whether a rank has died, and has not joined the others again."""
-        return bool(self._processes[rank].poll()) or self._watch.beats.lost(rank) is not None
+        return bool(self._processes[rank].poll()) or self._watch.pages.read(rank).died_s > 0
 
     def _can_lose(self, rank: int) -> bool:
         """Whether the run goes on without a rank that was killed: a worker that has begun to train. No rank waits for
         it in a collective."""
-        trains = self._watch.beats.get(rank)[0] > 0 and not self._watch.has_ended(rank)
+        trains = self._watch.pages.read(rank).position > 0 and not self._watch.has_ended(rank)
         return rank in self._roles.spare and trains and not self._watch.meets(rank) and not self._failed
 
     def _send(self, number: signal.Signals) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from codescent.base.beats import BEATS_FD
 from codescent.base.output import warn
+from codescent.base.progress import PROGRESS_FD
 from codescent.base.rank import Rank
 from codescent.launch.launchers import is_set, started_by
 from codescent.meeting.agent_store import OpenAgent
@@ -82,7 +82,7 @@ def all_said(path: Path, ranks: int, within_s: float) -> bool:
 def _mark(lines: Sequence[str], env: Mapping[str, str]) -> Path | None:
     """A file of these lines and of this start; None: there is one rank, or our own launcher prints the log of one."""
     launcher = started_by(env)
-    if launcher is None or BEATS_FD in env or any(env.get(name, "").strip() == "1" for name in launcher.world_size):
+    if launcher is None or PROGRESS_FD in env or any(env.get(name, "").strip() == "1" for name in launcher.world_size):
         return None
     parent = os.getppid()
     try:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from codescent.base.beats import ENDED, Beats
+from codescent.base.counted import counted
+from codescent.base.progress import ENDED, Page, Pages
 
 BEHIND_S = 6.0
 """If no rank has made progress for this time, the ranks behind the others are reported."""
@@ -38,17 +39,17 @@ class Watch:
     """Watches the progress of the ranks of this machine, from the process that started them.
 
     Args:
-        beats: the progress of each rank.
+        pages: what each rank does.
         ranks: number of ranks.
         stopped: how long the others wait for one that cannot run.
     """
 
-    def __init__(self, beats: Beats, ranks: int, stopped: Stopped = Stopped()) -> None:
-        self.beats, self.ranks, self._stopped = beats, ranks, stopped
+    def __init__(self, pages: Pages, ranks: int, stopped: Stopped = Stopped()) -> None:
+        self.pages, self.ranks, self._stopped = pages, ranks, stopped
         self._since_s: dict[int, float] = {}  # when each rank of `stuck` was found so
         self.stuck: dict[int, str] = {}
         """Ranks that cannot run now, with the reason in words."""
-        self._positions: list[tuple[float, float]] = []
+        self._pages: list[Page] = []
         self._moved_s = time.monotonic()
         self._behind: set[int] = set()
 
@@ -76,36 +77,45 @@ class Watch:
 
     def ended_early(self, rank: int) -> bool:
         """Whether a rank with exit code 0 ended after it began to train and before its training returned."""
-        return 0 < self.beats.get(rank)[0] < ENDED
+        return 0 < self.pages.read(rank).position < ENDED
 
     def has_ended(self, rank: int) -> bool:
         """Whether a rank's training has returned: after the last step, or after a stop that was requested."""
-        return self.beats.get(rank)[0] == ENDED
+        return self.pages.read(rank).position == ENDED
 
     def meets(self, rank: int) -> bool:
         """Whether a rank is in collectives with all others, between two segments of a run with servers."""
-        return self.beats.meets(rank) > 0
+        return self.pages.read(rank).meets > 0
 
     def _late(self, running: Mapping[int, int], halted: Mapping[int, str]) -> list[str]:
         """Sentences on ranks behind others of their stage, if no rank has made progress for BEHIND_S."""
         now_s = time.monotonic()
-        positions = [self.beats.get(rank) for rank in range(self.ranks)]
-        if positions != self._positions:
-            self._positions, self._moved_s = positions, now_s
+        pages = [self.pages.read(rank) for rank in range(self.ranks)]
+        if pages != self._pages:
+            self._pages, self._moved_s = pages, now_s
             return []
         if now_s - self._moved_s < BEHIND_S or halted:
             return []
-        first: dict[float, float] = {}
-        for position, stage in positions:
-            first[stage] = max(position, first.get(stage, 0.0))
-        behind = [rank for rank in running if 0 < positions[rank][0] < first[positions[rank][1]] < ENDED]
+        first: dict[int, float] = {}
+        for page in pages:
+            first[page.stage] = max(page.position, first.get(page.stage, 0.0))
+        behind = [rank for rank in running if 0 < pages[rank].position < first[pages[rank].stage] < ENDED]
         new = [rank for rank in behind if rank not in self._behind]
         self._behind |= set(new)
         return [
-            f"rank {rank} of {self.ranks} (pid {running[rank]}) is behind: in step {int(positions[rank][0]) + 1} for "
-            f"{now_s - self._moved_s:.0f} s, while the others wait for it"
+            f"rank {rank} of {self.ranks} (pid {running[rank]}) is behind: in step {int(pages[rank].position) + 1} for "
+            f"{now_s - self._moved_s:.0f} s{_doing(pages[rank])}, while the others wait for it"
             for rank in new
         ]
+
+
+def _doing(page: Page) -> str:
+    """What a rank does, as a part of a sentence."""
+    what = page.section or page.instruction
+    doing = f", in {what}" if what else ""
+    if not page.collectives:
+        return doing
+    return f"{doing}, after {counted(page.collectives, 'collective')} (the last: {page.collective})"
 
 
 def halted_by(pid: int) -> str:

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from codescent.base.agreement import together
-from codescent.base.beats import ENDED
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.progress import ENDED
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of, reported
 from codescent.base.time_limit import forget_others, in_words, stop_at
 from codescent.train.stop import StopRequest

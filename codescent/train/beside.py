@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from codescent.base.progress import OwnPage
 from codescent.train.world import World
 
 VALIDATION, SAVE, COMPARISON = "validation", "save", "comparison"
@@ -28,11 +29,15 @@ class Beside:
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """A block between two steps that every rank enters, whatever it does there."""
-        begin = time.perf_counter()
+        begin, page = time.perf_counter(), OwnPage.current
+        if page is not None:
+            page.enter(what)
         try:
             yield
         finally:
             self.add(what, time.perf_counter() - begin)
+        if page is not None:
+            page.enter("")
 
     def add(self, what: str, seconds: float) -> None:
         """Count seconds that have passed since the last step. Every rank calls it alike."""

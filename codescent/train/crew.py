@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from codescent.base.beats import Beats
+from codescent.base.progress import Pages
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Crew:
         return found
 
 
-def deaths(beats: Beats, workers: int) -> dict[int, Death]:
+def deaths(pages: Pages, workers: int) -> dict[int, Death]:
     """The workers that are dead now, as the launcher has seen it."""
-    found = {rank: beats.lost(rank) for rank in range(workers)}
-    return {rank: Death(*lost) for rank, lost in found.items() if lost is not None}
+    found = {rank: pages.read(rank) for rank in range(workers)}
+    return {rank: Death(page.died_s, page.position) for rank, page in found.items() if page.died_s}

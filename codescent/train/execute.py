@@ -121,7 +121,7 @@ class Executor:
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         for done, instruction in enumerate(self.program, start=1):
-            self.world.at(number + done / (len(self.program) + 1))
+            self.world.at(number + done / (len(self.program) + 1), instruction.verb)
             self.watch.part = column = self.columns[instruction.verb]
             with named(instruction):
                 if Recording.on:

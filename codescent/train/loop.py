@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.agreement import together, with_past
-from codescent.base.beats import ENDED
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
+from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
 from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at

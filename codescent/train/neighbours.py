@@ -185,7 +185,7 @@ def introduced(
     rank, timeout_s = world.place.rank, world.timeout.total_seconds()
     listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
     noticed_s = max(OF_TIMEOUT * timeout_s, timeout_s - NOTICE_S)
-    away = Away(noticed_s, goes_on=False) if world.beats is None else None
+    away = Away(noticed_s, goes_on=False) if world.pages is None else None
     service = Neighbour(exchange, Coordinator(len(ranks), first_step, timeout_s, away) if rank == 0 else None)
     server = Server(listener, world.meeting.key, service, rank, ranks)
     if away is not None:
@@ -199,7 +199,7 @@ def introduced(
         host, port = json.loads(where)
         patience_s = PATIENCE * timeout_s if clients else timeout_s
         clients.append(Client((host, port), world.meeting.key, rank, f"rank {other}", facts, patience_s))
-    if world.beats is None:
+    if world.pages is None:
         clients[0].keep()
     exchange.clients = dict(zip(needed[1:], clients[1:]))
     hand = Hand(plan, exchange, clients[0], service, server, rate_of, first_step)

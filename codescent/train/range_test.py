@@ -12,10 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from codescent.base.agreement import together
-from codescent.base.beats import ENDED
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
+from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.train.assemble import assemble

@@ -30,7 +30,7 @@ def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tup
     come again, and make process groups of those that are there. The first server decides, so that all make the same.
 
     It decides when each worker has come here or has died. Who dies later is not in its list. Collectives are under way
-    then, so this death ends the run. The launcher sees in the beats that the dead rank met the others. Nobody comes
+    then, so this death ends the run. The launcher sees in its page that the dead rank met the others. Nobody comes
     again then: the server lets a worker join only while a segment is under way.
 
     Where the death of a worker ends the run, and no launcher sees it, all ranks learn here whose death it was.
@@ -41,7 +41,7 @@ def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tup
     Raises:
         RunFailed: on every rank: the run cannot go on without a worker; or on this one: the others go on without it.
     """
-    if not plan.servers or (world.beats is not None and not plan.layout.can_lose_workers):
+    if not plan.servers or (world.pages is not None and not plan.layout.can_lose_workers):
         return [], []
     key, changes = f"changes {step}", None
     try:
@@ -81,7 +81,7 @@ def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> 
     Returns:
         the ranks that are there, in order.
     """
-    end_s, look_s = time.monotonic() + SHARE * world.timeout.total_seconds(), LOOK_S[world.beats is None]
+    end_s, look_s = time.monotonic() + SHARE * world.timeout.total_seconds(), LOOK_S[world.pages is None]
     there: set[int] = set()
     while True:
         serving.raise_failure()
@@ -100,14 +100,14 @@ def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> 
 def _come(world: World, step: int) -> None:
     """Say that this rank has come to the meeting after a step: in the launcher's memory, or in the store."""
     world.meets(step)
-    if world.beats is None:
+    if world.pages is None:
         world.store.set(_key(world.place.rank, step), "1")
 
 
 def _has_come(world: World, rank: int, step: int) -> bool:
-    if world.beats is None:
+    if world.pages is None:
         return world.store.check([_key(rank, step)])
-    return world.beats.meets(rank) == step
+    return world.pages.read(rank).meets == step
 
 
 def _key(rank: int, step: int) -> str:

@@ -72,17 +72,17 @@ def listening(
 
 def _watch_workers(serving: Serving, plan: Plan, world: World) -> None:
     """The first server hears who has died: of the launcher, if it has started all ranks, else by their connections."""
-    if world.beats is None:
+    if world.pages is None:
         serving.away = Away(world.timeout.total_seconds(), goes_on=plan.layout.can_lose_workers)
         serving.crew.deaths = serving.away.deaths
     elif plan.layout.can_lose_workers:
-        serving.crew.deaths = partial(deaths, world.beats, plan.mesh.world_size)
+        serving.crew.deaths = partial(deaths, world.pages, plan.mesh.world_size)
 
 
 def connected(plan: Plan, world: World, copies: Sequence[Copy], first_step: int, rate_of: Rates) -> Worker:
     """A worker with a client for each server. Waits until all servers listen."""
     clients = _clients(plan, world, world.place.rank, len(plan.servers))
-    if world.beats is None:
+    if world.pages is None:
         clients[0].keep()
     if plan.layout.served_rounds:
         return RoundWorker(plan, world.place.rank, copies, clients, first_step, rate_of)

@@ -22,13 +22,13 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 
 from codescent.base import cause
 from codescent.base.agreement import from_first, kept, together
-from codescent.base.beats import ENDED, Beats
 from codescent.base.code_digest import code_digest
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.early import StopAsked, may_end
 from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
+from codescent.base.progress import ENDED, OwnPage, Pages
 from codescent.base.ranges import Recording, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
@@ -123,7 +123,8 @@ class World:
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (place.rank,) if place.late else tuple(range(place.world_size))
         self._begin_groups(HashStore() if place.late else self._torch_store, shards_alone=shards_alone)
-        self.beats = Beats.of(os.environ, place.world_size) if is_local(place) else None
+        self.pages = Pages.of(os.environ, place.world_size) if is_local(place) else None
+        OwnPage.current = OwnPage(self.pages, place.rank) if self.pages is not None else None
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
@@ -187,7 +188,10 @@ class World:
                 self.groups[axis] = self._new_group(ranks)
             else:
                 self._new_group((this_rank,))
-        Recording.axes = {group.group_name: axis for axis, group in reversed(self.groups.items())}
+        Recording.axes, Recording.on_page = (
+            {group.group_name: axis for axis, group in reversed(self.groups.items())},
+            {},
+        )
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
         """The point-to-point messages of this rank's pipeline stage."""
@@ -289,22 +293,22 @@ class World:
             self.store.set(f"leaves{self.place.rank}", "")
             self.store.wait([f"leaves{rank}" for rank in self.living], LEAVE)
 
-    def at(self, position: float) -> None:
-        """Write this rank's progress, in steps, to shared memory for the launcher: see `base/beats.py`.
+    def at(self, position: float, instruction: str = "") -> None:
+        """Write this rank's progress, in steps, for the launcher: see `base/progress.py`.
 
         The launcher of one of several machines does not compare ranks. It only learns that this one has ended well.
         """
         cause.is_in_step(position)
-        beats = self.beats
-        if beats is None and position == ENDED:
-            beats = Beats.of(os.environ, self.place.world_size)
-        if beats is not None:
-            beats.put(self.place.rank, position, self.stage)
+        page = OwnPage.current
+        if page is None and position == ENDED and (pages := Pages.of(os.environ, self.place.world_size)) is not None:
+            page = OwnPage(pages, self.place.rank)
+        if page is not None:
+            page.at(position, self.stage, instruction)
 
     def meets(self, step: int) -> None:
         """Write for the launcher that this rank is in the collectives after a step; 0: it is in none."""
-        if self.beats is not None:
-            self.beats.meet(self.place.rank, step)
+        if OwnPage.current is not None:
+            OwnPage.current.meet(step)
 
     def __enter__(self) -> Self:
         return self
@@ -321,6 +325,7 @@ class World:
         `alone`: perhaps no other rank calls it, so NCCL's are given up instead, when this rank's messages have ended or
         FREE_S is over. gloo's wait for nobody.
         """
+        OwnPage.current = None
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end
         if alone and self.device.type == "cuda" and self.place.world_size > 1:
