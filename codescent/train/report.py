@@ -67,6 +67,7 @@ class Report:
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
+        self.has_peak = not threads.is_slowed(run.machine["peak_others"])
         self.late_portions = 0
         peak = self.peak * run.plan.devices
         number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
@@ -277,18 +278,20 @@ class Report:
             step, plan, both = int(rows[0]["step"]), self.run.plan, zip(rows, memory, strict=True)
             self.run.folder.write_memory([row(plan, step, int(one["rank"]), found) for one, found in both])
 
-    def _of_peaks(self, mfu: float, flops_per_s: float) -> dict[str, float | None]:
+    def _of_peaks(self, mfu: float | None, flops_per_s: float) -> dict[str, float | None]:
         """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
         devices = self.run.world.place.world_size * self.run.plan.devices
         spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
-        return {"mfu_spec": spec, "hfu": mfu * (self.hardware_flops / self.flops)}
+        return {"mfu_spec": spec, "hfu": None if mfu is None else mfu * (self.hardware_flops / self.flops)}
 
-    def _mfu(self, flops_per_s: float) -> float:
+    def _mfu(self, flops_per_s: float) -> float | None:
         """FLOP/s of a step, relative to the products of all devices as they were measured before the first step.
 
-        Above 1 where other programs slowed the products then. Nothing is measured again beside the steps: that would
-        take time of its own, on a machine that is as busy.
+        None: other programs slowed the products then. Nothing is measured again beside the steps: that would take time
+        of its own, on a machine that is as busy.
         """
+        if not self.has_peak:
+            return None
         return flops_per_s / (self.peak * self.run.world.place.world_size * self.run.plan.devices)
 
     def _check_outputs(self) -> None:
