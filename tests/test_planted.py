@@ -337,6 +337,18 @@ def test_a_run_folder_with_a_file_that_never_ends_is_refused(name: str, kind: st
         _ = open_run(tmp_path / "a").columns
 
 
+def test_a_manifest_is_as_small_as_what_it_describes(tmp_path: Path) -> None:
+    """It is read as a whole, so one of a gibibyte beside a small checkpoint is not read."""
+    (tmp_path / MANIFEST).touch()
+    (tmp_path / "rank_00000_part_000.safetensors").write_bytes(bytes(1000))
+    os.truncate(tmp_path / MANIFEST, (1 << 26) + 1)
+    with pytest.raises(CheckpointError, match=r"manifest.json: has more than 67,108,864 bytes, which no such file has"):
+        read_manifest(tmp_path)
+    os.truncate(tmp_path / "rank_00000_part_000.safetensors", 1 << 27)
+    with pytest.raises(CheckpointError, match="its bytes were changed"):
+        read_manifest(tmp_path)
+
+
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", 2)
     os.truncate(run.path / "events.jsonl", 1 << 30)
