@@ -359,16 +359,20 @@ class Report:
     def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
         """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise.
 
-        `culprit`: see `skipped`; one rank alone is no fault of the optimizer.
+        `culprit`: see `skipped`; one rank alone is no fault of the optimizer. Nor is data that is not finite.
         """
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
         self.display.last()
+        ended = f"{path}: ended at step {step}, which is not saved: {why}"
+        if self.bad_data:
+            return RunFailed(
+                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
+            )
         if culprit:
             return RunFailed(
-                f"{path}: ended at step {step}, which is not saved: {why}; in all of them only {culprit} gave what is "
-                f"not finite: look at its host, device and data, then continue from step {good or 0}: "
-                f"{resume_command(path)}"
+                f"{ended}; in all of them only {culprit} gave what is not finite: look at its host, device and data, "
+                f"then continue from step {good or 0}: {resume_command(path)}"
             )
         optimizer, rates = self.run.config.optimizer, ["learning_rate"]
         if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
@@ -377,11 +381,6 @@ class Report:
         outer = self.run.config.parallel
         slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
         anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
-        ended = f"{path}: ended at step {step}, which is not saved: {why}"
-        if self.bad_data:
-            return RunFailed(
-                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
-            )
         return RunFailed(
             ended,
             f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "
