@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from codescent.base.errors import UserError
-from codescent.train import machine
+from codescent.train import choices
 
 TIMEOUT_S = 100.0
 MOST_SAID = 20_000
@@ -89,7 +89,7 @@ def prepare() -> None:
     """Do once what every fork would do again: imports, and a measurement that only `mfu` needs."""
     for module in MODULES:
         importlib.import_module(module)
-    machine.peak_flops_per_s = lambda device, precision: 1e9
+    choices._peak = lambda device, precision: (1e9, None)
     refuse_pickles()
     gc.freeze()
 

@@ -247,6 +247,22 @@ def test_what_is_wrong_with_a_file_is_named(what: str, suffix: str, tmp_path: Pa
         assert word in str(told.value)
 
 
+def test_an_hdf5_file_with_a_damaged_name_or_type_is_refused(tmp_path: Path) -> None:
+    """The library raises KeyError or ValueError then, and not OSError."""
+    path = write(tmp_path / "mine.h5", tensors())
+    with h5py.File(path) as file:
+        header = h5py.h5o.get_info(file["source"].id).addr
+    data = path.read_bytes()
+    path.write_bytes(data[:header] + b"\x09" + data[header + 1 :])  # the version of the header
+    with pytest.raises(UserError, match=r"mine.h5: not HDF5, or cut short: .*bad object header version number"):
+        open_file(path, 0.1)
+    mantissa = bytes([0x11, 0x20, 0x1F, 0, 4, 0, 0, 0])  # a float of 4 bytes: the begin of its description
+    assert data.count(mantissa) == 2
+    path.write_bytes(data.replace(mantissa, mantissa[:4] + bytes([0x1F, 0, 0, 0])))
+    with pytest.raises(UserError, match=r"mine.h5: "):
+        open_file(path, 0.1)
+
+
 @pytest.mark.parametrize("suffix", SUFFIX.values())
 def test_a_file_that_is_cut_short_or_another_thing(suffix: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"mine{suffix}", tensors())

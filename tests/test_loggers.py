@@ -8,9 +8,7 @@ import json
 import shutil
 import sqlite3
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +248,41 @@ def test_rows_reach_tensorboard(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in read.Scalars("validation/loss")] == [(2, 4.0)]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_tensorboard_shows_a_resumed_run_without_the_steps_that_are_repeated(tmp_path: Path) -> None:
+    for first_step, steps in ((0, (1, 2, 3, 4)), (2, (3,))):
+        board = Board(tmp_path, first_step, wanted=True)
+        assert [board.write({"step": step, "loss": first_step, "val_loss": None}) for step in steps] == [""] * len(
+            steps
+        )
+        board.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("train/loss")] == [(1, 0.0), (2, 0.0), (3, 2.0)]
+
+
+def test_tensorboard_writes_through_no_link(tmp_path: Path) -> None:
+    """Its own writer opens its file by name at each flush: whoever may write in the folder replaces it by a link."""
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    (tmp_path / "run").mkdir()
+    board = Board(tmp_path / "run", 0, wanted=True)
+    board.write({"step": 1, "loss": 1.0, "val_loss": None})
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    file.unlink()
+    file.symlink_to(mine)
+    assert board.write({"step": 2, "loss": 1.0, "val_loss": None}) == (
+        f"no more TensorBoard files: {file}: the file was deleted"
+    )
+    board.close()
+    file.parent.rename(tmp_path / "elsewhere")
+    file.parent.symlink_to(tmp_path / "elsewhere")
+    board = Board(tmp_path / "run", 0, wanted=True)
+    said = board.write({"step": 1, "val_loss": None})
+    assert said.startswith(f"no more TensorBoard files: {file.parent}: is a symbolic link")
+    assert board.write({"step": 2, "val_loss": None}) == ""
+    assert mine.read_text() == "kept"
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
 def test_a_folder_that_moves_keeps_its_board_and_one_that_goes_ends_it(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
@@ -259,20 +291,11 @@ def test_a_folder_that_moves_keeps_its_board_and_one_that_goes_ends_it(tmp_path:
     assert board.write({"step": 1, **row}) == ""
     old.rename(new)
     assert [board.write({"step": step, **row}) for step in (2, 3)] == ["", ""]
-    board.writer.flush()
     read = EventAccumulator(str(new / "tensorboard")).Reload()
     assert [event.step for event in read.Scalars("train/train_loss")] == [1, 2, 3]
     shutil.rmtree(new)
-    said = []
-    for step in range(4, 400):
-        said.append(board.write({"step": step, **row}))
-        if said[-1]:
-            break
-        time.sleep(0.01)
-        with suppress(FileNotFoundError):
-            board.writer.flush()
-    assert said[-1].startswith("no more TensorBoard files: ")
-    assert board.write({"step": 400, **row}) == ""
+    assert board.write({"step": 4, **row}).startswith("no more TensorBoard files: ")
+    assert board.write({"step": 5, **row}) == ""
     board.close()
 
 

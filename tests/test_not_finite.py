@@ -210,3 +210,9 @@ def test_the_advice_lowers_the_rates_of_muon_and_of_the_outer_optimizer_too() ->
     assert report.failed(9, "why", 8).problems[2] == (
         "or begin a new run.name with parallel.outer_learning_rate=0.06: a resumed run keeps its outer optimizer"
     )
+    (alone,) = report.failed(9, "why", 8, culprit="rank 1 (on a)").problems
+    assert "only rank 1 (on a) gave what is not finite" in alone
+    report.bad_data = ["rank 1: one.pt: sample 7 of target"]  # a worker of a server that reads such data is no culprit
+    assert report.failed(9, "why", 8, culprit="rank 1 (on a)").problems[1] == (
+        "the data holds NaN or infinity: rank 1: one.pt: sample 7 of target: mend the data, and begin a new run"
+    )

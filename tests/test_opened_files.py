@@ -64,7 +64,6 @@ ALLOWED_TO_WRITE = {
     "record/run_folder.py": 1,  # the folder is opened, to know it after a renaming
     "report/style.py": 1,  # into memory
     "tasks/tensors/prepare.py": 1,  # into an open file
-    "train/board.py": 2,  # by the descriptor of a folder, never through a link
     "train/profile.py": 1,  # by the descriptor of a folder that only the user may enter
     "verbs/cli.py": 1,  # /dev/null
     "verbs/prove.py": 1,  # a temporary folder that only the user may enter

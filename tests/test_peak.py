@@ -24,6 +24,7 @@ def test_the_peak_is_the_fastest_of_products_until_they_get_no_faster(seconds: l
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(machine.PEAK_SIDE, "cpu", 8)
         patch.setattr(machine, "PEAK_S", 1e9)
+        patch.setattr(machine, "PEAK_LEAST_S", 0.0)
         patch.setattr(machine, "_best_seconds", lambda *_: next(times))
         found = machine.peak_flops_per_s(CPU, "fp32")
     used = seconds[: 60 - len(list(times))]
@@ -70,7 +71,28 @@ def test_a_step_above_the_peak_is_not_cut_off_and_no_report_measures_products(mo
     monkeypatch.setattr(machine, "peak_flops_per_s", lambda device, precision: pytest.fail("measured beside a step"))
     monkeypatch.setattr(torch, "mm", lambda *_: pytest.fail("a report multiplies matrices"))
     report = Report.__new__(Report)
-    report.peak = 1e9
+    report.peak, report.has_peak = 1e9, True
     world = SimpleNamespace(device=CPU, place=SimpleNamespace(world_size=2))
     report.run = SimpleNamespace(world=world, plan=SimpleNamespace(devices=1))  # type: ignore[assignment]
     assert [report._mfu(flops) for flops in (1e9, 4e9, 2e9)] == [0.5, 2.0, 1.0]
+
+
+def test_a_peak_that_other_programs_slowed_gives_no_mfu() -> None:
+    """The products of a busy machine are up to ten times too slow, and a step would have an MFU of 168 %."""
+    report = Report.__new__(Report)
+    report.has_peak, report.flops, report.hardware_flops, report.spec_peak = False, 3e9, 4e9, None
+    report.run = SimpleNamespace(  # type: ignore[assignment]
+        world=SimpleNamespace(place=SimpleNamespace(world_size=1)), plan=SimpleNamespace(devices=1)
+    )
+    assert report._mfu(1e9) is None
+    assert report._of_peaks(None, 1e9) == {"mfu_spec": None, "hfu": None}
+
+
+def test_the_peak_is_measured_as_long_as_the_load_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick of the kernel's clock is 10 ms: within a few of them, the load is a rough guess."""
+    clock = iter([0.01 * tick for tick in range(100)])
+    monkeypatch.setitem(machine.PEAK_SIDE, "cpu", 8)
+    monkeypatch.setattr(machine, "_best_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    machine.peak_flops_per_s(CPU, "fp32")
+    assert next(clock) >= machine.PEAK_LEAST_S

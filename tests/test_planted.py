@@ -36,10 +36,11 @@ from codescent.record import RunFolder, order
 from codescent.record.beginning import write_new
 from codescent.record.order import Applied
 from codescent.results import open_run
-from codescent.study import collect
+from codescent.study import collect, runner
 from codescent.study.folder import Definition, StudyFolder
 from codescent.study.points import Spec
 from codescent.study.result import Kind
+from codescent.study.runner import Progress, Turn, run_turns
 from codescent.tasks.tensors.files import TensorFile
 from codescent.trace import chrome
 from codescent.trace.chrome import ChromeTrace
@@ -337,6 +338,18 @@ def test_a_run_folder_with_a_file_that_never_ends_is_refused(name: str, kind: st
         _ = open_run(tmp_path / "a").columns
 
 
+def test_a_manifest_is_as_small_as_what_it_describes(tmp_path: Path) -> None:
+    """It is read as a whole, so one of a gibibyte beside a small checkpoint is not read."""
+    (tmp_path / MANIFEST).touch()
+    (tmp_path / "rank_00000_part_000.safetensors").write_bytes(bytes(1000))
+    os.truncate(tmp_path / MANIFEST, (1 << 26) + 1)
+    with pytest.raises(CheckpointError, match=r"manifest.json: has more than 67,108,864 bytes, which no such file has"):
+        read_manifest(tmp_path)
+    os.truncate(tmp_path / "rank_00000_part_000.safetensors", 1 << 27)
+    with pytest.raises(CheckpointError, match="its bytes were changed"):
+        read_manifest(tmp_path)
+
+
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", 2)
     os.truncate(run.path / "events.jsonl", 1 << 30)
@@ -354,13 +367,22 @@ def test_a_shell_may_give_a_file_by_a_pipe() -> None:
     os.close(reader)
 
 
-def test_a_point_of_a_study_that_is_a_link_is_refused(tmp_path: Path, letters: Path) -> None:
+def test_a_point_of_a_study_that_is_a_link_is_refused(
+    tmp_path: Path, letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = Spec("one", "one", {}, {}, 1)
     definition = Definition("s", Kind.GRID, "default", 1, 3, 1, {}, [], [spec], {})
     folder = StudyFolder.create(tmp_path / "s", definition)
     (tmp_path / "s" / "one").symlink_to(letters)
     with pytest.raises(UserError, match=r"s/one: is a symbolic link"), folder.hold():
         pass
+    (tmp_path / "s" / "one").unlink()
+    turns = Progress([Turn(spec, 1)])
+    monkeypatch.setattr(runner, "train_run", lambda *_: pytest.fail("a run begins"))
+    with folder.hold():
+        (tmp_path / "s" / "one").symlink_to(letters)  # after the look of `hold`
+        with pytest.raises(UserError, match=r"s/one: is a symbolic link"):
+            list(run_turns(folder, turns))
     with pytest.raises(UserError, match=r"is a symbolic link"):
         folder.note(spec, 1, {})
     with pytest.raises(UserError, match=r"is a symbolic link"):

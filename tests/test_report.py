@@ -215,6 +215,9 @@ def test_a_run_that_computes_much_slower_on_the_same_processor_is_named(tmp_path
     ]
     (line,) = [line for line in answers["How fast is it?"] if line.startswith("slow:")]
     assert line.endswith("of the measured peak (other programs used 60.2 of 64 cores then).")
+    make_run(tmp_path / "none", 2, environment=others, peaks={"mfu": None, "hfu": None})
+    (line,) = said(tmp_path, "none")["How fast is it?"]
+    assert line.endswith("; mfu is not known, because other programs used 60.2 of 64 cores when the peak was measured.")
 
 
 def test_one_process_does_not_communicate(tmp_path: Path) -> None:

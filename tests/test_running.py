@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ import pytest
 from forker import Forker
 from runs import codescent, environment, make_project, start
 
+from codescent.launch import watch
 from codescent.record import RunFolder
 
 ENDLESS = ("train.num_steps=100000000", "optimizer.decay_steps=1000", "train.eval_every=0", "run.name=endless")
@@ -139,6 +141,18 @@ def test_one_process_answers_at_once(project: Path, forker: Forker, runs: list[R
     assert (code, err) == (143, "codescent: SIGTERM: saves and stops after this step\n")
     assert re.search(r"stopped at step \d+ by SIGTERM; saved in", out)
     assert resumed_steps(project, forker) == 0
+
+
+def test_a_rank_that_does_not_end_although_it_is_killed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen process takes no signal, and its launcher looks every second."""
+    monkeypatch.setattr(watch, "halted_by", lambda pid: "is frozen")
+    beats: Any = SimpleNamespace(get=lambda rank: (0.0, 0))
+    looks = watch.Watch(beats, 2, watch.Stopped(ends_s=0.0))
+    found = []
+    for _ in range(3):
+        looks.look({1: 99})
+        found.append(looks.overdue())
+    assert found == [[1], [], []]
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,16 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
     [
         (None, ""),
         ({"cores": 2, "used": 0.4, "wanted": 2}, ""),
-        ({"cores": 2, "used": 1.25, "wanted": 2}, " while other programs used 1.2 of 2 cores"),
+        ({"cores": 2, "used": 1.25, "wanted": 2}, " while other programs used 1.2 of 2 cores: too many for an MFU"),
+        ({"cores": 8, "used": 1.25, "wanted": 2}, " while other programs used 1.2 of 8 cores"),
+        ({"cores": 2, "used": 0.1, "wanted": 8}, ""),
     ],
 )
 def test_the_peak_is_said_with_what_other_programs_used(others: dict[str, float] | None, wanted: str) -> None:
     assert busy_said({"peak_others": others}) == wanted
+    assert threads.is_slowed(others) == wanted.endswith("MFU")
+
+
+def test_ranks_that_share_cores_do_not_blame_other_programs() -> None:
+    chosen = {"choice": 1, "most": 1, "trial": {}, "others": {"cores": 2, "used": 0.0, "wanted": 8}}
+    assert threads.said(chosen) == []

@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 256 << 20
-"""Most bytes of a file that is read as a whole, unless the caller names another number."""
+MOST_BYTES = 64 << 20
+"""Most bytes of a file that is read as a whole, unless the caller names another number. Tokenizers have up to 35 MB."""
 
 _PIECE_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)

@@ -36,8 +36,9 @@ _FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
 DEEPEST = 100
 """Highest number of nested lists and objects in a state. Copying and encoding recurse once per level."""
 
-MOST_BYTES = 1 << 30
-"""Most bytes of a manifest: some hundred for each chunk of a tensor."""
+SMALL_BYTES, MOST_BYTES = 1 << 26, 1 << 30
+"""Most bytes of a manifest: some hundred for each chunk of a tensor. One of more than SMALL_BYTES is smaller than the
+files that it describes."""
 
 MOST_CUT = 8
 """Highest number of dims along which a tensor is cut. The time of the check doubles with each dim."""
@@ -125,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        raw = read_bytes(path, MOST_BYTES)
+        raw = read_bytes(path, _most_bytes(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing: this checkpoint is not complete") from error
     except OSError as error:
@@ -146,6 +147,14 @@ def read_manifest(folder: Path) -> Manifest:
         return _decode(data)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
+
+
+def _most_bytes(path: Path) -> int:
+    """Most bytes that this manifest may have. Raises OSError: it cannot be looked at."""
+    if path.stat().st_size <= SMALL_BYTES:
+        return SMALL_BYTES
+    described_bytes = sum(file.stat().st_size for file in path.parent.iterdir() if file != path)
+    return max(SMALL_BYTES, min(MOST_BYTES, described_bytes))
 
 
 def is_too_deep(value: Any) -> bool:

@@ -3,6 +3,7 @@ Does not end a rank (local.py does) and sends no request to ranks: a rank that h
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,10 +71,13 @@ class Watch:
         return said + self._late(running, halted)
 
     def overdue(self) -> list[int]:
-        """The ranks that could not run for so long that they are to be ended."""
+        """The ranks that could not run for so long that they are to be ended. Each is named once."""
         if self._stopped.ends_s is None:
             return []
-        return [rank for rank, since_s in self._since_s.items() if time.monotonic() - since_s >= self._stopped.ends_s]
+        latest_s = time.monotonic() - self._stopped.ends_s
+        found = [rank for rank, since_s in self._since_s.items() if since_s <= latest_s]
+        self._since_s |= dict.fromkeys(found, math.inf)  # a frozen process ends when it continues, not now
+        return found
 
     def ended_early(self, rank: int) -> bool:
         """Whether a rank with exit code 0 ended after it began to train and before its training returned."""

@@ -128,18 +128,19 @@ def fast(summaries: Sequence[Summary]) -> Iterator[Said]:
         speed = f"{of_number(one.rate('tokens_per_s'))} tokens/s"
         low, high = of_seconds(one.step_s.low), of_seconds(one.step_s.high)
         interval = "" if math.isnan(one.step_s.low) else f" (95 %: {low} to {high})"
-        use = f", {of_share(one.rate('mfu'))} of the {peak_said(one)}" if math.isfinite(one.rate("mfu")) else ""
         step = f"a step takes {of_seconds(one.step_s.value)}{interval}"
-        yield one.name, f"{speed} on {counted(one.run.num_ranks, 'rank')}; {step}{use}."
+        yield one.name, f"{speed} on {counted(one.run.num_ranks, 'rank')}; {step}{_use_said(one)}."
     if lost := [one.name for one in summaries if one.step_s is None]:
         yield "", f"No step was measured: {', '.join(lost)}."
 
 
-def peak_said(one: Summary) -> str:
-    """The measured peak, with what other programs used meanwhile."""
-    if (busy := one.run.busy_at_peak) is None:
-        return "measured peak"
-    return f"measured peak (other programs used {busy[0]:.1f} of {counted(busy[1], 'core')} then)"
+def _use_said(one: Summary) -> str:
+    """The share of the measured peak, with what other programs used meanwhile; "": neither is known."""
+    busy = one.run.busy_at_peak
+    others = f"other programs used {busy[0]:.1f} of {counted(busy[1], 'core')}" if busy else ""
+    if math.isfinite(use := one.rate("mfu")):
+        return f", {of_share(use)} of the measured peak{f' ({others} then)' if others else ''}"
+    return f"; mfu is not known, because {others} when the peak was measured" if others else ""
 
 
 def _number(value: float) -> float:

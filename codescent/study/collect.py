@@ -86,7 +86,7 @@ def _take(folder: StudyFolder, run: Run, spec: Spec) -> str:
     number = next(number for number in range(1, len(taken) + 2) if number not in taken)
     path = folder.run_path(spec, number)
     make_parents(folder.path)
-    make_folder(path.parent)
+    folder.make_point(spec)
     _copy(run.folder.path, path)
     folder.note(spec, number, {"code": 0, "why": "", "collected": source})
     unfinished = "" if run.state is State.DONE else f"; it has not ended ({run.state}): its steps so far are used"

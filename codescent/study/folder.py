@@ -198,13 +198,18 @@ class StudyFolder:
         names = {entry.name.removesuffix(".json") for entry in folder.iterdir()} if folder.is_dir() else set()
         return [self._attempt(spec, number) for number in sorted(int(name) for name in names if name.isdecimal())]
 
+    def make_point(self, spec: Spec) -> None:
+        """Create the folder of a point, if it is not there. Raises UserError: it is a link by now, or has no place."""
+        if not (self.path / DEFINITION).is_file():
+            raise UserError(f"{self.path}: was removed or renamed while its study ran; --folder says where it is now")
+        with user_errors(self.path / spec.slug):
+            writing.make_folder(self.path / spec.slug, self.path)
+
     def note(self, spec: Spec, number: int, record: Mapping[str, Any]) -> None:
         """Keep what was noted about a run that has ended. Raises UserError: it cannot be written, or has no place."""
         path = self._record(spec, number)
-        if not (self.path / DEFINITION).is_file():
-            raise UserError(f"{self.path}: was removed or renamed while its study ran; --folder says where it is now")
+        self.make_point(spec)
         try:
-            writing.make_folder(path.parent)
             write_json(path, dict(record), self.path)
         except OSError as error:
             raise UserError(f"{path}: {in_words(error)}") from error

@@ -110,6 +110,7 @@ def command_words(folder: StudyFolder, spec: Spec, number: int) -> list[str]:
 
 def _run(folder: StudyFolder, turn: Turn) -> Ended:
     """Run a repeat and note how it ended. If this process is stopped, nothing is noted: the repeat is taken again."""
+    folder.make_point(turn.spec)
     kills, meter = memory_kills(), Meter()
     ended = train_run(folder.definition.config, command_words(folder, turn.spec, turn.number))
     if ended.code in STOPPED:  # by a signal for all, which this process may not have got

@@ -3,29 +3,39 @@ Does not write a metric that metrics.csv lacks. A file that cannot be written ne
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import io
 import os
-import threading
+import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codescent.base.writing import make_folder
+from codescent.base import writing
+from codescent.base.published import in_words
+
+VERSION = "brain.Event:2"
+"""The first event of each file says the version of its format."""
 
 
 class Board:
     """Writes the metrics of a step under "train/" and the validation loss under "validation/".
 
+    TensorBoard's own writer opens its file by name, again and again, and others may put a link there. So the file is
+    opened here, once. It stays open if the run folder is renamed.
+
     Does nothing if not `wanted`, or if tensorboard is not installed. Then `missing` is True.
     """
 
     def __init__(self, folder: Path, first_step: int, *, wanted: bool) -> None:
-        self.writer: Any = None
+        self.file: io.FileIO | None = None
         self.missing = wanted and importlib.util.find_spec("tensorboard") is None
+        self.why = ""  # nothing is written, and `write` has not said so yet
         if wanted and not self.missing:
-            self.writer = _writer(folder / "tensorboard", first_step)
+            self._try(lambda: self._open(folder / "tensorboard", first_step))
 
     def write(self, row: Mapping[str, float | int | None]) -> str:
         """Write one step's row of metrics.
@@ -33,41 +43,57 @@ class Board:
         Returns:
             why nothing is written from now on; "" if all is well.
         """
-        if self.writer is None:
-            return ""
-        try:
-            self._write(row)
-        except Exception as error:  # its thread has failed earlier, and raises here what it was: any error
-            self.close()
-            return f"no more TensorBoard files: {error}"
-        return ""
-
-    def _write(self, row: Mapping[str, float | int | None]) -> None:
-        for name, value in row.items():
-            if value is not None and name not in ("step", "val_loss"):
-                self.writer.add_scalar(f"train/{name}", value, row["step"])
-        if row["val_loss"] is not None:
-            self.writer.add_scalar("validation/loss", row["val_loss"], row["step"])
+        if self.file is not None:
+            self._try(lambda: self._write(row))
+        why, self.why = self.why, ""
+        return why
 
     def close(self) -> None:
-        """Flush and close the files, if they are still there."""
-        writer, self.writer = self.writer, None
-        with suppress(Exception):  # see `write`
-            if writer is not None:
-                writer.close()
+        """Close the file."""
+        file, self.file = self.file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except OSError as error:
+            self.close()
+            self.why = f"no more TensorBoard files: {error.filename}: {in_words(error)}"
+
+    def _open(self, folder: Path, first_step: int) -> None:
+        self.events, self.summaries, self.records = _formats()
+        writing.make_folder(folder)
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+        self.path = folder / name
+        self.file = writing.open_new(self.path)
+        log = self.events.SessionLog
+        self._event(first_step + 1, file_version=VERSION)
+        self._event(first_step + 1, session_log=log(status=log.START))  # hides the steps that are taken again
+
+    def _write(self, row: Mapping[str, float | int | None]) -> None:
+        values = {f"train/{name}": value for name, value in row.items() if name not in ("step", "val_loss")}
+        values["validation/loss"] = row["val_loss"]
+        of = self.summaries.Summary
+        known = [of.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None]
+        self._event(row["step"], summary=of(value=known))
+
+    def _event(self, step: float | int | None, **what: Any) -> None:
+        assert self.file is not None
+        if not os.fstat(self.file.fileno()).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was deleted", str(self.path))
+        record = io.BytesIO()
+        event = self.events.Event(wall_time=time.time(), step=step, **what)
+        self.records(record).write(event.SerializeToString())
+        writing.write_all(self.file, record.getvalue())
 
 
-def _writer(folder: Path, first_step: int) -> Any:
-    """A writer that goes on if the run folder is renamed: it opens its files by name, again and again."""
-    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional dependency, slow to import
+def _formats() -> tuple[Any, Any, Any]:
+    """What TensorBoard writes: messages, their values, and the frame around each. An optional dependency."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]  # noqa: PLC0415
+    from tensorboard.summary.writer.record_writer import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        RecordWriter,
+    )
 
-    make_folder(folder)
-    by_descriptor = Path(f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)}")
-    threading.excepthook = partial(_unless_of_the_writer, threading.excepthook)
-    return SummaryWriter(str(by_descriptor if by_descriptor.exists() else folder), purge_step=first_step + 1)
-
-
-def _unless_of_the_writer(before: Callable[[Any], object], args: Any) -> None:
-    """A threading.excepthook: the writer's thread prints no traceback, as `write` says what happened to it."""
-    if type(args.thread).__name__ != "_AsyncWriterThread":
-        before(args)
+    return event_pb2, summary_pb2, RecordWriter

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from codescent.base.amounts import NOTHING
 from codescent.base.visible import visible
 
 LIVE = 52
@@ -60,7 +61,7 @@ class Display:
             self.console.print(visible(text), markup=False)
 
     def step(
-        self, step: int, loss: float, tokens_per_s: float, mfu: float, peak_memory_bytes: int, *, due: bool
+        self, step: int, loss: float, tokens_per_s: float, mfu: float | None, peak_memory_bytes: int, *, due: bool
     ) -> None:
         """Show that a step is done: print a line if `due`, and on a terminal move the bar."""
         if not self.shown:
@@ -95,8 +96,8 @@ def _rate(tokens_per_s: float) -> str:
     return f"{tokens_per_s:,.0f} tok/s"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.{0 if share >= 0.0995 else 1}f}%"
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.{0 if share >= 0.0995 else 1}f}%"
 
 
 def _memory(number: int) -> str:

@@ -67,6 +67,7 @@ class Report:
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
+        self.has_peak = not threads.is_slowed(run.machine["peak_others"])
         self.late_portions = 0
         peak = self.peak * run.plan.devices
         number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
@@ -277,18 +278,20 @@ class Report:
             step, plan, both = int(rows[0]["step"]), self.run.plan, zip(rows, memory, strict=True)
             self.run.folder.write_memory([row(plan, step, int(one["rank"]), found) for one, found in both])
 
-    def _of_peaks(self, mfu: float, flops_per_s: float) -> dict[str, float | None]:
+    def _of_peaks(self, mfu: float | None, flops_per_s: float) -> dict[str, float | None]:
         """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
         devices = self.run.world.place.world_size * self.run.plan.devices
         spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
-        return {"mfu_spec": spec, "hfu": mfu * (self.hardware_flops / self.flops)}
+        return {"mfu_spec": spec, "hfu": None if mfu is None else mfu * (self.hardware_flops / self.flops)}
 
-    def _mfu(self, flops_per_s: float) -> float:
+    def _mfu(self, flops_per_s: float) -> float | None:
         """FLOP/s of a step, relative to the products of all devices as they were measured before the first step.
 
-        Above 1 where other programs slowed the products then. Nothing is measured again beside the steps: that would
-        take time of its own, on a machine that is as busy.
+        None: other programs slowed the products then. Nothing is measured again beside the steps: that would take time
+        of its own, on a machine that is as busy.
         """
+        if not self.has_peak:
+            return None
         return flops_per_s / (self.peak * self.run.world.place.world_size * self.run.plan.devices)
 
     def _check_outputs(self) -> None:
@@ -356,16 +359,20 @@ class Report:
     def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
         """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise.
 
-        `culprit`: see `skipped`; one rank alone is no fault of the optimizer.
+        `culprit`: see `skipped`; one rank alone is no fault of the optimizer. Nor is data that is not finite.
         """
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
         self.display.last()
+        ended = f"{path}: ended at step {step}, which is not saved: {why}"
+        if self.bad_data:
+            return RunFailed(
+                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
+            )
         if culprit:
             return RunFailed(
-                f"{path}: ended at step {step}, which is not saved: {why}; in all of them only {culprit} gave what is "
-                f"not finite: look at its host, device and data, then continue from step {good or 0}: "
-                f"{resume_command(path)}"
+                f"{ended}; in all of them only {culprit} gave what is not finite: look at its host, device and data, "
+                f"then continue from step {good or 0}: {resume_command(path)}"
             )
         optimizer, rates = self.run.config.optimizer, ["learning_rate"]
         if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
@@ -374,11 +381,6 @@ class Report:
         outer = self.run.config.parallel
         slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
         anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
-        ended = f"{path}: ended at step {step}, which is not saved: {why}"
-        if self.bad_data:
-            return RunFailed(
-                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
-            )
         return RunFailed(
             ended,
             f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "

@@ -155,6 +155,16 @@ def used_by_others(ranks: Sequence[tuple[int, Sequence[Any]]]) -> dict[str, floa
     return max(found, key=lambda one: one["used"] + one["wanted"] - one["cores"])
 
 
+def is_slowed(others: Mapping[str, float] | None) -> bool:
+    """Whether other programs used cores that the threads of the ranks wanted, by `used_by_others`.
+
+    A product waits for its slowest thread, so a peak that was measured then may be ten times too low.
+    """
+    if not others or others["used"] < BUSY:
+        return False
+    return others["used"] + others["wanted"] > others["cores"] + BUSY
+
+
 def busy_said(machine: Mapping[str, Any]) -> str:
     """What other programs used while the peak of products was measured; "": hardly anything, or unknown.
 
@@ -163,7 +173,8 @@ def busy_said(machine: Mapping[str, Any]) -> str:
     others = machine.get("peak_others")
     if not others or others["used"] < BUSY:
         return ""
-    return f" while other programs used {others['used']:.1f} of {counted(int(others['cores']), 'core')}"
+    lacks = ": too many for an MFU" if is_slowed(others) else ""
+    return f" while other programs used {others['used']:.1f} of {counted(int(others['cores']), 'core')}{lacks}"
 
 
 def said(chosen: Mapping[str, Any]) -> list[str]:
@@ -173,7 +184,7 @@ def said(chosen: Mapping[str, Any]) -> list[str]:
     `chosen`: "choice", "most", "trial" and "others" of environment.json.
     """
     now, most, trial, others = chosen["choice"], chosen["most"], chosen["trial"], chosen.get("others")
-    if now == most and others and others["used"] + others["wanted"] > others["cores"] + BUSY:
+    if now == most and others and is_slowed(others):
         were = f"{counted(now, 'thread')} per rank {'was' if now == 1 else 'were'}"
         return [
             f"other programs use about {others['used']:.1f} of {others['cores']} cores; {were} still the fastest, but "

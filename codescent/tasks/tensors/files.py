@@ -32,6 +32,9 @@ SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
 FORMATS = tuple(SUFFIX)
 _DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
 
+DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What h5py may raise of a damaged file: it reads names, types and numbers when they are asked for."""
+
 Arrays = Mapping[str, Any]
 """Arrays by name: a numpy array, `FileArray` or HDF5 dataset, with `shape`, `dtype` and indexing by row number."""
 
@@ -48,8 +51,9 @@ class TensorFile:
         self._watched = Watched(path, sha256)
         self._opened = threading.local()
         self._in_memory: Arrays | None = None
-        arrays = self._arrays()
-        self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
+        with self._readable():
+            arrays = self._arrays()
+            self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
         if self.format == "pt" and _is_compressed(path):
             self._in_memory = arrays  # one copy for all threads
         self._opened = threading.local()  # close what was opened for the check
@@ -76,7 +80,7 @@ class TensorFile:
         self._watched.check()
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except DAMAGE as error:
             raise UserError(f"{self.path}: cannot be read: {error}") from error
 
     def _arrays(self) -> Arrays:
@@ -146,7 +150,7 @@ def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[
 def _open_hdf5(file: Watched) -> Arrays:
     try:
         return hdf5.datasets(h5py(), file.path, NAMES)
-    except OSError as error:
+    except DAMAGE as error:
         raise UserError(_unreadable(file.path, error, "HDF5")) from error
 
 
