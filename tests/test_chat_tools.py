@@ -212,6 +212,7 @@ PAIR = {"prompt": "a", "response": "b"}
             'preferences ("chosen" and "rejected"): no task',
         ),
         ([{"chosen": [ASK, ANSWER], "rejected": [ASK]}] * 4, {}, 'preferences ("chosen" and "rejected")'),
+        ([{"messages": [ASK], "chosen": [ANSWER], "rejected": [ASK]}] * 4, {}, 'preferences ("chosen" and "rejected")'),
         ([{"prompt": [ASK], "completion": [ANSWER], "label": True}] * 4, {}, 'preferences ("completion" and "label")'),
         ([{**PAIR, "label": False}] * 4, {}, 'preferences ("response" and "label")'),
         (

@@ -257,10 +257,71 @@ def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:
         (byte_level(dropout=0.1), {}, r"model\.dropout = 0\.1: ids would be drawn at random"),
         (with_(byte_level(), post_processor=twice), {}, r"tokenizer\.json: its post_processor has a text 2 times"),
         (with_(byte_level(), post_processor=absent), {}, r"adds the ids \[999\], which no token has"),
-        (byte_level(), {"eos_token": "[END]"}, r'"\[END\]": named beside tokenizer\.json, which has no such token'),
+        (byte_level(), {"eos_token": "[END]"}, r'"\[END\]": named beside the vocabulary, which has no such token'),
         (byte_level(), {"added_tokens_decoder": {"300": {"content": "<new>"}}}, r'"<new>": named beside'),
+        (byte_level(), {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, "prefix_space is true for GPT2"),
+        (FOLDERS["prefix space"](), {"tokenizer_class": "RobertaTokenizerFast"}, "space is false for Roberta"),
+        (FOLDERS["template"](), {"tokenizer_class": "GPTNeoXTokenizer"}, "add_bos_token is false for GPTNeoXTokenizer"),
+        (
+            byte_level(),
+            {"tokenizer_class": "GPTNeoXTokenizerFast", "add_eos_token": True},
+            "eos_token is true for GPT",
+        ),
     ):
         path = write(tmp_path, inner, **settings)
         with pytest.raises(UserError, match=message):
             tokenizer_of(str(path))
     assert tokenizer_of(str(write(tmp_path, byte_level(dropout=0.0)))).separator == EOS
+
+
+CLASSES: dict[str, list[str]] = {
+    "no post-processor": ["GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "LlamaTokenizerFast"],
+    "template": ["GPT2Tokenizer", "LlamaTokenizer", "NoSuchTokenizer"],
+    "prefix space": ["GPT2Tokenizer"],
+}
+
+
+@pytest.mark.parametrize(("name", "class_name"), [(name, one) for name, found in CLASSES.items() for one in found])
+def test_a_class_that_agrees_with_the_file_has_the_ids_of_autotokenizer(
+    name: str, class_name: str, tmp_path: Path
+) -> None:
+    keys = {"add_prefix_space": True} if name == "prefix space" else {}
+    path = write(tmp_path, FOLDERS[name](), tokenizer_class=class_name, **keys)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), tokenizer_of(str(path))
+    for text in TEXTS:
+        assert [*ours.opening, *ours.encode(text).tolist(), *ours.closing] == theirs(text).input_ids
+
+
+VOCABULARY_ALONE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "begins": {"add_bos_token": True},
+    "ends": {"add_eos_token": True},
+    "both": {"add_bos_token": True, "add_eos_token": True},
+    "space": {"add_prefix_space": True},
+    "space and begins": {"add_prefix_space": True, "add_bos_token": True},
+}
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("keys", VOCABULARY_ALONE.values(), ids=VOCABULARY_ALONE)
+def test_gpt2s_vocabulary_without_a_tokenizer_json_obeys_the_settings_beside_it(
+    keys: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    model = json.loads(byte_level().to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in model["merges"]))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    settings, names = {"tokenizer_class": "GPT2Tokenizer", **keys}, {"bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    named = names if where == "tokenizer_config.json" else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | named))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = tokenizer_text(tmp_path)
+    assert text is not None
+    (tmp_path / "saved.json").write_text(text)
+    ours = load(tmp_path / "saved.json")
+    for words in TEXTS:
+        assert [*ours.opening, *ours.encode(words).tolist(), *ours.closing] == theirs(words).input_ids
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    with pytest.raises(UserError, match=r"a Qwen2Tokenizer, and of vocab\.json with merges\.txt only GPT2"):
+        tokenizer_text(tmp_path)

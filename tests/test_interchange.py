@@ -401,7 +401,9 @@ def test_a_masked_model_begins_with_a_new_head_to_answer_questions(
 
 def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path, tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "hf", gpt2())
+    rows = "codescent makes no rows for new tokens; in transformers, call model.resize_token_embeddings(300)"
     for words, parts in (
+        (["model.vocab_size=300"], ["model.vocab_size = 300: but model.weights = ", f"has 257: {rows}"]),
         (["model.num_layers=3", "model.hidden_dim=32"], ["model.num_layers = 3", "model.hidden_dim = 32"]),
         (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "another id in the tokenizer"]),
         (list(LIKE_LLAMA), ['of a gpt2, but model.kind = "llama"']),

@@ -101,6 +101,8 @@ def test_marks_that_differ_in_numbers_are_one() -> None:
         ("ranks=4", "a repeat failed: exit code 4"),
     ]
     assert [one.mark for one in folded([("a", "repeats: 3 of 5"), ("b", "repeats: 3 of 5")])] == ["repeats: 3 of 5"]
+    for error in ("a repeat failed: no file '#a#b'", "failed: see #12", "a repeat failed: 1,024 of 3 4"):
+        assert [one.mark for one in folded([("a", error), ("b", error)])] == [error]
 
 
 def test_a_batch_is_not_named_where_the_repeats_spread_too_much() -> None:

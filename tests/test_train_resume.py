@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tokenizers as library
 from forker import Forker
 from runs import called, losses, make_project, start, train
 
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.huggingface.tokens import library_text
 from codescent.record import RunFolder
 from codescent.train.report import steps_between_rows
 
@@ -255,6 +257,30 @@ def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path, forker: F
     done = called(tmp_path, "train", "run.toml", *words)
     assert done.returncode == 2
     assert "not the tokens that the run" in done.stderr
+
+
+@pytest.mark.parametrize("key", ["data.tokenizer=bare:tokenizer.json", "data.as_text=true"])
+def test_a_run_of_an_earlier_version_has_its_tokens_by_a_key_that_is_named(
+    key: str, tmp_path: Path, forker: Forker
+) -> None:
+    make_project(tmp_path)
+    inner = library.Tokenizer.from_str(library_text('{"codescent_tokenizer": "byte"}'))
+    inner.post_processor = library.processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    lines = "".join(json.dumps({"text": line}) + "\n" for line in (tmp_path / "corpus.txt").read_text().split("\n"))
+    (tmp_path / "lines.txt").write_text(lines)
+    corpus, tokenizer = ("lines.txt", "byte") if "as_text" in key else ("corpus.txt", "tokenizer.json")
+    words = (f"data.corpus={corpus}", f"data.tokenizer={tokenizer}", "optimizer.decay_steps=20", "run.name=run")
+    assert forker.run(tmp_path, 1, [*words, key, "train.num_steps=2"]).codes == [0]
+    for file in ("config.toml", "plan.json"):  # as that version wrote them
+        path = tmp_path / "runs" / "run" / file
+        path.write_text(re.sub(r'bare:|,\s*"as_text": true|as_text = true\n', "", path.read_text()))
+    done = forker.run(tmp_path, 1, [*words, "train.num_steps=4"], resume=True)
+    assert done.codes == [2]
+    assert f"if an earlier version of codescent began the run, give {key.partition(':')[0]}" in done.said
+    assert forker.run(tmp_path, 1, [*words, key, "train.num_steps=4"], resume=True).codes == [0]
 
 
 def test_changed_checkpoint_is_refused_and_left(project: Path, forker: Forker) -> None:

@@ -119,10 +119,9 @@ def _shape(
     if vocab_size is not None and shape.vocab_size < vocab_size:
         more = f"give at least {vocab_size}, or another data.tokenizer"
         if model.weights is not None:  # they decide the rows
-            more = (
-                f"model.weights = {model.weights} has no rows for the others, and codescent makes none; in "
-                f"transformers, call model.resize_token_embeddings({vocab_size}) and save both into a new folder"
-            )
+            from codescent.huggingface.folder import more_rows  # noqa: PLC0415 - for this message alone
+
+            more = f"model.weights = {model.weights} decides the rows; {more_rows(vocab_size)}"
         problems.append(
             f"model.vocab_size = {shape.vocab_size}: the tokenizer {config.data.tokenizer!r} has {vocab_size} tokens; "
             f"{more}"

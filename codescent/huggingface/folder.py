@@ -186,6 +186,7 @@ def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | No
     names = [field.name for field in dataclasses.fields(shape) if field.name not in folder.kind.free]
     problems = [
         f"model.{name} = {_shown(run)}: but model.weights = {path} has {_shown(folders)}"
+        + (f": {more_rows(run)}" if name == "vocab_size" and run > folders else "")
         for name, folders, run in ((name, getattr(folder.shape, name), getattr(shape, name)) for name in names)
         if folders != run
     ]
@@ -201,6 +202,14 @@ def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | No
     if problems:
         raise UserError(*problems)
     return folder
+
+
+def more_rows(vocab_size: int) -> str:
+    """What to do with weights that have fewer rows than a tokenizer has tokens."""
+    return (
+        "codescent makes no rows for new tokens; in transformers, call "
+        f"model.resize_token_embeddings({vocab_size}) and save model and tokenizer into a new folder"
+    )
 
 
 def _shown(value: object) -> str:

@@ -20,6 +20,9 @@ TOKENIZER = "tokenizer.json"
 BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the document start; if none: the document end
 VOCABULARY, MERGES, WORDPIECES, SETTINGS = "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json"
 GENERATION = "generation_config.json"
+GPT2 = "GPT2Tokenizer"
+GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend")
+"""Names of a tokenizer's class, without "Fast", that say nothing of how it splits a text."""
 KEPT_FILES = (SETTINGS, "special_tokens_map.json", "added_tokens.json", GENERATION)
 CONTROLS = "controls.json"
 """File in a run's folder, see `Controls`."""
@@ -129,10 +132,15 @@ def tokenizer_text(folder: Path) -> str | None:
         return beside.read_bert(f"{'bert' if lower else 'bert-cased'}:{folder / WORDPIECES}", settings).text
     if not ((folder / VOCABULARY).is_file() and (folder / MERGES).is_file()):
         return None
+    if (name := beside.class_of(folder)) not in (GPT2, *GENERIC):
+        raise UserError(
+            f"{folder}: its tokenizer is a {name}, and of {VOCABULARY} with {MERGES} only {GPT2} is read: others "
+            f"split a text into other words; {beside.SAVE_AGAIN}, then it has a {TOKENIZER}"
+        )
     try:
         vocabulary = json.loads(_read(folder / VOCABULARY))
-        inner = bpe.from_merges(vocabulary, _read(folder / MERGES))
-        return beside.in_folder(bpe.LibraryTokenizer(_with_settings(inner, settings), obeys=True), folder).text
+        inner = _with_settings(bpe.from_merges(vocabulary, _read(folder / MERGES)), beside.named_tokens(folder))
+        return beside.in_folder(bpe.LibraryTokenizer(inner, obeys=True), folder).text
     except UserError:
         raise
     except Exception as error:  # the library raises a bare Exception

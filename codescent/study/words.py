@@ -332,25 +332,24 @@ def folded(marks: Sequence[tuple[str, str]]) -> list[Folded]:
     """
     kinds: dict[str, list[tuple[str, str]]] = {}
     for name, mark in marks:
-        kind = NUMBER.sub("#", mark) if mark.startswith(COUNTED) else mark
+        kind = NUMBER.sub("\0", mark) if mark.startswith(COUNTED) else mark
         kinds.setdefault(kind, []).append((name, mark))
     said = []
-    for kind, found in kinds.items():
+    for found in kinds.values():
         names = list(dict.fromkeys(name for name, _ in found))
         about = ", ".join(names) if len(names) <= 3 else counted(len(names), "point")
-        said.append(Folded(about, _ranges(kind, [mark for _, mark in found]), names))
+        said.append(Folded(about, _ranges([mark for _, mark in found]), names))
     return said
 
 
-def _ranges(kind: str, marks: Sequence[str]) -> str:
-    """A kind of marks with the range of each of its numbers."""
-    columns = zip(*(NUMBER.findall(mark) for mark in marks), strict=True) if "#" in kind else iter(())
-
-    def of_column(_: re.Match[str]) -> str:
-        values = sorted(dict.fromkeys(next(columns)), key=lambda text: float(text.replace(",", "")))
-        return values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
-
-    return re.sub("#", of_column, kind)
+def _ranges(marks: Sequence[str]) -> str:
+    """Marks that differ only in their numbers as one, with the range of each number."""
+    first, *rest = NUMBER.split(marks[0])
+    said = [first]
+    for found, text in zip(zip(*map(NUMBER.findall, marks), strict=True), rest, strict=True):
+        values = sorted(dict.fromkeys(found), key=lambda number: float(number.replace(",", "")))
+        said += [" to ".join(dict.fromkeys((values[0], values[-1]))), text]
+    return "".join(said)
 
 
 def states_said(study: Study) -> str:

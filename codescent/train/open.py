@@ -24,6 +24,7 @@ from codescent.config.effects import effective
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
+from codescent.data.tokenizers.bpe import is_recorded
 from codescent.huggingface.folder import open_folder
 from codescent.plan import Plan
 from codescent.preflight import (
@@ -353,6 +354,19 @@ def _check_saved(run: OpenRun) -> None:
     check_same_tokens(run.dataset, run.saved)
 
 
+def _as_before(dataset: AnyDataset) -> str:
+    """The keys that give the tokens of earlier versions, which read this data otherwise; "": none does."""
+    keys = []
+    match dataset.description:
+        case {"corpus": {"json_lines": [_, *_]}}:
+            keys.append("data.as_text=true")
+    if is_recorded(dataset.tokenizer_text or ""):
+        keys.append("data.tokenizer=bare:FILE")
+    if not keys:
+        return ""
+    return f"; if an earlier version of codescent began the run, give {' '.join(keys)}: as that version read the data"
+
+
 def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:
     """Raise UserError if a dataset is not that of a checkpoint, or if the checkpoint is not of `codescent train`."""
     if "dataset" not in saved.state:
@@ -361,5 +375,5 @@ def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:
     if recorded not in (dataset.fingerprint, dataset.earlier):
         raise UserError(
             f"{dataset.path}: not the tokens that the run in {saved.path.parent.parent} was trained on ({recorded}, "
-            f"here {dataset.fingerprint}); the order of samples would change"
+            f"here {dataset.fingerprint}); the order of samples would change{_as_before(dataset)}"
         )

@@ -34,7 +34,7 @@ from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.huggingface import KINDS, peft
-from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, open_folder, parts_of
+from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, more_rows, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
 from codescent.huggingface.rounding import Rounding
@@ -46,7 +46,6 @@ from codescent.train.initial import is_finite
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
-_ROWS = "in transformers, call model.resize_token_embeddings(len(tokenizer)) and save both into a new folder"
 MOST_POSITIONS = 1024
 """Tokens of a training sample after an import, if the user does not set them: some models read 100,000."""
 
@@ -215,7 +214,9 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in invalid)) from error
     rows = folder.shape.vocab_size
     if vocab_size is not None and vocab_size > rows:
-        problems.append(f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}; {_ROWS}")
+        problems.append(
+            f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}; {more_rows(vocab_size)}"
+        )
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()

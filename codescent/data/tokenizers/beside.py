@@ -24,6 +24,13 @@ MODEL, GENERATION = "config.json", "generation_config.json"
 RUN_CONFIG = "config.toml"
 BARE = "bare:"
 """`bare:FILE` is the file alone, without what begins and ends texts: as earlier versions read it."""
+SPACE, ENDS = "add_prefix_space", ("add_bos_token", "add_eos_token")
+DECIDES = {
+    **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer"), (SPACE,)),
+    "GPTNeoXTokenizer": (SPACE, *ENDS),
+}
+"""By class: keys of tokenizer_config.json that `transformers` obeys, and not tokenizer.json. Not given: false."""
+SAVE_AGAIN = "load the folder in transformers and save it again"
 
 
 def read(name: str | Path) -> Tokenizer:
@@ -74,12 +81,13 @@ def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
     generation_config.json may give its id. Otherwise one of SEPARATORS is used.
 
     Raises:
-        UserError: the files name tokens that the tokenizer does not have.
+        UserError: the files name tokens that the tokenizer does not have, or replace a part of it.
     """
     if isinstance(tokenizer, WordPiece):
         return tokenizer
-    settings = _object(folder / SETTINGS)
-    named = settings if "added_tokens_decoder" in settings else settings | _object(folder / OLDER)
+    settings, named = _object(folder / SETTINGS), named_tokens(folder)
+    if replaced := list(_replaced(tokenizer, settings, class_of(folder))):
+        raise UserError(*(f"{folder / SETTINGS}: {problem}" for problem in replaced))
     vocabulary = tokenizer.vocabulary
     end = _text(named.get("eos_token"))
     lacking = dict.fromkeys(
@@ -88,8 +96,8 @@ def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
     if lacking:
         shown = ", ".join(json.dumps(token, ensure_ascii=False) for token in list(lacking)[:5])
         raise UserError(
-            f"{folder}: {shown}{', …' * (len(lacking) > 5)}: named beside {FILE}, which has no such token; "
-            "transformers would add it with a new id: load the folder there and save it again, then all files agree"
+            f"{folder}: {shown}{', …' * (len(lacking) > 5)}: named beside the vocabulary, which has no such token; "
+            f"transformers would add it with a new id: {SAVE_AGAIN}, then all files agree"
         )
     if end is not None:
         return tokenizer.ended_by(vocabulary[end])
@@ -99,6 +107,35 @@ def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
         if isinstance(number, int) and number in vocabulary.values():
             return tokenizer.ended_by(number)
     return tokenizer
+
+
+def named_tokens(folder: Path) -> dict[str, Any]:
+    """The settings of a tokenizer's folder, with the tokens that its files name, as transformers reads them."""
+    settings = _object(folder / SETTINGS)
+    return settings if "added_tokens_decoder" in settings else settings | _object(folder / OLDER)
+
+
+def class_of(folder: Path) -> str:
+    """The class that a folder names for its tokenizer, without "Fast"; "": none."""
+    names = (_object(folder / name).get("tokenizer_class") for name in (SETTINGS, MODEL))
+    return str(next(filter(None, names), "")).removesuffix("Fast")
+
+
+def _replaced(tokenizer: LibraryTokenizer, settings: Mapping[str, Any], name: str) -> Iterator[str]:
+    """The keys that replace what the tokenizer's own file says."""
+    if not (keys := DECIDES.get(name)):
+        return
+    words = json.loads(tokenizer.library_text)["pre_tokenizer"] or {}
+    own = dict(zip(ENDS, (bool(tokenizer.opening), bool(tokenizer.closing)), strict=True))
+    if words.get("type") == "ByteLevel":
+        own[SPACE] = words[SPACE]
+    for key in keys:
+        wanted = bool(settings.get(key))
+        if wanted != own.get(key, wanted):
+            yield (
+                f"{key} is {json.dumps(wanted)} for {name}, and {FILE} does the opposite, which transformers replaces: "
+                f"{SAVE_AGAIN}, then both agree"
+            )
 
 
 def read_bert(name: str, settings: Mapping[str, Any]) -> WordPiece:

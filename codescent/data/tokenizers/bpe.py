@@ -20,6 +20,8 @@ from codescent.base.reading import read_json, read_text
 from codescent.data.text import download
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document separator
+KIND, RECORDED = "codescent_tokenizer", "library"
+"""Key of a file of our own, and its value for a tokenizer of the library of which more is known than its JSON says."""
 MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
 MAX_BPE_VOCAB_SIZE = 10_000_000  # far above any in use
 TRAINING_PIECE_CHARS = 1 << 14
@@ -122,12 +124,17 @@ class LibraryTokenizer:
         """The text of its file: JSON of the library; if more is known than that says, inside an object of our own."""
         if not self.is_recorded:
             return self.library_text
-        fields = {"codescent_tokenizer": "library", "end": self.separator, "tokenizer": json.loads(self.library_text)}
+        fields = {KIND: RECORDED, "end": self.separator, "tokenizer": json.loads(self.library_text)}
         return json.dumps(fields, ensure_ascii=False)
 
     def save(self, path: Path) -> None:
         """Write `text`."""
         replace_file(path, self.text)
+
+
+def is_recorded(text: str) -> bool:
+    """Whether a tokenizer's file says more than JSON of the library: see `LibraryTokenizer.is_recorded`."""
+    return text.startswith(json.dumps({KIND: RECORDED})[:-1])
 
 
 def _around(inner: library.Tokenizer, vocabulary: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

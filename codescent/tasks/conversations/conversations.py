@@ -60,7 +60,7 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
     first_kind = first_where = ""
     for where, value in _objects(path, problems):
         kind = _kind(value, data, with_template=with_template)
-        if kind == PAIR and (form := refused_form(value, data.response_key)):
+        if (form := refused_form(value, data.response_key)) and (kind == PAIR or any(_wrong_messages(value, data))):
             forms.add(where, form)
             continue
         if not first_kind:
@@ -141,10 +141,8 @@ def _wrong_pair(value: dict[str, Any], data: Data) -> Iterator[str]:
     for key in (data.prompt_key, data.response_key):
         if not isinstance(value.get(key), str):
             there = ", ".join(map(str, value)) or "nothing"
-            yield (
-                f'no text under "{key}" (it has: {there}); set data.prompt_key and data.response_key, '
-                "or data.messages_key"
-            )
+            found = f'"{key}" is {type(value[key]).__name__}, not text' if key in value else f'no text under "{key}"'
+            yield f"{found} (it has: {there}); set data.prompt_key and data.response_key, or data.messages_key"
             return
         if half_a_character(value[key]):
             yield f'"{key}" {HALF}'
