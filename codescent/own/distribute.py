@@ -22,7 +22,7 @@ from codescent.operators.products import sum_wide
 from codescent.own import registry
 from codescent.own.arguments import COUNT, FINITE, MODULE, MODULES, MOMENTUM, OPTIMIZER, POSITIVE, TEXT, number, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
-from codescent.own.batches import FirstBatches
+from codescent.own.batches import Batches
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import divide_, hand_over
@@ -164,7 +164,7 @@ def distribute(
         parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
     rounds = None if average_every is None else Rounds(module, options)
     averaged = AveragedGradients(module, whole if rounds is None else [], parts, bucket_bytes, Wire.parse(wire))
-    batches = FirstBatches(module, optimizer, ranks.world.store, ranks.world.place)
+    batches = Batches(module, optimizer, ranks.world.store, ranks.world.place, averages=rounds is None)
     for one in (averaged, batches) if rounds is None else (averaged, batches, rounds):
         ranks.closing.add(one)
         # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.

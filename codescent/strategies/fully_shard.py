@@ -163,11 +163,11 @@ def _gather_before_backward(unit: FSDPModule, part: nn.Module, _inputs: object, 
         return
     act = unit._get_fsdp_state()._pre_backward
     kept = [value for name, value in vars(part).items() if name not in _PLAIN_ATTRIBUTES]
-    for tensor in {id(tensor): tensor for tensor in _differentiable([output, *kept], DEEPEST)}.values():
+    for tensor in {id(tensor): tensor for tensor in differentiable([output, *kept], DEEPEST)}.values():
         tensor.register_hook(act)  # type: ignore[no-untyped-call]
 
 
-def _differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
+def differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """The tensors with a gradient function in a value of any type, and the tensors of which they are views."""
     if isinstance(value, torch.Tensor):
         for tensor in (value, value._base):
@@ -181,7 +181,7 @@ def _differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
         elif isinstance(value, list | tuple | set | frozenset | deque):
             parts += value
         for part in parts:
-            yield from _differentiable(part, depth - 1)
+            yield from differentiable(part, depth - 1)
 
 
 def _slots(kind: type) -> Iterator[str]:
