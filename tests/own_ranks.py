@@ -311,6 +311,9 @@ def refused(folder: str, what: str) -> list[str]:
             case "half":
                 half = nn.Linear(2, 2).half()
                 codescent.distribute(half, torch.optim.SGD(half.parameters()))
+            case "complex parameter":
+                module.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+                codescent.distribute(module, torch.optim.Adam(module.parameters()))
             case "whole":
                 codescent.distribute(module, torch.optim.LBFGS(module.parameters()), "zero1")
             case "container":
@@ -757,15 +760,16 @@ def sliced(folder: str, strategy: str) -> dict[str, Any]:
     return {name: whole(tensor) for name, tensor in module.state_dict().items()}
 
 
-def clipped(folder: str, strategy: str) -> list[Any]:
+def clipped(folder: str, strategy: str, dtype: str = "float32") -> list[Any]:
     """What `clip_` returns; the norm after a forward pass without backward, and after clipping once more."""
     codescent.init(device="cpu")
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    kind = getattr(torch, dtype)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(kind)
     for parameter in module.parameters():
         nn.init.ones_(parameter)
     codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
-    module(torch.ones(1, 2)).sum().backward()
-    module(torch.ones(1, 2))
+    module(torch.ones(1, 2, dtype=kind)).sum().backward()
+    module(torch.ones(1, 2, dtype=kind))
     found = [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
     return [str(found[0].dtype), list(found[0].shape), *map(float, found)]
 

@@ -405,11 +405,13 @@ def test_values_arrive_however_they_lie_in_memory(run: Run, strategy: str) -> No
 @pytest.mark.parametrize("strategy", ["zero1", "zero2"])
 def test_clipping_after_a_forward_pass_without_backward(run: Run, strategy: str) -> None:
     wanted = run(1, "clipped", strategy="ddp")[0]
-    assert wanted[:2] == ["torch.float64", []]
+    assert wanted[:2] == ["torch.float32", []]
     assert wanted[2] > wanted[3]
     for found in run(2, "clipped", strategy=strategy):
         assert found[:2] == wanted[:2]
         assert found[2:] == pytest.approx(wanted[2:], rel=1e-5)
+    for dtype, of_norm in {"bfloat16": "torch.float32", "float64": "torch.float64"}.items():
+        assert [found[:2] for found in run(2, "clipped", strategy=strategy, dtype=dtype)] == [[of_norm, []]] * 2
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
@@ -462,6 +464,7 @@ REFUSALS = {
     "blocks": ["blocks[0] (Sequential): must be a submodule", "blocks[1] (Linear): must be a submodule"],
     "sparse": ["create it with sparse=False"],
     "half": ["weight is of torch.float16: trained parameters must be of torch.float64"],
+    "complex parameter": ["turns is of torch.complex64: trained parameters must be of torch.float64"],
     "whole": ["LBFGS computes with whole parameters"],
     "container": ['strategy "zero3": ModuleList has no forward'],
     "container block": ["blocks[0] (listed): a ModuleList has no forward: give its submodules"],

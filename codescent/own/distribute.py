@@ -218,7 +218,7 @@ def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
     device.
 
     Returns:
-        The norm before scaling, a tensor without dims in fp64, on the module's device.
+        The norm before scaling, a tensor without dims on the module's device, in fp32, or fp64 for fp64 gradients.
 
     Args:
         module: a distributed module, or a part of one.
@@ -242,7 +242,7 @@ def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
     scale = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for kind, of_kind in _by_dtype([*parts, *whole]).items():
         torch._foreach_mul_(of_kind, scale.to(torch.promote_types(kind, torch.float32)))
-    return norm
+    return norm if any(gradient.dtype == torch.float64 for gradient in gradients) else norm.float()
 
 
 def _square(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
