@@ -314,6 +314,8 @@ def refused(folder: str, what: str) -> list[str]:
             case "complex parameter":
                 module.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
                 codescent.distribute(module, torch.optim.Adam(module.parameters()))
+            case "compiled before":
+                codescent.distribute(torch.compile(module, backend="eager"), rule, "zero3")  # type: ignore[arg-type]
             case "whole":
                 codescent.distribute(module, torch.optim.LBFGS(module.parameters()), "zero1")
             case "container":
@@ -774,7 +776,7 @@ def clipped(folder: str, strategy: str, dtype: str = "float32") -> list[Any]:
     return [str(found[0].dtype), list(found[0].shape), *map(float, found)]
 
 
-def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str]:
+def aside(folder: str, strategy: str, hows: list[str], is_compiled: bool = False) -> list[list[float] | str]:
     """For each module with a loss beside its blocks' outputs: the losses of three steps, or a sentence."""
     ranks = codescent.init(device="cpu")
     found: list[list[float] | str] = []
@@ -784,10 +786,11 @@ def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str
         rule = torch.optim.AdamW(module.parameters(), lr=0.01)
         codescent.distribute(module, rule, strategy)
         x, losses = torch.randn(4, 6, generator=torch.Generator().manual_seed(ranks.rank)), []
+        called: Any = torch.compile(module, backend="aot_eager") if is_compiled else module
         try:
             for _ in range(3):
                 rule.zero_grad()
-                result: Any = module(x)
+                result: Any = called(x)
                 result = result.inner["all"][0] if how == "namespace" else getattr(result, "loss", result)
                 result.backward()
                 rule.step()

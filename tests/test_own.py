@@ -442,6 +442,16 @@ def test_what_sharded_blocks_cannot_do_is_one_sentence_with_the_block(run: Run, 
         assert found.startswith(f"codescent.distribute: {said}"), found
 
 
+def test_a_compiled_sharded_module_has_the_same_losses_or_one_sentence(run: Run) -> None:
+    hows = ["attribute", "view"]
+    wanted = run(2, "aside", strategy="ddp", hows=hows)[0]
+    for *found, said in run(2, "aside", strategy="zero3", hows=[*hows, "namespace"], is_compiled=True):
+        for how, mine, other in zip(hows, found, wanted, strict=True):
+            assert mine == pytest.approx(other, rel=1e-5), how
+        assert said.startswith("codescent.distribute: zero3: backward reached the weights of "), said
+        assert "with torch.compile, return no other objects than tuples, lists and dicts" in said
+
+
 def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
     first, second = run(2, "some_buffers")
     assert first == [[0.0, 0.0], [2.0, 2.0, 2.0], [0.0]]
@@ -465,6 +475,7 @@ REFUSALS = {
     "sparse": ["create it with sparse=False"],
     "half": ["weight is of torch.float16: trained parameters must be of torch.float64"],
     "complex parameter": ["turns is of torch.complex64: trained parameters must be of torch.float64"],
+    "compiled before": ["the module is compiled already: call torch.compile after distribute"],
     "whole": ["LBFGS computes with whole parameters"],
     "container": ['strategy "zero3": ModuleList has no forward'],
     "container block": ["blocks[0] (listed): a ModuleList has no forward: give its submodules"],

@@ -18,7 +18,7 @@ from forker import Forker
 
 import codescent
 from codescent.base.errors import UserError
-from codescent.own.failure import ErrorHook
+from codescent.own.failure import ErrorHook, _place
 
 Run = Callable[..., list[Any]]
 MODULE: Any = torch.nn.Linear(2, 2)
@@ -224,6 +224,12 @@ def test_an_argument_of_a_wrong_type_is_told_in_one_sentence(
         function(*words, **named)
     assert list(error.value.problems) == [f"codescent.{problem}" for problem in problems]
     assert isinstance(sys.excepthook, ErrorHook)  # prints it, if nobody catches it
+
+
+def test_functions_that_torch_compile_has_written_are_not_the_users_lines() -> None:
+    with pytest.raises(UserError) as error:
+        exec("from codescent.base.errors import UserError\nraise UserError('here')", {})  # without a module's name
+    assert _place(error.tb) == f"{__file__}:{error.tb.tb_lineno}: "
 
 
 def test_a_wrong_call_at_a_prompt_does_not_end_the_session() -> None:

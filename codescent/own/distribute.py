@@ -296,7 +296,9 @@ def _refuse(
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if before := registry.strategy_of(module):
         problems.append(f"{type(module).__name__}, or a part of it, is distributed already, by {before}")
-    if STAGES.get(strategy) and only_holds(module):
+    if STAGES.get(strategy) and hasattr(module, "_orig_mod"):
+        problems.append(f'strategy "{strategy}": the module is compiled already: call torch.compile after distribute')
+    elif STAGES.get(strategy) and only_holds(module):
         problems.append(
             f'strategy "{strategy}": {type(module).__name__} has no forward: give a module whose forward calls its '
             'submodules, or take "ddp"'
