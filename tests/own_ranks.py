@@ -737,6 +737,23 @@ def compiled(folder: str) -> bool:
     return module[0].weight.grad is not None and before.weight.grad is not None
 
 
+def copied(folder: str) -> list[list[float]]:
+    """A running mean of the weights in a copy of the module, as torch makes it, and the gradient of the copy."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Linear(2, 2)
+    nn.init.ones_(module.weight)
+    rule = torch.optim.SGD(module.parameters(), lr=1.0)
+    codescent.distribute(module, rule)
+    means = torch.optim.swa_utils.AveragedModel(module)
+    for _ in range(2):
+        module(torch.full((1, 2), float(ranks.rank))).sum().backward()
+        rule.step()
+        rule.zero_grad()
+        means.update_parameters(module)
+    means(torch.full((1, 2), float(ranks.rank))).sum().backward()  # not averaged
+    return [whole(means.module.weight), whole(means.module.weight.grad)]
+
+
 def dtypes(folder: str) -> dict[str, Any]:
     """With ddp, a dtype that rank 0 alone uses; with zero2, a scalar that only the pass before the last uses."""
     ranks = codescent.init(device="cpu")

@@ -388,6 +388,14 @@ def test_a_distributed_module_is_compiled_in_one_piece(run: Run) -> None:
     assert run(2, "compiled") == [True, True]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_copy_of_a_module_is_not_distributed(run: Run, ranks: int) -> None:
+    moves = (ranks - 1) / 2  # the mean of the ranks' gradients
+    for rank, (mean, gradient) in enumerate(run(ranks, "copied")):
+        assert mean == [1 - 1.5 * moves] * 4
+        assert gradient == [float(rank)] * 4
+
+
 def test_every_dtype_is_averaged_after_each_pass(run: Run) -> None:
     for found in run(2, "dtypes"):
         assert found["b"] == [0.5, 0.5]

@@ -48,8 +48,16 @@ class Batches:
             if this_rank.rank == 0:
                 self._hooks.append(optimizer.register_step_post_hook(lambda *_: self._compared.look()))
 
+    def __deepcopy__(self, _memo: object) -> Batches:
+        """What a copied module has as its hook: it compares nothing."""
+        idle = object.__new__(type(self))
+        idle._hooks, idle._is_due = [], False
+        return idle
+
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
         if torch.compiler.is_compiling() or in_backward() or not (module.training and torch.is_grad_enabled()):
+            return
+        if not self._hooks:
             return
         self._compared.look()
         self._is_due = self._counts()
@@ -84,7 +92,7 @@ class Batches:
 
     def close(self) -> None:
         """Look once more, and remove the hooks."""
-        self._compared.look()
+        self._compared.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -44,5 +44,10 @@ class Compared:
                     del self._awaited[name]
                     judge([text.decode() for text in self._store.multi_get(self._keys(name))])
 
+    def close(self) -> None:
+        """Look for the last time."""
+        self.look()
+        self._awaited.clear()
+
     def _keys(self, name: str) -> list[str]:
         return [f"{self._key} {name} {rank}" for rank in range(self._rank.world_size)]
