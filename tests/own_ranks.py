@@ -311,6 +311,11 @@ def refused(folder: str, what: str) -> list[str]:
             case "half":
                 half = nn.Linear(2, 2).half()
                 codescent.distribute(half, torch.optim.SGD(half.parameters()))
+            case "complex parameter":
+                module.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+                codescent.distribute(module, torch.optim.Adam(module.parameters()))
+            case "compiled before":
+                codescent.distribute(torch.compile(module, backend="eager"), rule, "zero3")  # type: ignore[arg-type]
             case "whole":
                 codescent.distribute(module, torch.optim.LBFGS(module.parameters()), "zero1")
             case "container":
@@ -732,6 +737,23 @@ def compiled(folder: str) -> bool:
     return module[0].weight.grad is not None and before.weight.grad is not None
 
 
+def copied(folder: str) -> list[list[float]]:
+    """A running mean of the weights in a copy of the module, as torch makes it, and the gradient of the copy."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Linear(2, 2)
+    nn.init.ones_(module.weight)
+    rule = torch.optim.SGD(module.parameters(), lr=1.0)
+    codescent.distribute(module, rule)
+    means = torch.optim.swa_utils.AveragedModel(module)
+    for _ in range(2):
+        module(torch.full((1, 2), float(ranks.rank))).sum().backward()
+        rule.step()
+        rule.zero_grad()
+        means.update_parameters(module)
+    means(torch.full((1, 2), float(ranks.rank))).sum().backward()  # not averaged
+    return [whole(means.module.weight), whole(means.module.weight.grad)]
+
+
 def dtypes(folder: str) -> dict[str, Any]:
     """With ddp, a dtype that rank 0 alone uses; with zero2, a scalar that only the pass before the last uses."""
     ranks = codescent.init(device="cpu")
@@ -757,20 +779,21 @@ def sliced(folder: str, strategy: str) -> dict[str, Any]:
     return {name: whole(tensor) for name, tensor in module.state_dict().items()}
 
 
-def clipped(folder: str, strategy: str) -> list[Any]:
+def clipped(folder: str, strategy: str, dtype: str = "float32") -> list[Any]:
     """What `clip_` returns; the norm after a forward pass without backward, and after clipping once more."""
     codescent.init(device="cpu")
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    kind = getattr(torch, dtype)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(kind)
     for parameter in module.parameters():
         nn.init.ones_(parameter)
     codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
-    module(torch.ones(1, 2)).sum().backward()
-    module(torch.ones(1, 2))
+    module(torch.ones(1, 2, dtype=kind)).sum().backward()
+    module(torch.ones(1, 2, dtype=kind))
     found = [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
     return [str(found[0].dtype), list(found[0].shape), *map(float, found)]
 
 
-def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str]:
+def aside(folder: str, strategy: str, hows: list[str], is_compiled: bool = False) -> list[list[float] | str]:
     """For each module with a loss beside its blocks' outputs: the losses of three steps, or a sentence."""
     ranks = codescent.init(device="cpu")
     found: list[list[float] | str] = []
@@ -780,10 +803,11 @@ def aside(folder: str, strategy: str, hows: list[str]) -> list[list[float] | str
         rule = torch.optim.AdamW(module.parameters(), lr=0.01)
         codescent.distribute(module, rule, strategy)
         x, losses = torch.randn(4, 6, generator=torch.Generator().manual_seed(ranks.rank)), []
+        called: Any = torch.compile(module, backend="aot_eager") if is_compiled else module
         try:
             for _ in range(3):
                 rule.zero_grad()
-                result: Any = module(x)
+                result: Any = called(x)
                 result = result.inner["all"][0] if how == "namespace" else getattr(result, "loss", result)
                 result.backward()
                 rule.step()

@@ -388,6 +388,14 @@ def test_a_distributed_module_is_compiled_in_one_piece(run: Run) -> None:
     assert run(2, "compiled") == [True, True]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_copy_of_a_module_is_not_distributed(run: Run, ranks: int) -> None:
+    moves = (ranks - 1) / 2  # the mean of the ranks' gradients
+    for rank, (mean, gradient) in enumerate(run(ranks, "copied")):
+        assert mean == [1 - 1.5 * moves] * 4
+        assert gradient == [float(rank)] * 4
+
+
 def test_every_dtype_is_averaged_after_each_pass(run: Run) -> None:
     for found in run(2, "dtypes"):
         assert found["b"] == [0.5, 0.5]
@@ -405,11 +413,13 @@ def test_values_arrive_however_they_lie_in_memory(run: Run, strategy: str) -> No
 @pytest.mark.parametrize("strategy", ["zero1", "zero2"])
 def test_clipping_after_a_forward_pass_without_backward(run: Run, strategy: str) -> None:
     wanted = run(1, "clipped", strategy="ddp")[0]
-    assert wanted[:2] == ["torch.float64", []]
+    assert wanted[:2] == ["torch.float32", []]
     assert wanted[2] > wanted[3]
     for found in run(2, "clipped", strategy=strategy):
         assert found[:2] == wanted[:2]
         assert found[2:] == pytest.approx(wanted[2:], rel=1e-5)
+    for dtype, of_norm in {"bfloat16": "torch.float32", "float64": "torch.float64"}.items():
+        assert [found[:2] for found in run(2, "clipped", strategy=strategy, dtype=dtype)] == [[of_norm, []]] * 2
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
@@ -440,6 +450,16 @@ def test_what_sharded_blocks_cannot_do_is_one_sentence_with_the_block(run: Run, 
         assert found.startswith(f"codescent.distribute: {said}"), found
 
 
+def test_a_compiled_sharded_module_has_the_same_losses_or_one_sentence(run: Run) -> None:
+    hows = ["attribute", "view"]
+    wanted = run(2, "aside", strategy="ddp", hows=hows)[0]
+    for *found, said in run(2, "aside", strategy="zero3", hows=[*hows, "namespace"], is_compiled=True):
+        for how, mine, other in zip(hows, found, wanted, strict=True):
+            assert mine == pytest.approx(other, rel=1e-5), how
+        assert said.startswith("codescent.distribute: zero3: backward reached the weights of "), said
+        assert "with torch.compile, return no other objects than tuples, lists and dicts" in said
+
+
 def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
     first, second = run(2, "some_buffers")
     assert first == [[0.0, 0.0], [2.0, 2.0, 2.0], [0.0]]
@@ -462,6 +482,8 @@ REFUSALS = {
     "blocks": ["blocks[0] (Sequential): must be a submodule", "blocks[1] (Linear): must be a submodule"],
     "sparse": ["create it with sparse=False"],
     "half": ["weight is of torch.float16: trained parameters must be of torch.float64"],
+    "complex parameter": ["turns is of torch.complex64: trained parameters must be of torch.float64"],
+    "compiled before": ["the module is compiled already: call torch.compile after distribute"],
     "whole": ["LBFGS computes with whole parameters"],
     "container": ['strategy "zero3": ModuleList has no forward'],
     "container block": ["blocks[0] (listed): a ModuleList has no forward: give its submodules"],

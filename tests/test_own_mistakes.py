@@ -18,7 +18,7 @@ from forker import Forker
 
 import codescent
 from codescent.base.errors import UserError
-from codescent.own.failure import ErrorHook
+from codescent.own.failure import ErrorHook, _place
 
 Run = Callable[..., list[Any]]
 MODULE: Any = torch.nn.Linear(2, 2)
@@ -95,8 +95,8 @@ def test_a_sampler_that_is_forgotten_or_given_as_another_argument_is_told(run: R
         assert problems == [problems[0]] * 2
         assert bool(problems[0]) == (kind == "twice")
     assert "codescent.sampler: it was given as sampler=" in problems[0][0]
-    assert said["forgotten"].count("the first training batch is the same on ranks 0, 1") == 1
-    assert "first training batch" not in said["given"]
+    assert said["forgotten"].count("training batch 1 is the same on ranks 0, 1") == 1
+    assert "training batch" not in said["given"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -111,10 +111,10 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(run: Run, tmp_path: Path
 def test_ranks_that_make_different_calls_are_named_with_their_lines(run: Run, tmp_path: Path) -> None:
     assert run(2, "other_calls") == [1, 1]
     (line,) = re.findall(r"^codescent: all ranks waited .*", (tmp_path / "said.txt").read_text(), re.MULTILINE)
-    where = r"at \S+own_ranks\.py:\d+, in (\S+ of backward|\S+) after step \d"
-    found = re.search(f"rank 0 {where}, rank 1 {where}\\.", line)
+    where = r"at \S+own_ranks\.py:(\d+), in {} of backward after step 2"
+    found = re.search(f"rank 0 {where.format('all-gather')}, rank 1 {where.format('reduce-scatter')}\\.", line)
     assert found, line
-    assert found[1] != found[2]
+    assert found[1] == found[2]  # both wait in backward: rank 0 has made two gathers more
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -224,6 +224,12 @@ def test_an_argument_of_a_wrong_type_is_told_in_one_sentence(
         function(*words, **named)
     assert list(error.value.problems) == [f"codescent.{problem}" for problem in problems]
     assert isinstance(sys.excepthook, ErrorHook)  # prints it, if nobody catches it
+
+
+def test_functions_that_torch_compile_has_written_are_not_the_users_lines() -> None:
+    with pytest.raises(UserError) as error:
+        exec("from codescent.base.errors import UserError\nraise UserError('here')", {})  # without a module's name
+    assert _place(error.tb) == f"{__file__}:{error.tb.tb_lineno}: "
 
 
 def test_a_wrong_call_at_a_prompt_does_not_end_the_session() -> None:

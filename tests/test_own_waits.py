@@ -64,7 +64,7 @@ def test_ranks_that_make_different_calls_are_told_where(tmp_path: Path, how: str
         command, capture_output=True, text=True, timeout=150, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
     said = [
-        line for line in done.stderr.splitlines() if line.startswith("codescent: ") and "first training" not in line
+        line for line in done.stderr.splitlines() if line.startswith("codescent: ") and "training batch" not in line
     ]
     if how == "waits":
         assert (done.returncode, said) == (0, [])

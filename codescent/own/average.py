@@ -51,6 +51,7 @@ class AveragedGradients:
         bucket_bytes: int,
         wire: Wire,
     ) -> None:
+        self.is_idle = False  # whether its module is a copy
         self.running: set[int] = set()  # backward passes that have begun and not ended
         self.hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
@@ -72,8 +73,14 @@ class AveragedGradients:
         ]
         self.part_of: dict[torch.Tensor, _OneDtype] = {p: part for part in self.parts for p in part.parameters}
 
+    def __deepcopy__(self, _memo: object) -> AveragedGradients:
+        """What a copied module has as its hook: it averages nothing, because the copy is not distributed."""
+        idle = object.__new__(type(self))
+        idle.is_idle, idle.running, idle.hooks, idle.parts, idle.part_of = True, set(), [], [], {}
+        return idle
+
     def _on_forward(self, _module: nn.Module, _inputs: object) -> None:
-        if not (torch.compiler.is_compiling() or in_backward()):
+        if not (torch.compiler.is_compiling() or in_backward() or self.is_idle):
             note_call()
         if self.running and not in_backward():  # during backward, a forward pass is a recomputation
             self._forget()

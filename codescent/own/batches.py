@@ -1,12 +1,12 @@
-"""In: the first batch with which each rank trains a distributed module. Out: a line where two ranks have the same one.
+"""In: the batches with which each rank trains a distributed module. Out: a line where two ranks have the same one.
 Makes no collective (a rank may call its module alone) and does not change a batch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,73 +14,115 @@ from torch import nn
 from codescent.base.output import warn
 from codescent.base.rank import Rank
 from codescent.meeting.store import Store
+from codescent.own.compared import Compared
+from codescent.own.labels import LabelCounts
+from codescent.own.sampler import BatchSampler
+from codescent.strategies.collectives import in_backward
 
 
-class FirstBatches:
-    """Compares the first batches of the ranks. Each rank writes a hash of its batch to the store.
+class Batches:
+    """Compares the batches of the ranks, and the numbers of labels in them.
 
-    Rank 0 looks at each step whether all ranks have written theirs, and never waits for one. A module that
-    torch.compile has compiled is not compared.
+    The calls 1, 2, 4, 8, ... of the module are compared. Calls whose batch is not from `codescent.sampler` are counted
+    a second time: of these, too, the calls 1, 2, 4, 8, ... are compared. So a later loader without it is seen.
+    A module that torch.compile has compiled is not compared.
+
+    Args:
+        module: only its training calls are counted.
+        optimizer: rank 0 looks at the comparisons after each of its steps, and before each call.
+        averages: whether the gradients are averaged in each step. If not, numbers of labels need not be equal.
     """
 
-    count: ClassVar[int] = 0  # of modules that this process has distributed: every rank distributes the same ones
-
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, store: Store, this_rank: Rank) -> None:
-        FirstBatches.count += 1
-        self._key, self._store, self._rank = f"codescent_first_batch {self.count}", store, this_rank
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, store: Store, this_rank: Rank, *, averages: bool
+    ) -> None:
+        self._compared = Compared(store, this_rank)
+        self._labels = LabelCounts(self._compared)
+        self._calls = self._others = self._given = 0
+        self._is_due, self._said_at = False, -1
         self._hooks: list[Any] = []
-        self._is_done = False  # torch does not let a step's hook remove itself
         if this_rank.world_size > 1:
-            self._hooks.append(module.register_forward_pre_hook(self._on_forward, with_kwargs=True))
+            self._hooks.append(module.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+            if averages:
+                self._hooks.append(module.register_forward_hook(self._after_forward, with_kwargs=True))
             if this_rank.rank == 0:
-                self._hooks.append(optimizer.register_step_post_hook(self._on_step))
+                self._hooks.append(optimizer.register_step_post_hook(lambda *_: self._compared.look()))
 
-    def _on_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
-        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
-            return
-        self._hooks.pop(0).remove()
-        with suppress(RuntimeError):  # rank 0, which serves the store, has ended
-            self._store.set(f"{self._key} {self._rank.rank}", _hash([args, kwargs]))
+    def __deepcopy__(self, _memo: object) -> Batches:
+        """What a copied module has as its hook: it compares nothing."""
+        idle = object.__new__(type(self))
+        idle._hooks, idle._is_due = [], False
+        return idle
 
-    def _on_step(self, *_: object) -> None:
-        keys = [f"{self._key} {rank}" for rank in range(self._rank.world_size)]
-        if self._is_done or not self._store.check(keys):
+    def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
+        if torch.compiler.is_compiling() or in_backward() or not (module.training and torch.is_grad_enabled()):
             return
-        self._is_done = True
-        ranks_of: dict[bytes, list[int]] = {}
-        for rank, batch in enumerate(self._store.multi_get(keys)):
+        if not self._hooks:
+            return
+        self._compared.look()
+        self._is_due = self._counts()
+        if self._is_due:
+            judge = partial(self._judge, self._calls, BatchSampler.begun)
+            self._compared.put(f"batch {self._calls}", _hash(leaves([args, kwargs])), judge)
+
+    def _after_forward(self, _module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        if not torch.compiler.is_compiling() and self._is_due:
+            self._is_due = False
+            self._labels.watch(self._calls, list(leaves([args, kwargs])), output)
+
+    def _counts(self) -> bool:
+        """Count a call. Whether it is one that is compared."""
+        is_other, self._given = self._given == BatchSampler.given, BatchSampler.given
+        self._calls, self._others = self._calls + 1, self._others + is_other
+        return _is_power_of_two(self._calls) or (is_other and _is_power_of_two(self._others))
+
+    def _judge(self, call: int, epochs: int, batches: list[str]) -> None:
+        """Say which ranks have equal batches: once, and once more after each epoch with the sampler."""
+        ranks_of: dict[str, list[int]] = {}
+        for rank, batch in enumerate(batches):
             ranks_of.setdefault(batch, []).append(rank)
-        if equal := [ranks for batch, ranks in ranks_of.items() if batch and len(ranks) > 1]:
+        equal = [ranks for batch, ranks in ranks_of.items() if batch and len(ranks) > 1]
+        if equal and epochs != self._said_at:
+            self._said_at = epochs
             which = "; ".join(", ".join(map(str, ranks)) for ranks in equal)
             warn(
-                f"codescent: the first training batch is the same on ranks {which}: the ranks would do the same work "
+                f"codescent: training batch {call} is the same on ranks {which}: the ranks would do the same work "
                 "twice. Give the DataLoader batch_sampler=codescent.sampler(dataset, batch_size)"
             )
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Look once more, and remove the hooks."""
+        self._compared.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
 
-def _hash(value: object) -> str:
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _hash(batch: Iterator[object]) -> str:
     """A hash of all tensors in a batch; "": it has none."""
     digest, found = hashlib.blake2b(digest_size=16), False
-    for tensor in _tensors(value):
-        whole = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(whole.view(torch.uint8).numpy().tobytes())
-        found = found or tensor.numel() > 0
+    for tensor in batch:
+        if isinstance(tensor, torch.Tensor):
+            whole = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(whole.view(torch.uint8).numpy().tobytes())
+            found = found or tensor.numel() > 0
     return digest.hexdigest() if found else ""
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
+def leaves(value: object) -> Iterator[object]:
+    """What is in lists and dicts of any depth; of tensors, those that have values."""
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided and not value.is_meta:
             yield value
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        yield from leaves(list(value.values()))
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors(one)
+            yield from leaves(one)
+    else:
+        yield value

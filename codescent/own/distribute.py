@@ -22,7 +22,7 @@ from codescent.operators.products import sum_wide
 from codescent.own import registry
 from codescent.own.arguments import COUNT, FINITE, MODULE, MODULES, MOMENTUM, OPTIMIZER, POSITIVE, TEXT, number, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
-from codescent.own.batches import FirstBatches
+from codescent.own.batches import Batches
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import divide_, hand_over
@@ -164,7 +164,7 @@ def distribute(
         parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
     rounds = None if average_every is None else Rounds(module, options)
     averaged = AveragedGradients(module, whole if rounds is None else [], parts, bucket_bytes, Wire.parse(wire))
-    batches = FirstBatches(module, optimizer, ranks.world.store, ranks.world.place)
+    batches = Batches(module, optimizer, ranks.world.store, ranks.world.place, averages=rounds is None)
     for one in (averaged, batches) if rounds is None else (averaged, batches, rounds):
         ranks.closing.add(one)
         # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.
@@ -218,7 +218,7 @@ def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
     device.
 
     Returns:
-        The norm before scaling, a tensor without dims in fp64, on the module's device.
+        The norm before scaling, a tensor without dims on the module's device, in fp32, or fp64 for fp64 gradients.
 
     Args:
         module: a distributed module, or a part of one.
@@ -242,7 +242,7 @@ def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
     scale = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for kind, of_kind in _by_dtype([*parts, *whole]).items():
         torch._foreach_mul_(of_kind, scale.to(torch.promote_types(kind, torch.float32)))
-    return norm
+    return norm if any(gradient.dtype == torch.float64 for gradient in gradients) else norm.float()
 
 
 def _square(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -296,7 +296,9 @@ def _refuse(
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if before := registry.strategy_of(module):
         problems.append(f"{type(module).__name__}, or a part of it, is distributed already, by {before}")
-    if STAGES.get(strategy) and only_holds(module):
+    if STAGES.get(strategy) and hasattr(module, "_orig_mod"):
+        problems.append(f'strategy "{strategy}": the module is compiled already: call torch.compile after distribute')
+    elif STAGES.get(strategy) and only_holds(module):
         problems.append(
             f'strategy "{strategy}": {type(module).__name__} has no forward: give a module whose forward calls its '
             'submodules, or take "ddp"'

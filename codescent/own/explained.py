@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from codescent.base.errors import UserError
 from codescent.own import registry
-from codescent.strategies.fully_shard import not_gathered
+from codescent.strategies.fully_shard import class_name, not_gathered
 
 FREED = "storage of size 0"
 """In torch's words, where backward reads a weight that is not gathered."""
@@ -25,12 +25,8 @@ def explained(error: BaseException, trace: TracebackType | None) -> UserError | 
         return None
     said = str(error)
     for module, known in registry.everything():
-        if FREED in said and (names := list(not_gathered(module))):
-            return UserError(
-                f"codescent.distribute: {known.strategy}: backward reached the weights of {' or '.join(names)} before "
-                "they were gathered: the loss uses a tensor that the block neither returns nor keeps as its attribute: "
-                'return it, or compute it in a submodule that has the weights, or take "zero2"'
-            )
+        if FREED in said and (units := list(not_gathered(module))):
+            return UserError(f"codescent.distribute: {known.strategy}: {_too_early(units)}")
         if IN_PLACE in said and "inplace" in said:
             return UserError(
                 f"codescent.distribute: {known.strategy}: {_of(module, trace)} changes its input in place: write "
@@ -39,9 +35,19 @@ def explained(error: BaseException, trace: TracebackType | None) -> UserError | 
     return None
 
 
+def _too_early(units: list[tuple[str, bool]]) -> str:
+    """What was not gathered in time, and the remedy. Weights of submodules are, unless torch.compile hides them."""
+    names = [name for name, own in units if own] or [name for name, _ in units]
+    return (
+        f"backward reached the weights of {' or '.join(names)} before they were gathered: the loss uses a tensor that "
+        "the block neither returns nor keeps as its attribute: return it, or compute it in a submodule that has the "
+        'weights, or take "zero2"; with torch.compile, return no other objects than tuples, lists and dicts'
+    )
+
+
 def _of(module: nn.Module, trace: TracebackType | None) -> str:
     """The innermost block whose forward was running."""
     running = [frame.f_locals.get("self") for frame, _ in walk_tb(trace)]
     blocks = [one for one in running if isinstance(one, FSDPModule)]
     names = {id(part): name for name, part in module.named_modules()}
-    return (names.get(id(blocks[-1])) or type(module).__name__) if blocks else "a block"
+    return (names.get(id(blocks[-1])) or class_name(module)) if blocks else "a block"

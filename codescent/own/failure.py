@@ -147,9 +147,13 @@ def watch() -> ErrorHook:
 
 def _place(trace: TracebackType | None) -> str:
     """File and line of the last call in the user's own code, as a prefix."""
-    frames = [(str(frame.f_globals.get("__name__")), frame, line) for frame, line in walk_tb(trace)]
-    users = [(frame, line) for name, frame, line in frames if name.partition(".")[0] not in NOT_THE_USERS]
+    users = [(frame, line) for frame, line in walk_tb(trace) if _is_the_users(frame)]
     return f"{users[-1][0].f_code.co_filename}:{users[-1][1]}: " if users else ""
+
+
+def _is_the_users(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")  # None: torch.compile has written the function
+    return name is not None and name.partition(".")[0] not in NOT_THE_USERS
 
 
 def _waited_at(trace: TracebackType | None) -> str:

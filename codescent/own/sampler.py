@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sized
+from typing import ClassVar
 
 import torch
 
@@ -22,7 +23,12 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     Attributes:
         epoch: number of the next epoch, from 0.
+        given: batches that all of them in this process have yielded.
+        begun: epochs that all of them in this process have begun.
     """
+
+    given: ClassVar[int] = 0
+    begun: ClassVar[int] = 0
 
     def __init__(self, order: Order, start: int, stop: int) -> None:
         self.order, self.start, self.stop = order, start, stop
@@ -59,10 +65,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             )
         epoch, first = self.epoch, self._first_step
         self.epoch, self._first_step = epoch + 1, 0
+        BatchSampler.begun += 1
         step, end = epoch * len(self) + first, (epoch + 1) * len(self)
         while step < end:
             count = min(MOST_STEPS_AT_ONCE, end - step)
-            yield from self.order.indices_of_steps(step, count, self.start, self.stop).tolist()
+            for indices in self.order.indices_of_steps(step, count, self.start, self.stop).tolist():
+                BatchSampler.given += 1
+                yield indices
             step += count
 
 

@@ -32,7 +32,7 @@ from codescent.train.world import MEET_S, World
 
 if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
-    from codescent.own.batches import FirstBatches
+    from codescent.own.batches import Batches
     from codescent.own.rounds import Rounds
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -58,7 +58,7 @@ class Ranks:
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
         dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
-        self.closing: WeakSet[AveragedGradients | FirstBatches | Rounds] = WeakSet()
+        self.closing: WeakSet[AveragedGradients | Batches | Rounds] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
         self._stopping = Stopping(self.world)
         self._has_failed = False  # an exception has left the `with` block

@@ -148,14 +148,19 @@ def gathers_on_every_path_(module: nn.Module) -> None:
                 part.register_forward_hook(partial(_gather_before_backward, unit))
 
 
-def not_gathered(module: nn.Module) -> Iterator[str]:
-    """Names of the units that have weights of their own and whose whole weights are not there now."""
+def not_gathered(module: nn.Module) -> Iterator[tuple[str, bool]]:
+    """Names of the units whose whole weights are not there now, and whether they hold weights outside of submodules."""
     for name, unit in module.named_modules():
         own = any(True for _ in unit.parameters(recurse=False))
-        if own and isinstance(unit, FSDPModule):
+        if isinstance(unit, FSDPModule):
             groups: Any = unit._get_fsdp_state()._fsdp_param_groups
             if not all(group.is_unsharded for group in groups):
-                yield name or type(unit).__name__
+                yield name or class_name(cast(nn.Module, unit)), own
+
+
+def class_name(unit: nn.Module) -> str:
+    """The class of a unit, as its author named it: fully_shard derives another one from it."""
+    return type(unit).__name__.removeprefix("FSDP")
 
 
 def _gather_before_backward(unit: FSDPModule, part: nn.Module, _inputs: object, output: object) -> None:
@@ -163,11 +168,11 @@ def _gather_before_backward(unit: FSDPModule, part: nn.Module, _inputs: object, 
         return
     act = unit._get_fsdp_state()._pre_backward
     kept = [value for name, value in vars(part).items() if name not in _PLAIN_ATTRIBUTES]
-    for tensor in {id(tensor): tensor for tensor in _differentiable([output, *kept], DEEPEST)}.values():
+    for tensor in {id(tensor): tensor for tensor in differentiable([output, *kept], DEEPEST)}.values():
         tensor.register_hook(act)  # type: ignore[no-untyped-call]
 
 
-def _differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
+def differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """The tensors with a gradient function in a value of any type, and the tensors of which they are views."""
     if isinstance(value, torch.Tensor):
         for tensor in (value, value._base):
@@ -181,7 +186,7 @@ def _differentiable(value: Any, depth: int) -> Iterator[torch.Tensor]:
         elif isinstance(value, list | tuple | set | frozenset | deque):
             parts += value
         for part in parts:
-            yield from _differentiable(part, depth - 1)
+            yield from differentiable(part, depth - 1)
 
 
 def _slots(kind: type) -> Iterator[str]:

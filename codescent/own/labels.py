@@ -1,0 +1,151 @@
+"""In: the outputs of a distributed module, and the gradients that reach them. Out: a line, if the ranks' losses are
+means over unequal numbers of labels.
+Makes no collective and changes no gradient. It knows the cross-entropy of logits; of other losses it says nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from codescent.base.output import warn
+from codescent.own.average import DTYPE_NAMES
+from codescent.own.compared import Compared
+from codescent.strategies.fully_shard import DEEPEST, differentiable
+
+IGNORED = -100
+"""torch's `ignore_index`: a label with this value does not count."""
+UNEQUAL = 0.01
+"""Numbers of labels that differ by less are taken as equal."""
+ROUNDING = 0.03
+"""How much gradients in bf16 may differ from those of the formula."""
+MOST_WATCHED = 4
+"""Of the outputs of a call that may be logits, so many are looked at."""
+MOST_NAMED = 8
+"""A message names the numbers of so many ranks."""
+
+
+class LabelCounts:
+    """Compares, for some calls of a module, over how many labels the ranks average their losses.
+
+    If the module returns logits, the gradient says it. Its row is zero where a label does not count. Elsewhere it is
+    (softmax(logits) - one_hot(label)) / divisor. If the ranks have unequal counts, their divisors must be equal.
+    If the module returns only a loss, its labels are a tensor in which a rank has -100.
+    """
+
+    def __init__(self, compared: Compared) -> None:
+        self._compared, self._has_said = compared, False
+
+    def watch(self, call: int, batch: Sequence[object], output: object) -> None:
+        """Look at the gradients that will reach this output. `batch`: the tensors and numbers that the module got."""
+        found = {id(tensor): tensor for tensor in differentiable(output, DEEPEST)}.values()
+        watched = [one for one in found if one.dtype in DTYPE_NAMES and not isinstance(one, DTensor)]
+        logits = [one for one in watched if one.dim() and one.shape[_class_dim(one)] > 1]
+        for number, tensor in enumerate(logits[:MOST_WATCHED]):
+            name, seen = f"logits {number} {call}", _Logits(tensor)
+            tensor.register_hook(partial(self._on_logits, name, seen))  # type: ignore[no-untyped-call]
+        losses = [one for one in watched if one.numel() == 1]
+        # A module that gets a number may divide by it, so its loss may be no mean.
+        if losses and not logits and not any(map(_is_number, batch)):
+            counts = [[int((one != IGNORED).sum()), one.numel()] for one in batch if _may_be_labels(one)]
+            losses[0].register_hook(partial(self._on_loss, f"loss {call}", counts))  # type: ignore[no-untyped-call]
+
+    def _on_logits(self, name: str, seen: _Logits, gradient: Tensor) -> None:
+        self._compared.put(name, json.dumps(seen.count(gradient)), self._judge_logits)
+
+    def _on_loss(self, name: str, counts: list[list[int]], gradient: Tensor) -> None:
+        self._compared.put(name, json.dumps([float(gradient.sum()), counts]), self._judge_losses)
+
+    def _judge_logits(self, texts: list[str]) -> None:
+        found = [json.loads(text) for text in texts]
+        if None in found:
+            return
+        counts = [count for count, _ in found]
+        with_labels = [(count, divisor) for count, divisor in found if count]
+        if _differ(counts) and with_labels:
+            shares = [divisor / count for count, divisor in with_labels]
+            least = max(UNEQUAL, 3 * _spread(shares))
+            if not _differ(shares, ROUNDING) and _differ([divisor for _, divisor in with_labels], least):
+                self._say(counts, "")
+
+    def _judge_losses(self, texts: list[str]) -> None:
+        found = [json.loads(text) for text in texts]
+        scales = [scale for scale, _ in found]
+        for of_ranks in zip(*(counts for _, counts in found), strict=False):
+            counts = [count for count, _ in of_ranks]
+            have_ignored = any(count < size for count, size in of_ranks)
+            # A smaller scale belongs to a sum that the script divides by the number of labels.
+            is_mean = not _differ(scales) and len(scales) / max(1, sum(counts)) < scales[0] * (1 - UNEQUAL) <= 1
+            if have_ignored and is_mean and _differ(counts):
+                self._say(counts, "if the module returns a mean over its labels, ")
+
+    def _say(self, counts: list[int], condition: str) -> None:
+        if self._has_said:
+            return
+        self._has_said = True
+        named = ", ".join(f"rank {rank} has {count}" for rank, count in enumerate(counts[:MOST_NAMED]))
+        more = f", ... (from {min(counts)} to {max(counts)})" if len(counts) > MOST_NAMED else ""
+        warn(
+            f"codescent: the ranks have unequal numbers of labels: {named}{more}: {condition}the mean of their losses "
+            "is not the mean over all labels. Divide the sum of the losses by ranks.mean(labels), where labels is the "
+            'number of labels of this rank: docs/own_module.md, "Unequal numbers of labels"'
+        )
+
+
+class _Logits:
+    """What is kept of logits until their gradient is there: for each row the largest one, and its probability."""
+
+    @torch.no_grad()
+    def __init__(self, logits: Tensor) -> None:
+        self.dim = _class_dim(logits)
+        wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        largest, self.index = wide.max(self.dim)
+        self.log_probability = largest - wide.logsumexp(self.dim)
+
+    @torch.no_grad()
+    def count(self, gradient: Tensor) -> tuple[int, float] | None:
+        """The number of labels, and by what the loss divides the sum over them; None: it is no cross-entropy."""
+        wide = self.log_probability.dtype
+        least, label = gradient.min(self.dim)
+        counts = least < 0
+        sizes = torch.linalg.vector_norm(gradient, 1, self.dim, dtype=wide)
+        # The gradient of a row has one negative element, and its sum is zero.
+        odd = (sizes + 2 * least.to(wide)).abs().sum() / sizes.sum()
+        found = gradient.gather(self.dim, self.index.unsqueeze(self.dim)).squeeze(self.dim).to(wide)[counts]
+        is_label = self.index == label
+        wanted = torch.where(is_label, self.log_probability.expm1(), self.log_probability.exp())[counts]
+        divisor = wanted.abs().sum() / found.abs().sum()
+        differs = (found * divisor - wanted).abs().sum() / wanted.abs().sum()
+        number, *numbers = torch.stack([counts.sum().to(wide), divisor, odd, differs]).tolist()
+        if not number:
+            return 0, 0.0
+        is_known = all(map(math.isfinite, numbers)) and max(numbers[1:]) <= ROUNDING
+        return (int(number), numbers[0]) if is_known else None
+
+
+def _is_number(value: object) -> bool:
+    has_no_dim = isinstance(value, Tensor) and value.dim() == 0
+    return has_no_dim or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _may_be_labels(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dtype == torch.int64
+
+
+def _class_dim(logits: Tensor) -> int:
+    """The dim of the classes: the last one; of images, the second."""
+    return 1 if logits.dim() > 3 else logits.dim() - 1
+
+
+def _spread(values: Sequence[float]) -> float:
+    return (max(values) - min(values)) / max(values) if max(values) > 0 else 0.0
+
+
+def _differ(values: Sequence[float], tolerance: float = UNEQUAL) -> bool:
+    return _spread(values) > tolerance
