@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from traceback import walk_tb
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import ClassVar
 
 from codescent.base import cause, output
