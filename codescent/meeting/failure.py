@@ -31,7 +31,7 @@ WAITED_S = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """An error that ends a rank.
 
     Attributes:
@@ -60,7 +60,7 @@ class Failures:
     def __init__(self, this_rank: Rank, store: Store | None, open_agent: OpenAgent) -> None:
         self._this_rank, self.store, self._open_agent = this_rank, store, open_agent
 
-    def refuse(self, lines: Sequence[str], mine: Failure) -> None:
+    def refuse(self, lines: Sequence[str], mine: RankFailure) -> None:
         """Print the lines of an error, unless another rank has printed the same."""
         marked = [f"rank {mine.rank}: {line}" for line in lines]
         try:
@@ -75,7 +75,7 @@ class Failures:
             self._name_first(self.store, mine, first)
         self._part(self.store, first)
 
-    def name_first(self, mine: Failure) -> bool:
+    def name_first(self, mine: RankFailure) -> bool:
         """Print which rank has failed first, and who had left before. Returns whether it is this one.
 
         Raises StoreError: the store has ended, and so has rank 0.
@@ -117,11 +117,11 @@ class Failures:
             with suppress(StoreError):  # rank 0, which serves the store, has left before
                 self.store.set(f"{ENDED} {self._this_rank.rank}", "")
 
-    def _claim(self, store: Store, mine: Failure) -> Failure:
+    def _claim(self, store: Store, mine: RankFailure) -> RankFailure:
         """The first failure of all ranks. It is `mine` if no rank has failed before."""
-        return Failure(**json.loads(store.compare_set(FIRST, "", json.dumps(asdict(mine)))))
+        return RankFailure(**json.loads(store.compare_set(FIRST, "", json.dumps(asdict(mine)))))
 
-    def _name_first(self, store: Store, mine: Failure, first: Failure) -> None:
+    def _name_first(self, store: Store, mine: RankFailure, first: RankFailure) -> None:
         left = self._left(store) if first == mine else []  # raises before anything is printed, if the store has ended
         ends = "" if first == mine else f"rank {mine.rank} ends because "
         warn(f"codescent: {ends}{first}")
@@ -132,7 +132,7 @@ class Failures:
         """The ranks that have left: this one may have waited for them."""
         return [str(rank) for rank in range(self._this_rank.world_size) if store.check([f"{ENDED} {rank}"])]
 
-    def _part(self, store: Store, first: Failure) -> None:
+    def _part(self, store: Store, first: RankFailure) -> None:
         """Stay until the first rank has printed, because a launcher ends all ranks when one ends. Rank 0 serves the
         store: it stays until every rank knows whether to print."""
         others = [first.rank] if self._this_rank.rank else range(self._this_rank.world_size)

@@ -19,7 +19,7 @@ _HEADER = struct.Struct("!II")  # bytes of the JSON; bytes of all that follows
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-class Nonsense(ConnectionError):
+class BadMessage(ConnectionError):
     """What arrived is no message. The connection cannot be used any longer."""
 
 
@@ -48,12 +48,12 @@ def receive(peer: socket.socket, end_s: float, most_bytes: int = MOST_BYTES) -> 
         most_bytes: largest message.
 
     Raises:
-        Nonsense: it is no such message.
+        BadMessage: it is no such message.
         OSError: the other side has gone, or the deadline has passed.
     """
     begin, total = _HEADER.unpack(exactly(peer, _HEADER.size, end_s))
     if begin > total or total > most_bytes:
-        raise Nonsense(f"a message of {total:,} bytes, {begin:,} of them JSON")
+        raise BadMessage(f"a message of {total:,} bytes, {begin:,} of them JSON")
     whole = exactly(peer, total, end_s)
     try:
         head, sizes = json.loads(whole[:begin])
@@ -62,7 +62,7 @@ def receive(peer: socket.socket, end_s: float, most_bytes: int = MOST_BYTES) -> 
             data.append(whole[at : at + size])
             at += size
     except (ValueError, TypeError, RecursionError) as error:
-        raise Nonsense("a message that does not begin with JSON and the sizes of its values") from error
+        raise BadMessage("a message that does not begin with JSON and the sizes of its values") from error
     if not isinstance(head, dict) or at != total:
-        raise Nonsense("a message whose sizes do not fit")
+        raise BadMessage("a message whose sizes do not fit")
     return head, data

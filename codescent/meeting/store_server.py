@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from codescent.base.output import warn
-from codescent.meeting.messages import Nonsense, receive, send
+from codescent.meeting.messages import BadMessage, receive, send
 from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import NotProved, prove
 
@@ -31,7 +31,7 @@ KEEPALIVE_S = 60
 REPORTED = 3
 """Largest number of rejected peers that are reported on the standard error."""
 
-NONSENSE = (Nonsense, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+NONSENSE = (BadMessage, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What answering a request may raise, whatever bytes it has."""
 
 

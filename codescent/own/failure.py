@@ -17,7 +17,7 @@ from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.launch.once import say_once_or_tell
 from codescent.meeting.addresses import is_local
-from codescent.meeting.failure import Failure, Failures
+from codescent.meeting.failure import Failures, RankFailure
 from codescent.meeting.store import Store, StoreError
 from codescent.own.explained import explained
 from codescent.own.steps import most_steps
@@ -117,9 +117,9 @@ class ErrorHook:
         """What this rank says to the others; None: there are none."""
         return None if self.place is None or self._alone else Failures(self.place, self.store, open_agent)
 
-    def _failure(self, error: BaseException) -> Failure:
+    def _failure(self, error: BaseException) -> RankFailure:
         rank = 0 if self.place is None else self.place.rank
-        return Failure(rank, f"{type(error).__name__}: {error}", cause.place(most_steps()))
+        return RankFailure(rank, f"{type(error).__name__}: {error}", cause.place(most_steps()))
 
     def refuse(self, error: UserError, trace: TracebackType | None) -> None:
         """Print the problems, unless another rank has printed the same."""

@@ -20,7 +20,7 @@ from codescent.base.visible import one_line
 from codescent.launch.once import say_once, say_once_or_tell
 from codescent.launch.spin import with_short_spin
 from codescent.meeting.agent_store import AgentValues
-from codescent.meeting.failure import Failure, Failures
+from codescent.meeting.failure import Failures, RankFailure
 from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
 
@@ -72,7 +72,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         if verb in READERS and arguments.run is not None:
             RunFolder.open(arguments.run)  # says at once what is wrong with it: importing torch takes seconds
         if verb == "import" and not arguments.folder.is_dir():
-            import_module("codescent.huggingface.folder").open_folder(arguments.folder)  # says so, without torch
+            from codescent.huggingface.folder import open_folder
+
+            open_folder(arguments.folder)  # says so, without torch
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
@@ -118,7 +120,7 @@ def _say_once(error: UserError, rank: Rank) -> None:
     with suppress(OSError):
         if rank.local_world_size == rank.world_size:
             return say_once_or_tell(lines, more, rank, os.environ, _open_agent)
-        failure = Failure(rank.rank, f"{type(error).__name__}: {error}", cause.place())
+        failure = RankFailure(rank.rank, f"{type(error).__name__}: {error}", cause.place())
         Failures(rank, None, _open_agent).refuse([*lines, *more], failure)
 
 
