@@ -16,10 +16,9 @@ from codescent.base.cores import OUR_THREADS
 from codescent.launch.group import Group
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
-from codescent.train import threads, world
+from codescent.train import slow_steps, threads, world
+from codescent.train.slow_steps import SlowSteps
 from codescent.train.threads import (
-    StepTimes,
-    advice,
     busy_said,
     candidates,
     fastest,
@@ -128,47 +127,25 @@ def test_ranks_try_threads_together_and_keep_them_on_unequal_machines(tmp_path: 
     assert resumed[0]["by_most"] == {**kept, "4": resumed[2]["choice"]}
 
 
-def test_what_is_said_of_slow_steps() -> None:
-    line = advice(2, {1: 0.01, 2: 0.05}, slowdown=6.0)
-    assert line is not None
-    assert line.startswith("the last steps took 6.0 times as long as the fastest; 1 thread per rank would be 5.0 times")
-    assert line.endswith("continue it with train.num_threads=1")
-    line = advice(1, {1: 0.01, 2: 0.006}, slowdown=1.0)
-    assert line is not None
-    assert line.startswith("2 threads per rank would be 1.7 times as fast as 1, because other programs no longer use")
-    assert advice(2, {1: 0.01, 2: 0.006}, slowdown=1.0) is None
-    line = advice(2, {1: 0.01, 2: 0.006}, slowdown=3.0)
-    assert line is not None
-    assert line.endswith("another number of threads would not help (tried: 1, 2)")
+def said_of(times: SlowSteps, seconds: float, count: int) -> list[str]:
+    """Add windows of steps of `seconds`; returns what is said."""
+    said = [times.add(seconds) for _ in range(count * slow_steps.WINDOW)]
+    return [sentence for sentence in said if sentence is not None]
 
 
-def windows(times: StepTimes, seconds: float, count: int) -> int:
-    """Add windows of steps of `seconds`; returns how often the run looked."""
-    looks = 0
-    for _ in range(count * threads.WINDOW):
-        if times.add(seconds) and times.is_due:
-            times.looked()
-            looks += 1
-    return looks
+def test_slow_steps_are_said_at_once_and_ever_more_rarely() -> None:
+    times = SlowSteps()
+    assert said_of(times, 0.1, 50) == said_of(times, 0.19, 50) == []
+    (sentence,) = said_of(times, 0.5, 1)
+    assert sentence.startswith("the last 10 steps took 5.0 times as long as the fastest 10: other programs may")
+    assert said_of(times, 0.5, 1) == []
+    assert 5 < len(said_of(times, 0.5, 1000)) <= 10
 
 
-def test_a_run_looks_when_steps_become_slow_and_ever_more_rarely() -> None:
-    times = StepTimes(restricted=False)
-    assert windows(times, 0.1, 50) == 0
-    assert windows(times, 0.19, 50) == 0
-    assert windows(times, 0.5, 1) == 1  # at once
-    assert times.slowdown == 5.0
-    assert windows(times, 0.5, 1) == 0
-    assert windows(times, 0.5, 1000) <= 10
-    assert windows(StepTimes(restricted=True), 0.1, 1000) == 9
-
-
-def test_one_slow_step_is_no_reason_to_look() -> None:
-    times = StepTimes(restricted=False)
-    windows(times, 0.1, 1)
-    for seconds in [60.0] + [0.1] * (threads.WINDOW - 1):
-        times.add(seconds)
-    assert not times.is_due
+def test_one_slow_step_is_no_reason_to_say_so() -> None:
+    times = SlowSteps()
+    said_of(times, 0.1, 1)
+    assert [times.add(seconds) for seconds in [60.0] + [0.1] * (slow_steps.WINDOW - 1)] == [None] * slow_steps.WINDOW
 
 
 def test_numbers_that_the_user_gave_are_kept() -> None:
@@ -193,7 +170,7 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
     path.write_text(path.read_text().replace("num_threads = 1\n", ""))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(world, "available_cores", lambda: 2)
-    monkeypatch.setattr(threads, "SLOW", 0.0)  # so that the second window is slow
+    monkeypatch.setattr(slow_steps, "SLOW", 0.0)  # so that the first window is slow
     words = ("run.toml", "run.name=tried", "log.sample_tokens=0", "train.eval_every=0")
     try:
         done = called(tmp_path, "train", *words, "train.num_steps=12", "optimizer.decay_steps=14")
@@ -204,7 +181,7 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
         assert found["most"] == 2
         assert found["choice"] == run.read_environment()["num_threads"] == torch.get_num_threads()
         (event,) = [event for event in run.read_events() if event["kind"] == "slow_steps"]
-        assert event["step"] == threads.WINDOW
+        assert event["step"] == slow_steps.WINDOW
         assert event["advice"] in done.stdout.replace("\n", " ")
         resumed = called(tmp_path, "train", *words, "train.num_steps=14", "optimizer.decay_steps=14", "--resume")
         assert resumed.returncode == 0, resumed.stderr

@@ -11,7 +11,7 @@ from codescent.base.progress import OwnPage
 from codescent.train.world import World
 
 VALIDATION, SAVE, COMPARISON = "validation", "save", "comparison"
-REMOVAL, THREADS, PROFILE, LOGGERS = "removal of checkpoints", "trial of threads", "profile", "loggers"
+REMOVAL, PROFILE, LOGGERS = "removal of checkpoints", "profile", "loggers"
 
 
 class Beside:

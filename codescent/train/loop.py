@@ -25,7 +25,7 @@ from codescent.preflight import run_folder
 from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, THREADS, VALIDATION, Beside
+from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, VALIDATION, Beside
 from codescent.train.continuing import nothing_to_do, write_new_places
 from codescent.train.culprit import Culprit
 from codescent.train.late import join, refuse_restarts
@@ -41,9 +41,9 @@ from codescent.train.ranks import RankTimes
 from codescent.train.regroup import regroup, report_changes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
+from codescent.train.slow_steps import SlowSteps
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle
 from codescent.train.stop import StopRequest
-from codescent.train.threads import Watch
 from codescent.train.validate import validation_loss
 from codescent.train.validations import Validations
 
@@ -140,7 +140,7 @@ class _Steps:
         self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
-        self.threads = Watch(run.plan, run.world, run.machine["threads"])
+        self.slow_steps = SlowSteps()
         self.times, self.beside = RankTimes(), Beside(run.world)
         self.skipped = 0  # consecutive skipped steps, up to the current step
         self.culprit = Culprit(run.world.store)
@@ -291,13 +291,7 @@ class _Steps:
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
         num_steps, seconds = self.config.train.num_steps, result.step_s
-        if not (
-            result.stop or self.plan.layout.apart or self.plan.layout.served
-        ):  # threads are compared by steps that all ranks take together
-            begin, advice = time.perf_counter(), self.threads.look(seconds)
-            if self.threads.has_tried:
-                self.beside.add(THREADS, time.perf_counter() - begin)
-            self.report.slow(step, advice)
+        self.report.slow(step, self.slow_steps.add(seconds))
         self._count(step, result)
         self.report.late(step, result.late)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process

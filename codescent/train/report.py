@@ -336,10 +336,10 @@ class Report:
             self._event("late", step=step, portions=portions)
 
     def slow(self, step: int, advice: str | None) -> None:
-        """Report what a new trial of the threads has found; None: nothing."""
+        """Report that steps have become slow; None: they have not."""
         if advice is not None:
             self._event("slow_steps", step=step, advice=advice)
-            self.display.say(f"step {step}: {advice}; to continue: {resume_command(self.run.path)}")
+            self.display.say(f"step {step}: {advice}")
 
     def beside(self, step: int, seconds: Mapping[str, float]) -> None:
         """Record what the run has done beside its steps since the last call, in seconds. Nothing: no event."""

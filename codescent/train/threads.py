@@ -1,10 +1,9 @@
-"""In: sizes of a micro-batch, the largest number of threads; seconds of steps. Out: seconds of the same work with
-several numbers of threads, the number to use, and lines for people when steps have become slow.
+"""In: sizes of a micro-batch, the largest number of threads. Out: seconds of the same work with several numbers of
+threads, and the number to use.
 Does not change the number during a run: another number adds in another order, so the losses would change."""
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import statistics
@@ -23,7 +22,6 @@ from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.operators import products
 from codescent.plan import Plan
-from codescent.train.world import World
 
 ROWS, WIDTH = 256, 1024
 """Largest number of tokens and channels of the trial: more would not change which number of threads is best."""
@@ -37,16 +35,10 @@ TURNS, FEWEST_TURNS, TRIAL_S = 7, 3, 0.7
 CLEARLY = 1.2
 """A smaller number of threads is chosen if it is this many times as fast as a larger one. Less may be noise."""
 
-SLOW = 2.0
-"""Steps are slow if they take this many times as long as the fastest."""
-
 BUSY = 0.5
 """Cores by which the threads of all programs exceed the cores before it is said. Less is the system's own work."""
 
 STAT = Path("/proc/stat")
-
-WINDOW = 10
-"""Steps whose median is compared."""
 
 
 def candidates(most: int) -> list[int]:
@@ -197,90 +189,3 @@ def said(chosen: Mapping[str, Any]) -> list[str]:
         f"{counted(now, 'thread')} per rank: the same work takes {times:.1f} times as long with {most}, as other "
         "programs use these cores; train.num_threads sets another number"
     ]
-
-
-def advice(now: int, seconds: Mapping[int, float], slowdown: float) -> str | None:
-    """What a new trial says about `now` threads; None: nothing that would help, and steps are not slow.
-
-    Args:
-        now: threads in use.
-        seconds: of the trial, by number of threads.
-        slowdown: median time of the last steps, divided by that of the fastest steps.
-    """
-    begin = f"the last steps took {slowdown:.1f} times as long as the fastest; " if slowdown >= SLOW else ""
-    better = fastest(seconds)
-    if better != now and seconds[now] > CLEARLY * seconds[better]:
-        return (
-            f"{begin}{counted(better, 'thread')} per rank would be {seconds[now] / seconds[better]:.1f} times as fast "
-            f"as {now}, because other programs {'use' if better < now else 'no longer use'} these cores: stop the run "
-            f"(Ctrl-C) and continue it with train.num_threads={better}"
-        )
-    tried = ", ".join(str(number) for number in seconds)
-    return f"{begin}another number of threads would not help (tried: {tried})" if begin else None
-
-
-class StepTimes:
-    """Decides after which steps to try the threads again.
-
-    Args:
-        restricted: the run uses fewer threads than its cores allow, so it looks whether that is still right.
-    """
-
-    def __init__(self, *, restricted: bool) -> None:
-        self.restricted = restricted
-        self.window: list[float] = []
-        self.best = math.inf  # the shortest median of a window
-        self.slowdown = 1.0  # of the last full window
-        self.windows, self.wait = 0, 1  # windows since the last look, and how many must pass before the next
-
-    def add(self, seconds: float) -> bool:
-        """Count a step. Returns whether it fills a window, which is so at the same step on every rank."""
-        self.window.append(seconds)
-        if len(self.window) < WINDOW:
-            return False
-        median, self.window = statistics.median(self.window), []
-        self.best = min(self.best, median)
-        self.slowdown = median / self.best
-        self.windows += 1
-        return True
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last full window is a reason to look, and the last look is long enough ago."""
-        return (self.restricted or self.slowdown >= SLOW) and self.windows >= self.wait
-
-    def looked(self) -> None:
-        """A look took place. The next one waits twice as long, so a long run spends no time on looking."""
-        self.windows, self.wait = 0, 2 * self.wait
-
-
-class Watch:
-    """Tries the threads of a run again when its steps become slow. All ranks look at the same step.
-
-    Args:
-        plan: of the run.
-        world: process groups of this rank.
-        chosen: "threads" of environment.json. If every rank's number was given by the user, nothing is watched.
-    """
-
-    def __init__(self, plan: Plan, world: World, chosen: Mapping[str, Any]) -> None:
-        self.plan, self.world = plan, world
-        self.now, self.most, self.tries = chosen["choice"], chosen["most"], bool(chosen["trial"])
-        self.watches = not world.all_agree(not self.tries)
-        self.times = StepTimes(restricted=self.tries and self.now < self.most)
-        self.found: tuple[int, bool] | None = None  # by the last look: the best number, whether steps were slow
-        self.has_tried = False  # whether the last call of `look` has tried the threads, on all ranks alike
-
-    def look(self, step_s: float) -> str | None:
-        """Count a step of `step_s` seconds. Returns what to say; None: nothing new. Collective after every window."""
-        self.has_tried = False
-        if not (self.watches and self.times.add(step_s)) or self.world.all_agree(not self.times.is_due):
-            return None
-        self.has_tried = True
-        self.times.looked()
-        mine = try_threads(self.plan, self.most) if self.tries else {}
-        trial = of_slowest_rank(mine)
-        if not trial:
-            return None
-        before, self.found = self.found, (fastest(trial), self.times.slowdown >= SLOW)
-        return advice(self.now, trial, self.times.slowdown) if self.found != before else None
