@@ -334,7 +334,7 @@ class SilentAgent:
 
     def publish(self, addresses: list[str], port: int) -> None:
         store = object.__new__(AgentStore)
-        store._place, store._store = Rank(0, 0, 2, 1, "10.0.0.1", 29400), self  # type: ignore[assignment]
+        store._this_rank, store._store = Rank(0, 0, 2, 1, "10.0.0.1", 29400), self  # type: ignore[assignment]
         store.publish(addresses, port)
 
 

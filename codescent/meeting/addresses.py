@@ -21,24 +21,24 @@ SHOWN = 80
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
-def is_local(place: Rank) -> bool:
+def is_local(this_rank: Rank) -> bool:
     """Whether all ranks are on this machine."""
-    return place.local_world_size == place.world_size
+    return this_rank.local_world_size == this_rank.world_size
 
 
-def has_first(place: Rank) -> bool:
+def has_first(this_rank: Rank) -> bool:
     """Whether rank 0 is on this machine for certain: all lower ranks are."""
-    return place.local_rank == place.rank
+    return this_rank.local_rank == this_rank.rank
 
 
-def listening_address(place: Rank, listen: str | None = None) -> str:
+def listening_address(this_rank: Rank, listen: str | None = None) -> str:
     """The address that rank 0 listens on.
 
     It is loopback if all ranks are on this machine. Otherwise it is the address of this machine from which packets to
     MASTER_ADDR leave.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         listen: parallel.listen; None: auto.
 
     Raises:
@@ -47,17 +47,17 @@ def listening_address(place: Rank, listen: str | None = None) -> str:
     if listen == ALL:
         return EVERY
     if listen is not None:
-        return _of_interface(place, listen)
-    if is_local(place):
+        return _of_interface(this_rank, listen)
+    if is_local(this_rank):
         return LOOPBACK
-    refuse_loopback(place)
-    given = place.master_addr
+    refuse_loopback(this_rank)
+    given = this_rank.master_addr
     if names_loopback(given):
         return LOOPBACK if given in LOOPBACK_NAMES else given
-    return outward(place)
+    return outward(this_rank)
 
 
-def outward(place: Rank) -> str:
+def outward(this_rank: Rank) -> str:
     """The address of this machine that the others reach, where ranks are on several machines.
 
     It is that of the route to MASTER_ADDR. Where this leads nowhere else, GLOO_SOCKET_IFNAME or a single interface
@@ -65,7 +65,7 @@ def outward(place: Rank) -> str:
 
     Raises UserError: there are several interfaces.
     """
-    address, found = route_to(place.master_addr), outside()
+    address, found = route_to(this_rank.master_addr), outside()
     if not is_loopback(address):
         return address
     if (named := interfaces().get(os.environ.get(GLOO, ""))) is not None:
@@ -73,14 +73,15 @@ def outward(place: Rank) -> str:
     if len(found) == 1:
         return next(iter(found.values()))
     raise UserError(
-        f"{place.here()}: the ranks are on several machines, but {place.master_addr} resolves to {address} on this "
+        f"{this_rank.here()}: the ranks are on several machines, but {this_rank.master_addr} resolves to {address} "
+        "on this "
         "one, which no other machine can reach; set MASTER_ADDR to the address of this machine, or parallel.listen "
         f"(with an own loop {GLOO}) to the network interface that connects the machines, for every rank; interfaces "
         f"here: {shown(found)}"
     )
 
 
-def addresses_of_first(place: Rank, listen: str | None = None) -> list[str]:
+def addresses_of_first(this_rank: Rank, listen: str | None = None) -> list[str]:
     """The addresses at which rank 0 may listen, by its launcher's variables. They are IP addresses, never names.
 
     A name that means loopback here may be this machine's own: rank 0 then listens at another of its addresses.
@@ -89,45 +90,47 @@ def addresses_of_first(place: Rank, listen: str | None = None) -> list[str]:
         OSError: MASTER_ADDR cannot be resolved.
         UserError: as `listening_address`.
     """
-    if is_local(place):
-        return [LOOPBACK if listen in (None, ALL) else listening_address(place, listen)]
-    refuse_loopback(place, listen)
-    if names_loopback(place.master_addr):
-        return [LOOPBACK] if place.master_addr in LOOPBACK_NAMES else [place.master_addr]
-    found = resolved(place.master_addr)
+    if is_local(this_rank):
+        return [LOOPBACK if listen in (None, ALL) else listening_address(this_rank, listen)]
+    refuse_loopback(this_rank, listen)
+    if names_loopback(this_rank.master_addr):
+        return [LOOPBACK] if this_rank.master_addr in LOOPBACK_NAMES else [this_rank.master_addr]
+    found = resolved(this_rank.master_addr)
     return [one for one in found if not is_loopback(one)] or list(outside().values())
 
 
-def means_this_machine(place: Rank) -> bool:
+def means_this_machine(this_rank: Rank) -> bool:
     """Whether ranks are on several machines, and MASTER_ADDR is a name that means loopback here."""
-    if is_local(place) or names_loopback(place.master_addr):
+    if is_local(this_rank) or names_loopback(this_rank.master_addr):
         return False
     try:
-        return all(is_loopback(one) for one in resolved(place.master_addr))
+        return all(is_loopback(one) for one in resolved(this_rank.master_addr))
     except OSError:
         return False
 
 
-def refuse_loopback(place: Rank, listen: str | None = None) -> None:
+def refuse_loopback(this_rank: Rank, listen: str | None = None) -> None:
     """Raise UserError if ranks are on several machines, and MASTER_ADDR is loopback.
 
     A user who names the loopback interface says that the machines share it, as containers may.
     """
     wanted = interfaces().get(listen or os.environ.get(GLOO, ""))
-    if is_local(place) or not names_loopback(place.master_addr) or (wanted and is_loopback(wanted)):
+    if is_local(this_rank) or not names_loopback(this_rank.master_addr) or (wanted and is_loopback(wanted)):
         return
     raise UserError(
-        f"{place.here()}: MASTER_ADDR={place.master_addr} is this machine alone, but only {place.local_world_size} of "
-        f"{place.world_size} ranks are on it; {fix(place)}. If all machines are this one, export {GLOO}=lo, for every "
+        f"{this_rank.here()}: MASTER_ADDR={this_rank.master_addr} is this machine alone, but only "
+        f"{this_rank.local_world_size} of "
+        f"{this_rank.world_size} ranks are on it; {fix(this_rank)}. If all machines are this one, export {GLOO}=lo, "
+        "for every "
         "rank"
     )
 
 
-def refuse_other_interface(place: Rank, listen: str | None, address: str, found: Sequence[str]) -> None:
+def refuse_other_interface(this_rank: Rank, listen: str | None, address: str, found: Sequence[str]) -> None:
     """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         listen: parallel.listen; None: auto.
         address: at which rank 0 listens.
         found: to which MASTER_ADDR leads.
@@ -136,22 +139,25 @@ def refuse_other_interface(place: Rank, listen: str | None, address: str, found:
     if listen is None or not reached or address in reached:
         return
     raise UserError(
-        f'{place.here()}: parallel.listen = "{listen}" is {address} here, but MASTER_ADDR={place.master_addr} leads to '
+        f'{this_rank.here()}: parallel.listen = "{listen}" is {address} here, but '
+        f"MASTER_ADDR={this_rank.master_addr} leads to "
         f"{' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
     )
 
 
-def fix(place: Rank) -> str:
+def fix(this_rank: Rank) -> str:
     """Which address would do, in words."""
     found = outside()
-    here = f"{' or '.join(found.values())}" if found and has_first(place) else "the address of the machine of rank 0"
-    if place.agent_store or AGENT_RUN in os.environ:
+    here = (
+        f"{' or '.join(found.values())}" if found and has_first(this_rank) else "the address of the machine of rank 0"
+    )
+    if this_rank.agent_store or AGENT_RUN in os.environ:
         own = next(iter(found.values())) if len(found) == 1 else "ADDRESS"
         return (
             f"start torchrun on each machine with --local-addr and its address (here --local-addr={own}), and with "
             f"--master-addr or --rdzv-endpoint {here}"
         )
-    return f"set MASTER_ADDR={here}, for every rank" if found and has_first(place) else f"set MASTER_ADDR to {here}"
+    return f"set MASTER_ADDR={here}, for every rank" if found and has_first(this_rank) else f"set MASTER_ADDR to {here}"
 
 
 def names_loopback(host: str) -> bool:
@@ -208,11 +214,12 @@ def route_to(host: str) -> str:
         return LOOPBACK
 
 
-def _of_interface(place: Rank, name: str) -> str:
+def _of_interface(this_rank: Rank, name: str) -> str:
     found = interfaces()
     if name not in found:
         raise UserError(
-            f'{place.here()}: parallel.listen = "{name}": no network interface of this machine; it has {shown(found)}; '
+            f'{this_rank.here()}: parallel.listen = "{name}": no network interface of this machine; it has '
+            f"{shown(found)}; "
             f'"{ALL}" is every one'
         )
     return found[name]

@@ -53,7 +53,7 @@ class AgentStore:
     """The store of torchrun's agent.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         seconds: how long to wait for it.
         open_agent: opens it.
 
@@ -61,11 +61,13 @@ class AgentStore:
         UserError: no agent answers there.
     """
 
-    def __init__(self, place: Rank, seconds: float, open_agent: OpenAgent) -> None:
-        self._place = place
+    def __init__(self, this_rank: Rank, seconds: float, open_agent: OpenAgent) -> None:
+        self._this_rank = this_rank
         address, limit = self._reached(seconds), timedelta(seconds=ANSWER_S)
         try:
-            self._store = _within(lambda: open_agent(address, place.master_port, f"codescent {place.job}", limit))
+            self._store = _within(
+                lambda: open_agent(address, this_rank.master_port, f"codescent {this_rank.job}", limit)
+            )
         except (StoreError, OSError) as error:
             raise self._silent(seconds, error) from error
 
@@ -95,15 +97,15 @@ class AgentStore:
 
         Where all ranks are on this machine, it is loopback: the agent's name may not be known here.
         """
-        place = self._place
-        wrong = means_this_machine(place)
+        this_rank = self._this_rank
+        wrong = means_this_machine(this_rank)
         end_s = time.monotonic() + (min(HERE_S, seconds) if wrong else seconds)
         why: OSError = ConnectionError()
-        names = [*([LOOPBACK] if is_local(place) else []), place.master_addr]
+        names = [*([LOOPBACK] if is_local(this_rank) else []), this_rank.master_addr]
         while True:
             for name in names:
                 try:
-                    with connected(name, place.master_port, ANSWER_S) as agent:
+                    with connected(name, this_rank.master_port, ANSWER_S) as agent:
                         return str(agent.getpeername()[0])
                 except OSError as error:
                     why = error
@@ -112,17 +114,18 @@ class AgentStore:
             time.sleep(LOOK_S)
 
     def _silent(self, seconds: float, error: Exception, *, wrong: bool = False) -> UserError:
-        place = self._place
-        who = place.here()
-        at = f"{place.master_addr}:{place.master_port}"
+        this_rank = self._this_rank
+        who = this_rank.here()
+        at = f"{this_rank.master_addr}:{this_rank.master_port}"
         if wrong:
             return UserError(
-                f"{who}: torchrun gave MASTER_ADDR={place.master_addr}, a name that means this machine, where no agent "
-                f"listens at port {place.master_port}; {fix(place)}"
+                f"{who}: torchrun gave MASTER_ADDR={this_rank.master_addr}, a name that means this machine, where no "
+                "agent "
+                f"listens at port {this_rank.master_port}; {fix(this_rank)}"
             )
         return UserError(
             f"{who}: torchrun's store at {at} did not answer within {seconds:g} s ({error}); either its agent has "
-            f"ended, or the address is wrong: {fix(place)}"
+            f"ended, or the address is wrong: {fix(this_rank)}"
         )
 
 

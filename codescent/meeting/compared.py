@@ -35,7 +35,7 @@ class Topology:
 
 
 def compare(
-    store: Store, place: Rank, device: str, facts: Mapping[str, Any], refuse_devices: Callable[[list[str]], str]
+    store: Store, this_rank: Rank, device: str, facts: Mapping[str, Any], refuse_devices: Callable[[list[str]], str]
 ) -> Topology:
     """Send this rank's device, host, cores and facts to rank 0, which compares those of all ranks. Collective.
 
@@ -43,7 +43,7 @@ def compare(
 
     Args:
         store: of the run, not used before.
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         device: name of this rank's device.
         facts: JSON values by name, which must be equal on all ranks.
         refuse_devices: says what is wrong with the names of all ranks' devices; "": nothing.
@@ -52,42 +52,42 @@ def compare(
         UserError: on every rank: two ranks have the same device, some have none, a fact differs, or a rank is missing.
     """
     mine = {
-        "rank": place.rank,
+        "rank": this_rank.rank,
         "device": device,
-        "local_rank": place.local_rank,
+        "local_rank": this_rank.local_rank,
         "host": socket.gethostname(),
         "cores": _cores(),
     }
     try:
-        store.set(f"rank{place.rank}", json.dumps({**mine, "facts": dict(facts)}))
-        if place.rank == 0:
-            found = store.multi_get([f"rank{rank}" for rank in range(place.world_size)])
+        store.set(f"rank{this_rank.rank}", json.dumps({**mine, "facts": dict(facts)}))
+        if this_rank.rank == 0:
+            found = store.multi_get([f"rank{rank}" for rank in range(this_rank.world_size)])
             store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], refuse_devices)))
         compared = json.loads(store.get("ranks"))
-        stay_until_read(store, place, "ranks")
-        first = json.loads(store.get("rank0")) if place.late else None
+        stay_until_read(store, this_rank, "ranks")
+        first = json.loads(store.get("rank0")) if this_rank.late else None
     except StoreError as error:
         raise UserError(
-            f"{place.here()}: a rank has ended since all were there (see its error message), or does not answer "
+            f"{this_rank.here()}: a rank has ended since all were there (see its error message), or does not answer "
             f"({error})"
         ) from error
     problems = compared["problems"] if first is None else differences([first, {**mine, "facts": dict(facts)}])
     if problems:
-        if place.rank:
+        if this_rank.rank:
             store.wait_for_end(FIRST_ENDS_S)  # rank 0 prints it; a launcher may end all ranks when one has ended
         refused = UserError(*problems)
         refused.everywhere = first is None
         raise refused
-    return Topology(compared["leaders"], compared["sharing"][place.rank])
+    return Topology(compared["leaders"], compared["sharing"][this_rank.rank])
 
 
-def stay_until_read(store: Store, place: Rank, what: str) -> None:
+def stay_until_read(store: Store, this_rank: Rank, what: str) -> None:
     """Wait, on rank 0, until all ranks have read the value `what`: the store ends with rank 0. Collective."""
-    if place.rank:
-        store.set(f"{what} read by {place.rank}", "")
+    if this_rank.rank:
+        store.set(f"{what} read by {this_rank.rank}", "")
         return
     with contextlib.suppress(StoreError):  # a rank that has ended does not read the value
-        store.multi_get([f"{what} read by {rank}" for rank in range(1, place.world_size)])
+        store.multi_get([f"{what} read by {rank}" for rank in range(1, this_rank.world_size)])
 
 
 def _compared(ranks: list[dict[str, Any]], refuse_devices: Callable[[list[str]], str]) -> dict[str, object]:

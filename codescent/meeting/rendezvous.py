@@ -44,13 +44,13 @@ class Meeting:
             self.server.close()
 
 
-def meet(place: Rank, timeout: timedelta, open_agent: OpenAgent, listen: str | None = None) -> Meeting:
+def meet(this_rank: Rank, timeout: timedelta, open_agent: OpenAgent, listen: str | None = None) -> Meeting:
     """Connect to the store of all ranks. Returns when all ranks of this start are connected (members.py).
 
     Rank 0 serves the store, to ranks that prove that they know the run's token.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         timeout: how long to wait for the other ranks (parallel.meet_s).
         open_agent: opens the store of torchrun's agent, if there is one.
         listen: parallel.listen; None: auto.
@@ -60,10 +60,10 @@ def meet(place: Rank, timeout: timedelta, open_agent: OpenAgent, listen: str | N
             does not come; two processes say that they are the same rank; all ranks are on this machine, and it has no
             loopback. gloo needs it also for a single rank.
     """
-    _refuse_unreachable(place)
-    if place.world_size == 1:
+    _refuse_unreachable(this_rank)
+    if this_rank.world_size == 1:
         return Meeting(LocalStore(timeout))
-    search = Search(place, timeout.total_seconds(), listen, open_agent)
+    search = Search(this_rank, timeout.total_seconds(), listen, open_agent)
     try:
         store = search.join()
         store.set_timeout(timeout)
@@ -73,34 +73,34 @@ def meet(place: Rank, timeout: timedelta, open_agent: OpenAgent, listen: str | N
         raise
 
 
-def reach(place: Rank, timeout: timedelta, open_agent: OpenAgent) -> Meeting:
+def reach(this_rank: Rank, timeout: timedelta, open_agent: OpenAgent) -> Meeting:
     """Connect to the store, on a rank that fails before the ranks have met, and tell those that wait for it.
 
     Raises UserError: as `meet`.
     """
-    _refuse_unreachable(place)
-    search = Search(place, timeout.total_seconds(), None, open_agent)
+    _refuse_unreachable(this_rank)
+    search = Search(this_rank, timeout.total_seconds(), None, open_agent)
     try:
         store = search.connect()
     except BaseException:
         search.close()
         raise
     with suppress(StoreError):  # rank 0 has ended
-        store.meet({**about(place), "failed": True})
+        store.meet({**about(this_rank), "failed": True})
     store.set_timeout(timeout)
     return Meeting(store, search.server, store.address(), search.key)
 
 
-def _refuse_unreachable(place: Rank) -> None:
+def _refuse_unreachable(this_rank: Rank) -> None:
     """Raise UserError if all ranks are on this machine, which has no loopback."""
-    if is_local(place):
+    if is_local(this_rank):
         refuse_without_loopback()
 
 
-def tell_those_who_wait(place: Rank, open_agent: OpenAgent) -> None:
+def tell_those_who_wait(this_rank: Rank, open_agent: OpenAgent) -> None:
     """This rank has failed before the ranks have met: the others, if some wait in `meet`, shall not wait longer."""
     with suppress(OSError, RuntimeError, UserError):  # nobody waits, or rank 0 has ended
-        meeting = reach(place, TELLS, open_agent)
-        if place.rank == 0:  # it serves the store: the others ask again and again
+        meeting = reach(this_rank, TELLS, open_agent)
+        if this_rank.rank == 0:  # it serves the store: the others ask again and again
             time.sleep(TELLS.total_seconds())
         meeting.close()

@@ -56,15 +56,15 @@ ENDS_S = 2.0
 """Seconds in which all ranks hear of an error of the meeting: the first prints it before a launcher ends all."""
 
 
-def about(place: Rank) -> dict[str, Any]:
+def about(this_rank: Rank) -> dict[str, Any]:
     """This process, as `Members` wants to know it. Its number is new for each start."""
     return {
         "number": secrets.token_hex(16),
-        "rank": place.rank,
-        "ranks": place.world_size,
+        "rank": this_rank.rank,
+        "ranks": this_rank.world_size,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "late": place.late,
+        "late": this_rank.late,
         "agrees": 0,
     }
 
@@ -77,19 +77,19 @@ class Search:
         server: None except on rank 0.
     """
 
-    def __init__(self, place: Rank, seconds: float, listen: str | None, open_agent: OpenAgent) -> None:
-        self._place, self._seconds, self._listen = place, seconds, listen
+    def __init__(self, this_rank: Rank, seconds: float, listen: str | None, open_agent: OpenAgent) -> None:
+        self._this_rank, self._seconds, self._listen = this_rank, seconds, listen
         self._begin_s = time.monotonic()
         self._has_said = False
         self._own = ""  # rank 0, if it listens on all interfaces: its address that the others reach
         # The key differs between jobs, so that a rank of another job at the same port is rejected.
-        self.key = token.key_of(os.environ, f"{place.job} attempt {place.attempt}")
+        self.key = token.key_of(os.environ, f"{this_rank.job} attempt {this_rank.attempt}")
         self.server: StoreServer | None = None
         self._members: Members | None = None
-        self._where: _Where = lambda: (addresses_of_first(place, listen), place.master_port)
-        listener = _listening(place, listen) if place.rank == 0 else None
+        self._where: _Where = lambda: (addresses_of_first(this_rank, listen), this_rank.master_port)
+        listener = _listening(this_rank, listen) if this_rank.rank == 0 else None
         try:
-            agent = AgentStore(place, seconds, open_agent) if place.agent_store else None
+            agent = AgentStore(this_rank, seconds, open_agent) if this_rank.agent_store else None
             if listener is not None:
                 self._serve(listener, agent)
             elif agent is not None:
@@ -102,10 +102,10 @@ class Search:
 
     def _serve(self, listener: socket.socket, agent: AgentStore | None) -> None:
         """Rank 0: serve the store, and say where, or refuse an address that leads elsewhere."""
-        place, (address, port) = self._place, listener.getsockname()[:2]
+        this_rank, (address, port) = self._this_rank, listener.getsockname()[:2]
         if address == EVERY:
-            self._own = LOOPBACK if is_local(place) else outward(place)
-        self._members = Members(place.world_size, self._seconds)
+            self._own = LOOPBACK if is_local(this_rank) else outward(this_rank)
+        self._members = Members(this_rank.world_size, self._seconds)
         self.server = StoreServer(listener, self.key, self._members)
         self._where = lambda: ([LOOPBACK if self._own else address], port)
         if agent is not None:
@@ -168,9 +168,9 @@ class Search:
             StoreError: rank 0 has ended.
             UserError: the ranks do not meet.
         """
-        place = self._place
-        me = about(place)
-        pause_s = min(0.2, 0.005 + 0.001 * place.world_size)
+        this_rank = self._this_rank
+        me = about(this_rank)
+        pause_s = min(0.2, 0.005 + 0.001 * this_rank.world_size)
         while True:
             if not me["agrees"]:
                 self._stop_if_asked()
@@ -184,8 +184,8 @@ class Search:
             if me["agrees"] != answer["list"]:
                 me["agrees"] = answer["list"]
                 continue
-            if place.rank == 0 and answer["missing"]:
-                self._notice(f"{listed(answer['missing'])} ({answer['came']} of {place.world_size} are there)")
+            if this_rank.rank == 0 and answer["missing"]:
+                self._notice(f"{listed(answer['missing'])} ({answer['came']} of {this_rank.world_size} are there)")
             time.sleep(pause_s)
 
     def _stop_if_asked(self) -> None:
@@ -223,26 +223,26 @@ class Search:
         """Say once that this rank waits."""
         if not self._has_said and NOTICE_S < self._spent_s() < self._seconds:
             self._has_said = True
-            warn(f"codescent: {_who(self._place)}: waits for {what}, for {self._seconds:g} s (parallel.meet_s)")
+            warn(f"codescent: {_who(self._this_rank)}: waits for {what}, for {self._seconds:g} s (parallel.meet_s)")
 
     def _shown(self) -> str:
         try:
             addresses, port = self._where()
             return f"{' or '.join(addresses)}:{port}"
         except OSError:
-            return f"{self._place.master_addr}:{self._place.master_port}"
+            return f"{self._this_rank.master_addr}:{self._this_rank.master_port}"
 
     def _refuse_foreign_address(self, address: str, port: int) -> None:
         """Raise UserError if MASTER_ADDR does not lead to this machine, where rank 0 is."""
-        place = self._place
-        if is_local(place) or address == EVERY:
+        this_rank = self._this_rank
+        if is_local(this_rank) or address == EVERY:
             return
         why: Exception = OSError("no address")
         while True:
             try:
-                found = resolved(place.master_addr)
+                found = resolved(this_rank.master_addr)
                 if any(is_mine(one) for one in found):
-                    return refuse_other_interface(place, self._listen, address, found)
+                    return refuse_other_interface(this_rank, self._listen, address, found)
                 there = partial(socket.create_connection, (found[0], port), 1.0)
                 StoreClient(there, self.key, _SHORT).close()
                 return  # it is forwarded to this machine
@@ -250,24 +250,31 @@ class Search:
                 why = error
             if self._spent_s() > min(CHECK_S, self._seconds):
                 raise UserError(
-                    f"{_who(place)}: MASTER_ADDR={place.master_addr} does not lead to this machine, where rank 0 is "
-                    f"({why}); {fix(place)}"
+                    f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} does not lead to this machine, where "
+                    "rank 0 is "
+                    f"({why}); {fix(this_rank)}"
                 ) from why
             time.sleep(AGAIN_S)
 
     def _refuse_own_name(self, error: Exception) -> None:
         """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""
-        place = self._place
-        if place.agent_store or place.rank == 0 or self._spent_s() < CHECK_S or not means_this_machine(place):
+        this_rank = self._this_rank
+        if (
+            this_rank.agent_store
+            or this_rank.rank == 0
+            or self._spent_s() < CHECK_S
+            or not means_this_machine(this_rank)
+        ):
             return
         raise UserError(
-            f"{_who(place)}: MASTER_ADDR={place.master_addr} is a name that means this machine, and rank 0 does not "
-            f"listen here at port {place.master_port}; {fix(place)}"
+            f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} is a name that means this machine, and rank 0 "
+            "does not "
+            f"listen here at port {this_rank.master_port}; {fix(this_rank)}"
         ) from error
 
     def _other_token(self, at: str) -> UserError:
         return UserError(
-            f"{_who(self._place)}: the process that listens at {at} has another token than this rank. "
+            f"{_who(self._this_rank)}: the process that listens at {at} has another token than this rank. "
             f"Either another job uses this port: set MASTER_PORT to a free port, for every rank. Or the "
             f"machines have different files {token.FILE}: copy one to all machines, or set {token.TOKEN} to "
             "the same text, hard to guess, for every rank"
@@ -275,35 +282,35 @@ class Search:
 
     def _unreached(self, error: Exception) -> UserError:
         return UserError(
-            f"{_who(self._place)}: rank 0 did not answer at {self._shown()} within {self._seconds:g} s "
+            f"{_who(self._this_rank)}: rank 0 did not answer at {self._shown()} within {self._seconds:g} s "
             f"(parallel.meet_s): {error}; either rank 0 has ended (see its error message), or it is on another "
-            f"machine: {fix(self._place)}"
+            f"machine: {fix(self._this_rank)}"
         )
 
 
 _SHORT = timedelta(seconds=2)
 
 
-def _listening(place: Rank, listen: str | None) -> socket.socket:
+def _listening(this_rank: Rank, listen: str | None) -> socket.socket:
     """The socket on which rank 0 serves the store: on loopback, or on the interface that other machines reach."""
-    port = 0 if place.agent_store else place.master_port
-    if place.store_fd is not None:
-        given = socket.socket(fileno=place.store_fd)
+    port = 0 if this_rank.agent_store else this_rank.master_port
+    if this_rank.store_fd is not None:
+        given = socket.socket(fileno=this_rank.store_fd)
         if listen is None:
             return given
         given.close()
-    address = listening_address(place, listen)
+    address = listening_address(this_rank, listen)
     try:
-        return listen_at(address, port, place.world_size)
+        return listen_at(address, port, this_rank.world_size)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"{_who(place)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free port, for "
+                f"{_who(this_rank)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free port, for "
                 f"every rank ({error})"
             ) from error
-        raise UserError(f"{_who(place)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
+        raise UserError(f"{_who(this_rank)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
 
 
-def _who(place: Rank) -> str:
-    by = f", numbered by {place.launcher}" if place.launcher else ""
-    return f"{place.here()}{by}"
+def _who(this_rank: Rank) -> str:
+    by = f", numbered by {this_rank.launcher}" if this_rank.launcher else ""
+    return f"{this_rank.here()}{by}"

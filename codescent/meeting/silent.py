@@ -21,14 +21,14 @@ that wait for it end at once. With ANSWER_S it is less than FREE_S, after which 
 ENDS = "ends: rank "
 
 
-def tell(store: Store, place: Rank, living: Sequence[int], *, lost_peer: bool) -> None:
+def tell(store: Store, this_rank: Rank, living: Sequence[int], *, lost_peer: bool) -> None:
     """Say at the store that this rank ends. If ranks end because of a lost peer, one of them names the silent ones.
 
     Takes at most ANSWER_S and GRACE_S, whatever link is cut.
 
     Args:
         store: of the run.
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         living: the ranks with which it trains.
         lost_peer: whether it ends because another rank does not answer.
     """
@@ -36,7 +36,7 @@ def tell(store: Store, place: Rank, living: Sequence[int], *, lost_peer: bool) -
 
     def say() -> None:
         with suppress(StoreError):  # rank 0 has ended
-            store.set(f"{ENDS}{place.rank}", "")
+            store.set(f"{ENDS}{this_rank.rank}", "")
             answered.append(True)
 
     within(ANSWER_S, say)
@@ -47,7 +47,8 @@ def tell(store: Store, place: Rank, living: Sequence[int], *, lost_peer: bool) -
             _name(store, living)
     else:
         warn(
-            f"codescent: rank {place.rank} cannot reach rank 0 at {place.master_addr}: it has ended, or the link of "
+            f"codescent: rank {this_rank.rank} cannot reach rank 0 at {this_rank.master_addr}: it has ended, or the "
+            "link of "
             "one of the two is cut"
         )
 
