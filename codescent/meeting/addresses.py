@@ -74,10 +74,9 @@ def outward(this_rank: Rank) -> str:
         return next(iter(found.values()))
     raise UserError(
         f"{this_rank.here()}: the ranks are on several machines, but {this_rank.master_addr} resolves to {address} "
-        "on this "
-        "one, which no other machine can reach; set MASTER_ADDR to the address of this machine, or parallel.listen "
-        f"(with an own loop {GLOO}) to the network interface that connects the machines, for every rank; interfaces "
-        f"here: {shown(found)}"
+        "on this one, which no other machine can reach; set MASTER_ADDR to the address of this machine, or "
+        f"parallel.listen (with an own loop {GLOO}) to the network interface that connects the machines, for every "
+        f"rank; interfaces here: {shown(found)}"
     )
 
 
@@ -119,10 +118,8 @@ def refuse_loopback(this_rank: Rank, listen: str | None = None) -> None:
         return
     raise UserError(
         f"{this_rank.here()}: MASTER_ADDR={this_rank.master_addr} is this machine alone, but only "
-        f"{this_rank.local_world_size} of "
-        f"{this_rank.world_size} ranks are on it; {fix(this_rank)}. If all machines are this one, export {GLOO}=lo, "
-        "for every "
-        "rank"
+        f"{this_rank.local_world_size} of {this_rank.world_size} ranks are on it; {fix(this_rank)}. If all machines "
+        f"are this one, export {GLOO}=lo, for every rank"
     )
 
 
@@ -140,8 +137,8 @@ def refuse_other_interface(this_rank: Rank, listen: str | None, address: str, fo
         return
     raise UserError(
         f'{this_rank.here()}: parallel.listen = "{listen}" is {address} here, but '
-        f"MASTER_ADDR={this_rank.master_addr} leads to "
-        f"{' or '.join(reached)}; set MASTER_ADDR={address}, for every rank"
+        f"MASTER_ADDR={this_rank.master_addr} leads to {' or '.join(reached)}; "
+        f"set MASTER_ADDR={address}, for every rank"
     )
 
 
@@ -219,7 +216,6 @@ def _of_interface(this_rank: Rank, name: str) -> str:
     if name not in found:
         raise UserError(
             f'{this_rank.here()}: parallel.listen = "{name}": no network interface of this machine; it has '
-            f"{shown(found)}; "
-            f'"{ALL}" is every one'
+            f'{shown(found)}; "{ALL}" is every one'
         )
     return found[name]

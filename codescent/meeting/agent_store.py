@@ -120,8 +120,7 @@ class AgentStore:
         if wrong:
             return UserError(
                 f"{who}: torchrun gave MASTER_ADDR={this_rank.master_addr}, a name that means this machine, where no "
-                "agent "
-                f"listens at port {this_rank.master_port}; {fix(this_rank)}"
+                f"agent listens at port {this_rank.master_port}; {fix(this_rank)}"
             )
         return UserError(
             f"{who}: torchrun's store at {at} did not answer within {seconds:g} s ({error}); either its agent has "

@@ -251,25 +251,19 @@ class Search:
             if self._spent_s() > min(CHECK_S, self._seconds):
                 raise UserError(
                     f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} does not lead to this machine, where "
-                    "rank 0 is "
-                    f"({why}); {fix(this_rank)}"
+                    f"rank 0 is ({why}); {fix(this_rank)}"
                 ) from why
             time.sleep(AGAIN_S)
 
     def _refuse_own_name(self, error: Exception) -> None:
         """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""
         this_rank = self._this_rank
-        if (
-            this_rank.agent_store
-            or this_rank.rank == 0
-            or self._spent_s() < CHECK_S
-            or not means_this_machine(this_rank)
-        ):
+        is_other = this_rank.rank > 0 and not this_rank.agent_store
+        if not is_other or self._spent_s() < CHECK_S or not means_this_machine(this_rank):
             return
         raise UserError(
             f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} is a name that means this machine, and rank 0 "
-            "does not "
-            f"listen here at port {this_rank.master_port}; {fix(this_rank)}"
+            f"does not listen here at port {this_rank.master_port}; {fix(this_rank)}"
         ) from error
 
     def _other_token(self, at: str) -> UserError:

@@ -48,8 +48,7 @@ def tell(store: Store, this_rank: Rank, living: Sequence[int], *, lost_peer: boo
     else:
         warn(
             f"codescent: rank {this_rank.rank} cannot reach rank 0 at {this_rank.master_addr}: it has ended, or the "
-            "link of "
-            "one of the two is cut"
+            "link of one of the two is cut"
         )
 
 
