@@ -20,6 +20,7 @@ CODESCENT = ("-m", "codescent")
     ("words", "env"),
     [
         ((*CODESCENT, "train", "run.toml", "--ranks", "2"), {}),
+        ((*CODESCENT, "train", "run.toml"), {}),
         ((*CODESCENT, "train", "run.toml"), {**IS_RANK, **MASTER}),
         ((*CODESCENT, "doctor", "run.toml"), {}),
         ((*CODESCENT, "doctor", "run.toml"), {**IS_RANK, **MASTER}),
@@ -44,3 +45,4 @@ def test_a_machine_without_loopback_is_named_at_once(
     assert "`ip link set lo up`" in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs").exists()
+    assert env or "train" not in words or not done.stdout, "a command that starts all ranks says it before all else"

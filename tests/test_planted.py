@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import socket
+import subprocess
 import tomllib
 from collections.abc import Callable
 from contextlib import chdir, suppress
@@ -32,6 +33,7 @@ from codescent.data.text.prepare import prepare
 from codescent.data.text.request import make_request
 from codescent.huggingface.folder import open_folder
 from codescent.jobs import submitted
+from codescent.jobs.lines import appending
 from codescent.record import RunFolder, order
 from codescent.record.beginning import write_new
 from codescent.record.order import Applied
@@ -298,6 +300,17 @@ def test_a_record_with_half_a_character_is_named(tmp_path: Path) -> None:
     record.write_text(record.read_text().replace(str(tmp_path), "/a/\\ud800"))
     with pytest.raises(UserError, match=r"job-7.json: not the record of a job \(folder: has half of a surrogate pair"):
         submitted.jobs_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["none", "file", "link", "pipe"])
+def test_a_job_script_appends_to_a_file_alone(kind: str, tmp_path: Path, mine: Path) -> None:
+    before, file = mine.read_bytes(), tmp_path / "it's hosts"
+    {"none": lambda: None, "file": file.touch, "link": lambda: file.symlink_to(mine), "pipe": lambda: pipe(file)}[
+        kind
+    ]()
+    subprocess.run(["bash", "-euc", f"{appending('echo node1', file)}; echo on"], check=True, timeout=20)
+    assert mine.read_bytes() == before
+    assert kind in ("link", "pipe") or file.read_text() == "node1\n"
 
 
 # reading

@@ -37,9 +37,8 @@ def hold(folder: Path) -> FileIO | None:
 def unheld(folder: Path) -> Iterator[bool]:
     """Lock a checkpoint exclusively during the block. Yields False if a reader holds it."""
     try:
-        descriptor = os.open(
-            folder / MANIFEST, os.O_RDWR | os.O_NONBLOCK
-        )  # on NFS an exclusive lock needs a file open for writing
+        # on NFS an exclusive lock needs a file that is open for writing
+        descriptor = os.open(folder / MANIFEST, os.O_RDWR | os.O_NONBLOCK)
     except PermissionError:
         descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NONBLOCK)
     try:

@@ -192,9 +192,9 @@ def record(job: Job, hosts: str) -> Iterator[str]:
 
 
 def appending(program: str, file: Path) -> str:
-    """A line that appends what a program prints to a file; never through a link, which others may have made."""
+    """A line that appends what a program prints to a file; never to a link or a pipe, which others may have made."""
     name = quoted(str(file))
-    return f"[ -L {name} ] || {program} >>{name}"
+    return f"[ -L {name} ] || [ -p {name} ] || {program} >>{name}"
 
 
 def each_node(words: Sequence[str], job: Job) -> Iterator[str]:

@@ -119,6 +119,8 @@ def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
             f"{rank.launcher}, and starts no other ranks: leave out --ranks, or let the launcher start "
             f"{arguments.ranks} ranks"
         )
+    if alone:
+        refuse_without_loopback()  # before torch is imported and the data is prepared
     if resume and alone:  # at once, as importing torch takes seconds; several ranks refuse together
         refuse_moved(config)
     if starts:
@@ -175,7 +177,6 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
     ranks = config.parallel.ranks
     refuse_more_ranks(f"parallel.ranks = {ranks}", ranks)
-    refuse_without_loopback()  # before the data is prepared
     finds = arguments.find_learning_rate
     if not finds:
         introduce(config, resume=resume)
