@@ -23,7 +23,8 @@ from codescent.strategies.worker import Worker
 from codescent.train.execute import Executor
 from codescent.train.neighbours import Hand
 from codescent.train.serve import Serving
-from codescent.transport import Client, Kind, Refused, client
+from codescent.train.serve_requests import Requests
+from codescent.transport import Answer, Client, Frame, Kind, Refused, client
 
 
 def run(place: Place, words: list[str], fault: str, rank: int, resume: bool = False) -> None:
@@ -135,6 +136,18 @@ def lies(kind: str, name: str, value: str = "") -> None:
         return whole(self, asked, **options)
 
     Client.request = request  # type: ignore[method-assign]
+
+
+def forgets_pulls() -> None:
+    """To this server every push is one of a worker that has pulled no weights."""
+    whole = Requests._answer_pull
+
+    def answer(self: Requests, request: Frame) -> Answer | None:
+        found = whole(self, request)
+        self.bases.pop(request.sender, None)
+        return found
+
+    Requests._answer_pull = answer  # type: ignore[method-assign]
 
 
 def sends_outside(number: str) -> None:
@@ -258,6 +271,7 @@ layout_ranks.FAULTS |= {
     "deaf": deaf,
     "lies": lies,
     "poisons": poisons,
+    "forgets_pulls": forgets_pulls,
     "sends_outside": sends_outside,
     "disconnected": disconnected,
     "stopped": stopped,

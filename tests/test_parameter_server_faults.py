@@ -169,6 +169,13 @@ def test_gradients_that_do_not_decode_are_nonsense(runs: Runs) -> None:
     assert "Traceback" not in said
 
 
+def test_a_push_without_weights_is_nonsense(runs: Runs) -> None:
+    codes, said = with_nonsense(runs, "forgets_pulls", MODES["synchronous"], rank=2)
+    assert set(codes) - {None} == {1}, said
+    assert re.search(r"rank [01] \(on .*\) sent a push before it has pulled weights", said)
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("words", [MODES["synchronous"], MODES["asynchronous"], ROUNDS])
 def test_a_rank_that_alone_pushes_nan_is_named_not_the_optimizer(runs: Runs, words: tuple[str, ...]) -> None:
     codes, said = with_nonsense(runs, "poisons 3", words)
@@ -178,14 +185,14 @@ def test_a_rank_that_alone_pushes_nan_is_named_not_the_optimizer(runs: Runs, wor
     assert "optimizer.learning_rate" not in said
 
 
-def with_nonsense(runs: Runs, fault: str, words: Sequence[str]) -> tuple[list[int], str]:
-    """A run of two workers, and a server where it has one. Rank 1 has a fault; rank 0, if it begins averages alone.
+def with_nonsense(runs: Runs, fault: str, words: Sequence[str], rank: int = 1) -> tuple[list[int], str]:
+    """A run of two workers, and a server where it has one. `rank` has a fault; rank 0, if it begins averages alone.
 
     Returns exit codes, and what was said. None: a rank was slow, and the forker has ended it soon after the others.
     """
     servers = () if "parallel.gossip=pairs" in words else ("parallel.servers=1",)
     name = f"run.name=nonsense-{zlib.crc32(repr((fault, words)).encode())}"
-    options = {"words": [*FP64, *servers, *words, name], "fault": fault, "rank": int("EXCHANGE" not in fault)}
+    options = {"words": [*FP64, *servers, *words, name], "fault": fault, "rank": 0 if "EXCHANGE" in fault else rank}
     codes, _, said = runs.forker._ask("parameter_server_ranks:run", runs.project, 2 + len(servers), options)
     return codes, said
 

@@ -165,6 +165,8 @@ class Requests:
         if not request.lengths:
             check(who, "a push", told, COMMIT)
             return
+        if request.sender not in self.bases:
+            raise nonsense(who, "a push", "before it has pulled weights")
         is_round = self.plan.layout.served_rounds
         check(who, "a push", told, PUSH_OF_ROUND if is_round else PUSH)
         if is_round and told["first"] + told["count"] > self.period:
