@@ -129,7 +129,14 @@ def test_it_learns_to_answer(
 def test_what_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
-    lines = ({"prompt": "a", "response": "b"}, "{", {"response": "b"}, {"prompt": "", "response": ""}, [1], {"prompt": []})
+    lines = (
+        {"prompt": "a", "response": "b"},
+        "{",
+        {"response": "b"},
+        {"prompt": "", "response": ""},
+        [1],
+        {"prompt": []},
+    )
     write(project / "bad.jsonl", *lines)
     assert expected in refused(project, capsys, *SFT, *words)
 
