@@ -274,3 +274,11 @@ def test_a_call_that_the_template_does_not_write_is_refused(tmp_path: Path) -> N
 def test_a_list_of_parts_that_the_template_does_not_take_is_refused() -> None:
     with pytest.raises(UserError, match=r"a\.jinja: it does not take a content that is a list of parts \(a\.jin"):
         lost(CHATML, *LINES["parts"]["messages"])
+
+
+def test_a_preparation_says_its_begin_and_end_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"prompt": "a" * 400_000, "response": "b"}] * 3
+    responses(write(tmp_path / "a.jsonl", *lines), "byte").prepare(tmp_path / "datasets", progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "tokenising a.jsonl: 1 MB"
+    assert said[-1].startswith("tokenising a.jsonl: done in ")

@@ -119,6 +119,7 @@ def test_it_learns_to_answer(
         (("data.corpus=bad.jsonl",), 'bad.jsonl:3: no text under "prompt" (it has: response)'),
         (("data.corpus=bad.jsonl",), "bad.jsonl:4: the response is empty"),
         (("data.corpus=bad.jsonl",), "bad.jsonl:5: a JSON object is needed, found list"),
+        (("data.corpus=bad.jsonl",), 'bad.jsonl:6: "prompt" is list, not text (it has: prompt)'),
         (("data.prompt_key=question",), 'no text under "question"'),
         (("model.kind=bert",), "is trained for mlm or qa"),
         (("train.compile=model",), 'take train.compile = "blocks"'),
@@ -128,7 +129,14 @@ def test_it_learns_to_answer(
 def test_what_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
-    lines = ({"prompt": "a", "response": "b"}, "{", {"response": "b"}, {"prompt": "", "response": ""}, [1])
+    lines = (
+        {"prompt": "a", "response": "b"},
+        "{",
+        {"response": "b"},
+        {"prompt": "", "response": ""},
+        [1],
+        {"prompt": []},
+    )
     write(project / "bad.jsonl", *lines)
     assert expected in refused(project, capsys, *SFT, *words)
 

@@ -93,7 +93,10 @@ def shape_of(
     """
     known, other = _known(kind), _KIND_OF_PRESET.get(preset or "", kind)
     if kind != other:
-        raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
+        raise UserError(
+            f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"; its presets: '
+            f"{', '.join(known.presets) or 'none'}"
+        )
     is_foreign = preset is not None and preset not in _KIND_OF_PRESET and _named(preset) is None
     if is_foreign and not difflib.get_close_matches(preset or "", known.presets, n=1):
         presets = "; ".join(f"{one.name}: {', '.join(one.presets)}" for one in _KINDS.values())

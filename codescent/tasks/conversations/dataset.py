@@ -29,7 +29,7 @@ from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
 from codescent.tasks.conversations.conversations import Conversation, read_conversations
 from codescent.tasks.conversations.lost import lost_parts
-from codescent.tasks.conversations.messages import quoted
+from codescent.tasks.conversations.messages import quoted, texts_of
 from codescent.tasks.conversations.problems import Problems
 from codescent.tasks.folder import FolderDataset
 
@@ -79,7 +79,7 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     splits: dict[str, Any] = {}
     problems = Problems()
     dtype = token_dtype(tokenizer.vocab_size)
-    with stage(f"tokenising {path.name}", sum(map(len, parts)), progress) as advance:
+    with stage(f"tokenising {path.name}", sum(map(_characters, chain(*parts))), progress) as advance:
         for split, part in zip(SPLITS, parts, strict=True):
             arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
@@ -132,6 +132,11 @@ def _examples_of_splits(path: Path, data: Data, *, with_template: bool) -> tuple
     if num_train < 1:
         raise UserError(f"{path}: {counted(len(examples), 'example')}: too few to split into train and validation")
     return examples[:num_train], examples[num_train:]
+
+
+def _characters(conversation: Conversation) -> int:
+    """The characters of a conversation, about the bytes of its line: the progress is counted in them."""
+    return sum(map(len, texts_of(list(conversation.messages))))
 
 
 def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
@@ -193,7 +198,7 @@ def _tokens(
         wanted += [(begins[-1] + begin, begins[-1] + end) for begin, end in spans]
         begins.append(begins[-1] + len(tokens))
         parts.append(np.array(tokens, dtype))
-        advance(1)
+        advance(_characters(example))
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
 
 
