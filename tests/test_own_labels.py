@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forker import Forker
+
+from codescent.own.labels import _Logits
 
 Run = Callable[..., list[Any]]
 UNEQUAL = "codescent: the ranks have unequal numbers of labels: rank 0 has 4, rank 1 has 24: "
@@ -46,6 +49,30 @@ def test_counts_that_are_equal_or_weighted_are_not_told(run: Run) -> None:
 def test_three_ranks_are_named(run: Run) -> None:
     ((words,), _, _) = run(3, "said_of", hows=["mean"], strategy="ddp")
     assert words[0].startswith("codescent: the ranks have unequal numbers of labels: rank 0 has 4, rank 1 has 24, rank")
+
+
+@pytest.mark.parametrize("part", [2**24, 37])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5,), "float32"), ((8, 5), "float64"), ((9, 6, 5), "bfloat16"), ((3, 5, 4, 4), "float32"), ((0, 5), "float32")],
+)
+def test_the_gradient_of_logits_tells_the_labels(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str, part: int
+) -> None:
+    monkeypatch.setattr("codescent.own.labels.PART", part)
+    draw = torch.Generator().manual_seed(len(shape))
+    logits = torch.randn(shape, generator=draw).to(getattr(torch, dtype)).requires_grad_()
+    labels = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 3 else shape[:-1], generator=draw)
+    if labels.dim():
+        labels[::2] = -100
+    seen = _Logits(logits)
+    rows, targets = (logits, labels) if len(shape) in (1, 4) else (logits.flatten(0, -2), labels.flatten())
+    loss = torch.nn.functional.cross_entropy(rows.double(), targets, reduction="sum") / 7
+    (gradient,) = torch.autograd.grad(loss, logits)
+    count, divisor = seen.count(gradient) or (-1, -1.0)
+    assert count == int((labels != -100).sum())
+    assert divisor == pytest.approx(7 if count else 0, rel=1e-2 if dtype == "bfloat16" else 1e-5)
+    assert seen.count(torch.randn(shape, generator=draw).to(gradient)) is None or not logits.numel()
 
 
 @pytest.mark.parametrize(

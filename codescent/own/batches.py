@@ -60,7 +60,7 @@ class Batches:
         if not self._hooks:
             return
         self._compared.look()
-        self._is_due = self._counts()
+        self._is_due = self._counts() and not _is_captured()
         if self._is_due:
             judge = partial(self._judge, self._calls, BatchSampler.begun)
             self._compared.put(f"batch {self._calls}", _hash(leaves([args, kwargs])), judge)
@@ -96,6 +96,11 @@ class Batches:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+
+def _is_captured() -> bool:
+    """Whether a CUDA graph is recorded: then no number may be read."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _is_power_of_two(number: int) -> bool:

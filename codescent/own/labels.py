@@ -12,7 +12,6 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from codescent.base.output import warn
 from codescent.own.average import DTYPE_NAMES
@@ -27,6 +26,8 @@ ROUNDING = 0.03
 """How much gradients in bf16 may differ from those of the formula."""
 MOST_WATCHED = 4
 """Of the outputs of a call that may be logits, so many are looked at."""
+PART = 2**24
+"""Logits that are looked at together. In fp32 they need 64 MiB."""
 MOST_NAMED = 8
 """A message names the numbers of so many ranks."""
 
@@ -45,8 +46,8 @@ class LabelCounts:
     def watch(self, call: int, batch: Sequence[object], output: object) -> None:
         """Look at the gradients that will reach this output. `batch`: the tensors and numbers that the module got."""
         found = {id(tensor): tensor for tensor in differentiable(output, DEEPEST)}.values()
-        watched = [one for one in found if one.dtype in DTYPE_NAMES and not isinstance(one, DTensor)]
-        logits = [one for one in watched if one.dim() and one.shape[_class_dim(one)] > 1]
+        watched = [one for one in found if one.dtype in DTYPE_NAMES and type(one) is Tensor]
+        logits = [one for one in watched if _classes(one) > 1]
         for number, tensor in enumerate(logits[:MOST_WATCHED]):
             name, seen = f"logits {number} {call}", _Logits(tensor)
             tensor.register_hook(partial(self._on_logits, name, seen))  # type: ignore[no-untyped-call]
@@ -99,34 +100,39 @@ class LabelCounts:
 
 
 class _Logits:
-    """What is kept of logits until their gradient is there: for each row the largest one, and its probability."""
+    """What is kept of logits until their gradient is there: for each row the largest one, and its log-probability."""
 
     @torch.no_grad()
     def __init__(self, logits: Tensor) -> None:
-        self.dim = _class_dim(logits)
-        wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
-        largest, self.index = wide.max(self.dim)
-        self.log_probability = largest - wide.logsumexp(self.dim)
+        self.kept = [self._largest(part) for part in _parts(logits.detach())]
+
+    def _largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest, index = wide.max(1, keepdim=True)
+        return index, largest - wide.logsumexp(1, keepdim=True)
 
     @torch.no_grad()
     def count(self, gradient: Tensor) -> tuple[int, float] | None:
         """The number of labels, and by what the loss divides the sum over them; None: it is no cross-entropy."""
-        wide = self.log_probability.dtype
-        least, label = gradient.min(self.dim)
+        rows = [self._of_rows(part, *kept) for part, kept in zip(_parts(gradient), self.kept, strict=True)]
+        least, size, found, wanted = (torch.cat(columns) for columns in zip(*rows, strict=True))
         counts = least < 0
-        sizes = torch.linalg.vector_norm(gradient, 1, self.dim, dtype=wide)
-        # The gradient of a row has one negative element, and its sum is zero.
-        odd = (sizes + 2 * least.to(wide)).abs().sum() / sizes.sum()
-        found = gradient.gather(self.dim, self.index.unsqueeze(self.dim)).squeeze(self.dim).to(wide)[counts]
-        is_label = self.index == label
-        wanted = torch.where(is_label, self.log_probability.expm1(), self.log_probability.exp())[counts]
-        divisor = wanted.abs().sum() / found.abs().sum()
-        differs = (found * divisor - wanted).abs().sum() / wanted.abs().sum()
-        number, *numbers = torch.stack([counts.sum().to(wide), divisor, odd, differs]).tolist()
+        divisor = wanted[counts].abs().sum() / found[counts].abs().sum()
+        differs = (found * divisor - wanted)[counts].abs().sum() / wanted[counts].abs().sum()
+        odd = (size + 2 * least).abs().sum() / size.sum()  # a row has one negative element, and its sum is 0
+        number, *numbers = torch.stack([counts.sum().to(divisor.dtype), divisor, differs, odd]).tolist()
         if not number:
             return 0, 0.0
         is_known = all(map(math.isfinite, numbers)) and max(numbers[1:]) <= ROUNDING
         return (int(number), numbers[0]) if is_known else None
+
+    def _of_rows(self, gradient: Tensor, index: Tensor, log_probability: Tensor) -> list[Tensor]:
+        """Of each row: its least element, its size, its element where the logit is largest, and what that should be."""
+        wide = gradient.to(log_probability.dtype)
+        least, label = wide.min(1, keepdim=True)
+        wanted = torch.where(index == label, log_probability.expm1(), log_probability.exp())
+        size = torch.linalg.vector_norm(wide, 1, 1, keepdim=True)
+        return [one.flatten() for one in (least, size, wide.gather(1, index), wanted)]
 
 
 def _is_number(value: object) -> bool:
@@ -138,9 +144,15 @@ def _may_be_labels(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype == torch.int64
 
 
-def _class_dim(logits: Tensor) -> int:
-    """The dim of the classes: the last one; of images, the second."""
-    return 1 if logits.dim() > 3 else logits.dim() - 1
+def _classes(logits: Tensor) -> int:
+    """How many there are: in the last dim; of images, in the second one."""
+    return logits.shape[1 if logits.dim() > 3 else -1] if logits.dim() else 1
+
+
+def _parts(logits: Tensor) -> Sequence[Tensor]:
+    """Some rows at a time, with the classes in the second dim. What is computed of all at once needs much memory."""
+    rows = logits if logits.dim() > 3 else logits.reshape(-1, logits.shape[-1])
+    return torch.split(rows, max(1, PART * len(rows) // max(1, rows.numel())))
 
 
 def _spread(values: Sequence[float]) -> float:

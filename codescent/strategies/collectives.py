@@ -165,12 +165,17 @@ also copy into and out of the memory of its messages."""
 
 def count_fully_shard_waits(unit: FSDPModule) -> None:
     """Count what a unit of fully_shard waits for on CUDA as waiting. torch has no public hook around these waits."""
+    for group in fully_shard_groups(unit):
+        for name in FULLY_SHARD_WAITS:
+            setattr(group, name, _waited(getattr(group, name)))
+
+
+def fully_shard_groups(unit: FSDPModule) -> list[Any]:
+    """The parameters of a unit of fully_shard, in groups that are gathered together."""
     state: Any = unit._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one group at most
-    for group in [state._fsdp_param_group] if groups is None else groups:
-        if group is not None:  # None: a unit without parameters
-            for name in FULLY_SHARD_WAITS:
-                setattr(group, name, _waited(getattr(group, name)))
+    found = [state._fsdp_param_group] if groups is None else groups
+    return [group for group in found if group is not None]  # None: a unit without parameters
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from codescent.strategies.collectives import all_gather_into, reduce_scatter_into, start_all_gather
+from codescent.strategies.collectives import all_gather_into, fully_shard_groups, reduce_scatter_into, start_all_gather
 
 DEEPEST = 4
 """How deep the result of a module is searched for tensors: objects in objects."""
@@ -152,10 +152,8 @@ def not_gathered(module: nn.Module) -> Iterator[tuple[str, bool]]:
     """Names of the units whose whole weights are not there now, and whether they hold weights outside of submodules."""
     for name, unit in module.named_modules():
         own = any(True for _ in unit.parameters(recurse=False))
-        if isinstance(unit, FSDPModule):
-            groups: Any = unit._get_fsdp_state()._fsdp_param_groups
-            if not all(group.is_unsharded for group in groups):
-                yield name or class_name(cast(nn.Module, unit)), own
+        if isinstance(unit, FSDPModule) and not all(group.is_unsharded for group in fully_shard_groups(unit)):
+            yield name or class_name(cast(nn.Module, unit)), own
 
 
 def class_name(unit: nn.Module) -> str:
