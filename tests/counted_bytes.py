@@ -1,4 +1,4 @@
-"""In: a number of ranks, in a network namespace of their own. Out: JSON: bytes on the loopback of each collective, and
+"""In: ranks in a network namespace, or a rank on a host. Out: JSON: bytes that leave the device of each collective, and
 of a step of each layout beside what its plan says. Does not assert anything: test_counted_bytes does."""
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ import torch.distributed as dist
 from declared_cases import Case, case
 from declared_ranks import plan_of, trainer_of
 
+from codescent.cost.arithmetic import arithmetic
+from codescent.cost.network import Link
+from codescent.cost.ranks_walk import walk
+from codescent.plan import Plan
 from codescent.strategies import collectives
 
 NUMEL = 3 * 2**18
@@ -66,8 +70,8 @@ def sends(ranks: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def counted(act: Callable[[], object]) -> int:
-    """Bytes on the loopback while all ranks act, with headers: the least of TRIES, as TCP may send some again.
+def counted(act: Callable[[], object], device: str = "lo") -> int:
+    """Bytes that a network device sends while all ranks act, with headers: the least of TRIES. TCP may send some again.
 
     Connections are made by a first time that is not counted.
     """
@@ -76,47 +80,66 @@ def counted(act: Callable[[], object]) -> int:
     for _ in range(TRIES):
         dist.barrier()
         time.sleep(0.05)
-        before = on_loopback()
+        before = sent_by(device)
         dist.barrier()
         act()
         dist.barrier()
         time.sleep(0.05)
-        found.append(on_loopback() - before)
+        found.append(sent_by(device) - before)
     return min(found)
 
 
-def on_loopback() -> int:
-    (line,) = (one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith("lo:"))
+def sent_by(device: str) -> int:
+    (line,) = (one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith(f"{device}:"))
     return int(line.partition(":")[2].split()[8])
 
 
-def rank_of(rank: int, ranks: int, store: Path) -> dict[str, Any]:
-    """What one rank counts."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def rank_of(rank: int, ranks: int, store: Path, device: str = "lo", ranks_per_host: int = 1) -> dict[str, Any]:
+    """What one rank counts. On a device of a host: beside each layout what the simulated cards of hosts send."""
+    os.environ["GLOO_SOCKET_IFNAME"] = device
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    found: dict[str, Any] = {name: counted(act) for name, act in sends(ranks).items()}
+    found: dict[str, Any] = {name: counted(act, device) for name, act in sends(ranks).items()}
     for name, one in layouts(ranks).items():
         plan = plan_of(one)
         trainer = trainer_of(one, plan, rank)
         steps = itertools.count()
-        sent = counted(lambda: trainer.executor.step(next(steps), 1e-3))  # noqa: B023 - called in this turn
-        found[name] = [sent, sum(plan.sent_bytes(each, 1) for each in range(ranks))]
+        sent = counted(lambda: trainer.executor.step(next(steps), 1e-3), device)  # noqa: B023 - called in this turn
+        found[name] = [sent, said(plan, ranks_per_host)]
         trainer.close()
     return found
 
 
+def said(plan: Plan, ranks_per_host: int) -> float:
+    """Bytes of a step by the plan: of all ranks, or of those that share the first host's card, as simulated."""
+    if ranks_per_host == 1:
+        return sum(plan.sent_bytes(rank, 1) for rank in range(plan.world_size))
+    flights = walk(plan, arithmetic(plan, 1.0), Link(1.0), ranks_per_host=ranks_per_host, warm_up=0).flights
+    return sum(one.end_s - one.start_s for one in flights if one.stage < ranks_per_host)
+
+
+def write(found: dict[str, Any], folder: Path) -> None:
+    """The first rank's answer."""
+    (folder / "found.json").write_text(json.dumps(found))
+    sys.stdout.flush()
+
+
 def main() -> None:
-    """Fork the ranks, and print what the first one counted."""
+    """Fork the ranks, and print what the first one counted. With a rank, a device and a number: that rank of a host."""
     ranks, folder = int(sys.argv[1]), Path(sys.argv[2])
+    if sys.argv[3:]:
+        rank, device, ranks_per_host = int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+        found = rank_of(rank, ranks, folder / "store", device, ranks_per_host)
+        if rank == 0:
+            write(found, folder)
+        return
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     children = []
     for rank in range(ranks):
         if not (pid := os.fork()):
             found = rank_of(rank, ranks, folder / "store")
             if rank == 0:
-                (folder / "found.json").write_text(json.dumps(found))
-            sys.stdout.flush()
+                write(found, folder)
             os._exit(0)
         children.append(pid)
     sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children))

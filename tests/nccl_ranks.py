@@ -58,13 +58,15 @@ def trained(case: dict[str, Any], rank: int, *, as_cuda: bool) -> list[Any]:
     return [*found, digest.hexdigest()]
 
 
-def steps(place: Place, case: dict[str, Any], as_cuda: bool, fault: str = "") -> Answer:
+def steps(place: Place, case: dict[str, Any], as_cuda: bool, fault: str = "", by_messages: bool = False) -> Answer:
     """Two steps without the rules, and two by them, in which the last rank has the fault.
 
     `as_cuda`: fully_shard makes its collectives by itself, and a receive is posted at its place in the list.
+    `by_messages`: a reduce-scatter is that of gloo. Else it is one collective, as over NCCL.
     """
     place.join()
-    collectives.over_gloo = lambda *_: False  # type: ignore[assignment]  # NCCL has a reduce-scatter of its own
+    if not by_messages:
+        collectives.over_gloo = lambda *_: False  # type: ignore[assignment]
     if as_cuda:
         shards._overlap = lambda *arguments: None
     plain = trained(case, place.rank, as_cuda=as_cuda)

@@ -44,6 +44,8 @@ SCRIPTS = (
     "lora",
     "alike",
     "all_reduce",
+    "reduce_scatter",
+    "zero_on_slow_links",
     "muon",
     "threads",
     "python_samples",

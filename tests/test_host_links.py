@@ -14,7 +14,7 @@ from codescent.build import build
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.events import Clock, Event, Process
-from codescent.cost.network import HostLinks, Link, Network, around_s
+from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Link, Network, around_s
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan, Traffic, Verb
@@ -275,3 +275,28 @@ def test_a_collective_leaves_time_of_the_fast_cards() -> None:
     clock.run()
     assert done[0].at_s == pytest.approx(120 / 10.0)
     assert beside[0].at_s == pytest.approx(120 / 100.0 + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("collective", "to_each", "leaves"),
+    [
+        (Collective.REDUCE_SCATTER, OVER_GLOO, 400),  # 2 ranks send a quarter of it to each of 2 others
+        (Collective.REDUCE_SCATTER, OVER_NCCL, 300),  # one rank sends 3/4 of it to the next host
+        (Collective.ALL_TO_ALL, OVER_GLOO, 400),
+        (Collective.ALL_TO_ALL, OVER_NCCL, 400),
+        (Collective.ALL_GATHER, OVER_GLOO, 300),
+        (Collective.ALL_REDUCE, OVER_GLOO, 600),
+    ],
+)
+def test_what_leaves_a_host_of_two_ranks_is_what_the_backend_sends(
+    collective: Collective, to_each: frozenset[Collective], leaves: int
+) -> None:
+    """2 hosts of 2 ranks, a payload of 400 bytes."""
+    clock, group = Clock(), (0, 1, 2, 3)
+    network = Network(clock, HostLinks(Link(100.0, 1.0), to_each=to_each), hosts=[0, 0, 1, 1])
+    record = Traffic(collective, "dp_shard", 400, "fp32", Verb.REDUCE, None, "gradients")
+    done = [network.join(rank, group, record) for rank in group]
+    clock.run()
+    assert [card.sending_s * 100.0 for card in network.cards.values()] == [leaves, leaves]
+    rounds = {Collective.ALL_REDUCE: 6}.get(collective, 1 if collective in to_each else 3)
+    assert done[0].at_s == pytest.approx(leaves / 100.0 + (rounds + 1) // 2)

@@ -92,6 +92,19 @@ def test_two_steps_keep_the_rules(forker: Forker, tmp_path: Path, name: str) -> 
     assert unlike([answer["made"] for answer in found]) == []
 
 
+@pytest.mark.parametrize("name", ["zero2", "tp", pytest.param("cp all-gather", marks=pytest.mark.slow)])
+def test_collectives_of_messages_wait_for_each_of_them(forker: Forker, tmp_path: Path, name: str) -> None:
+    """Those of strategies/by_messages.py: nothing is read before it has arrived, or overwritten before it has gone."""
+    one = case(name)
+    found = forker.call("nccl_ranks:steps", tmp_path, one["world_size"], case=one, as_cuda=False, by_messages=True)
+    for rank, answer in enumerate(found):
+        assert answer["problems"] == [], rank
+        assert answer["ruled"] == answer["plain"], rank
+        kinds = {what.split()[0] for entry in answer["log"] for _, _, _, what in entry}
+        assert "send" in kinds
+        assert "reduce_scatter" not in kinds
+
+
 def test_an_early_read_of_a_collective_shows(forker: Forker, tmp_path: Path) -> None:
     """Rule (a): nobody waits, so the gradients are NaN. In ddp the first replica alone counts the norm of them."""
     for name in ("ddp", "zero3"):

@@ -213,6 +213,20 @@ def test_what_stays_in_a_host_takes_time_with_a_link_inside() -> None:
     assert rows(texts[1])["simulated"][1] == "inside a host: 1.00 GB/s and 0 s"
 
 
+def test_a_reduce_scatter_is_a_ring_on_cuda_alone() -> None:
+    """zero1 on 2 hosts of 2 ranks: of S bytes of gradients S leave a host over gloo, 3/4 S in a ring. Of the weights
+    3/4 S leave it either way."""
+    words = (*PLAN, "parallel.dp_shard=4", "parallel.zero_stage=1", *LINK[:2], "--per-host", "2", "--link", "1mbit")
+    took = {}
+    for device in ("auto", "cpu", "cuda"):
+        code, out, err = asked(*words, "--compute-s", "0.001", f"train.device={device}")
+        assert (code, err) == (0, "")
+        (step,) = rows(out)["step"]
+        assert " h: " in step
+        took[device] = float(step.split()[0])
+    assert took["auto"] == took["cpu"] == pytest.approx(1.75 / 1.5 * took["cuda"], rel=0.01)
+
+
 def test_what_does_not_fit_has_no_time() -> None:
     code, out, err = asked(*PLAN, *LINK, "--memory", "1GB")
     assert (code, out) == (2, "")

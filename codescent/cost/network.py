@@ -60,6 +60,11 @@ class Link:
         return cls(rate, latency_s if found[3] is None else numbers[1] * TIMES[found[4].lower()])
 
 
+OVER_NCCL = frozenset({Collective.ALL_TO_ALL})
+"""Collectives in which each rank sends to each other one, by backend."""
+OVER_GLOO = OVER_NCCL | {Collective.REDUCE_SCATTER}  # strategies/by_messages.py makes it
+
+
 @dataclass(frozen=True)
 class HostLinks:
     """The links of all hosts.
@@ -68,11 +73,13 @@ class HostLinks:
         common: of each host that has none of its own.
         own: by host.
         inside: of each rank, to the other ranks of its host and to the host's memory; None: these take no time.
+        to_each: collectives in which each rank sends to each other one; all others are rings.
     """
 
     common: Link
     own: Mapping[int, Link] = field(default_factory=dict)
     inside: Link | None = None
+    to_each: frozenset[Collective] = OVER_GLOO
 
     def of(self, host: int) -> Link:
         """The link of a host."""
@@ -139,8 +146,9 @@ class Network:
     Ranks of one host have a card each for what stays inside; without such a link they exchange in no time.
 
     A collective is a ring of messages (Patarasuk and Yuan 2009): each member
-    sends `Traffic.wire_bytes` to the next one. In an all-to-all each member sends to each other one. It begins when its
-    slowest member has arrived, and when the group's collective before it is done: a process group does one at a time.
+    sends `Traffic.wire_bytes` to the next one. In those of `HostLinks.to_each` each member sends to each other one. It
+    begins when its slowest member has arrived, and when the group's collective before it is done: a process group does
+    one at a time.
     It ends when the slowest message has arrived.
 
     Between two cards bytes have the rate of the slower one. The faster one has time for other messages meanwhile: its
@@ -149,7 +157,7 @@ class Network:
 
     def __init__(self, clock: Clock, link: Link | HostLinks, hosts: Sequence[int]) -> None:
         links = link if isinstance(link, HostLinks) else HostLinks(link)
-        self.clock, self.hosts = clock, hosts
+        self.clock, self.hosts, self.to_each = clock, hosts, links.to_each
         self.cards = {host: Card(links.of(host)) for host in hosts}
         inside = links.inside
         self.inside = [Card(inside) for _ in hosts] if inside else []  # by rank
@@ -304,7 +312,7 @@ class Network:
         leaves = list(self._leaves(group, ring, record, size))
         if leaves:
             end_s = max(self._transfer(*message) for message in leaves)
-            latency_s = around_s([self.latency_s(*pair) for pair in ring], rounds(record, len(group)))
+            latency_s = around_s([self.latency_s(*pair) for pair in ring], self._rounds(record, len(group)))
             if in_pieces:
                 pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES)
                 slowest = min(card.link.bytes_per_s for one, other, _ in leaves for card in self._cards(one, other))
@@ -317,9 +325,9 @@ class Network:
     ) -> Iterator[tuple[int, int, float]]:
         """What goes from host to host: sender, receiver and bytes. `size`: what each member sends.
 
-        Of an all-to-all a host sends what its members have for those of other hosts, here as one message.
+        Where each sends to each, a host sends what its members have for those of other hosts, here as one message.
         """
-        if record.collective is not Collective.ALL_TO_ALL:
+        if record.collective not in self.to_each:
             yield from ((rank, after, size) for rank, after in ring if self._takes_time(rank, after))
             return
         members: dict[int, list[int]] = defaultdict(list)
@@ -332,6 +340,12 @@ class Network:
             for rank, next_one in zip(ranks, (*ranks[1:], ranks[0])):
                 if self._takes_time(rank, next_one):  # to those of its own host
                     yield rank, next_one, size * (len(ranks) - 1) / (len(group) - 1)
+
+    def _rounds(self, record: Traffic, degree: int) -> int:
+        """How many messages of a collective of `degree` ranks go one after the other."""
+        if record.collective is Collective.ALL_REDUCE:
+            return 2 * (degree - 1)
+        return 1 if record.collective is Collective.SEND or record.collective in self.to_each else degree - 1
 
     def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
         """Bytes leave as soon as both cards are free. Returns when the last one has crossed the slower card."""
@@ -379,10 +393,3 @@ def around_s(latencies: Sequence[float], messages: int) -> float:
     until = list(accumulate((*latencies, *latencies[:more]), initial=0.0))
     longest = max(end - begin for begin, end in zip(until, until[more:]))
     return circles * sum(latencies) + longest
-
-
-def rounds(record: Traffic, degree: int) -> int:
-    """How many messages of a collective go one after the other around a ring of `degree` ranks."""
-    if record.collective is Collective.ALL_REDUCE:
-        return 2 * (degree - 1)
-    return 1 if record.collective in (Collective.SEND, Collective.ALL_TO_ALL) else degree - 1

@@ -61,6 +61,7 @@ def main(arguments: Namespace) -> int:
     drawn, free = None, list[tuple[str, list[str]]]()
     if links is not None:
         refuse_absent(links, plan)
+        links = links.of_device(loaded.config.train.device)
         coding = links.coding(plan)
         found = links.walk(plan, coding, timeline=file is not None)
         apart = partial(_apart, plan, loaded.config, without_data=bool(missing))

@@ -16,7 +16,7 @@ from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
 from codescent.cost.memory import state_bytes
-from codescent.cost.network import HostLinks, Link
+from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
@@ -55,6 +55,10 @@ class Links:
     ranks_per_host: int
     memory_bytes_per_s: float | None = MEMORY_BYTES_PER_S
     device_bytes: int | None = None
+
+    def of_device(self, device: str) -> Links:
+        """The same, with the backend of a `train.device`: NCCL's collectives are rings. auto counts as a CPU."""
+        return replace(self, link=replace(self.link, to_each=OVER_NCCL if device == "cuda" else OVER_GLOO))
 
     def step_s(self, plan: Plan) -> float:
         """Seconds of arithmetic of a step on a rank of the stage that computes most."""
