@@ -425,7 +425,7 @@ def test_a_rank_that_is_far_behind_is_named_once(launch: Start) -> None:
     line = run.process.stderr.readline()
     assert line.startswith(f"codescent: rank 1 of 2 (pid {pids[1]}) is behind: in step 3 for ")
     assert line.endswith(
-        ", in backward, after 1 collective (the last: all_reduce over tp), while the others wait for it\n"
+        ", in backward; it has begun 1 collective, all_reduce over tp last, while the others wait for it\n"
     )
     time.sleep(0.5)
     run.let("go")

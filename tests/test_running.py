@@ -24,6 +24,7 @@ import pytest
 from forker import Forker
 from runs import codescent, environment, make_project, start
 
+from codescent.base.progress import Page
 from codescent.launch import watch
 from codescent.record import RunFolder
 
@@ -146,8 +147,8 @@ def test_one_process_answers_at_once(project: Path, forker: Forker, runs: list[R
 def test_a_rank_that_does_not_end_although_it_is_killed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen process takes no signal, and its launcher looks every second."""
     monkeypatch.setattr(watch, "halted_by", lambda pid: "is frozen")
-    beats: Any = SimpleNamespace(get=lambda rank: (0.0, 0))
-    looks = watch.Watch(beats, 2, watch.Stopped(ends_s=0.0))
+    pages: Any = SimpleNamespace(read=lambda rank: Page())
+    looks = watch.Watch(pages, 2, watch.Stopped(ends_s=0.0))
     found = []
     for _ in range(3):
         looks.look({1: 99})

@@ -19,7 +19,7 @@ ENDED = math.inf
 """Position of a rank whose training has returned: after the last step, or after a stop that was requested."""
 
 _WHERE = struct.Struct("<ddq24s")  # position, time, stage, instruction
-_SECTION = struct.Struct("<16s")
+_SECTION = struct.Struct("<24s")
 _COLLECTIVE = struct.Struct("<q40s")  # number, name
 _MOMENT = struct.Struct("<d")
 _AT_SECTION = _WHERE.size

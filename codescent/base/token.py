@@ -1,6 +1,6 @@
 """In: the name of a run; a secret text from CODESCENT_TOKEN, or else from the user's file ~/.codescent/token.
 Out: the secret key of the run, which is the same on every rank. A missing file is created.
-Does not send text or key over the network: ranks prove by HMAC that they know the key (meeting/store.py)."""
+Does not send text or key over the network: ranks prove by HMAC that they know the key (transport/authenticate.py)."""
 
 from __future__ import annotations
 

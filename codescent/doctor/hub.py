@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from codescent.doctor.meeting import Gathered
-from codescent.meeting.store import Store, StoreError
+from codescent.meeting.store import NotSet, Store, StoreError
 
 ANSWER_S = 60.0
 """A rank that has not answered by then is lost."""
@@ -45,41 +46,49 @@ class Hub:
 
     def ask(self, requests: Mapping[int, Request], within_s: float = ANSWER_S) -> dict[int, Any]:
         """The answers of the ranks that have one. A request that fails on a rank has no answer."""
-        if not requests:
-            return {}
-        with ThreadPoolExecutor(len(requests)) as pool:
-            futures = {rank: pool.submit(self._one, rank, request, within_s) for rank, request in requests.items()}
-        found = {rank: future.result() for rank, future in futures.items()}
-        return {rank: answer for rank, answer in found.items() if answer is not None}
+        asked = {rank: request for rank, request in requests.items() if rank not in self.lost}
+        others = {rank: request for rank, request in asked.items() if rank}
+        with ThreadPoolExecutor(1) as pool:
+            own = pool.submit(self._own, asked[0]) if 0 in asked else None
+            found = self._of_others(others, within_s)
+            if own is not None:
+                found[0] = self._unless_lost(0, own.result)
+        for rank, answer in list(found.items()):
+            if isinstance(answer, dict) and FAILED in answer:
+                self.failed.append((rank, asked[rank]["do"], found.pop(rank)[FAILED]))
+        return {rank: found[rank] for rank in asked if found.get(rank) is not None}
 
-    def _one(self, rank: int, request: Request, within_s: float) -> Any:
-        if rank in self.lost:
-            return None
+    def _unless_lost(self, rank: int, answer: Callable[[], Any]) -> Any:
         try:
-            answer = self._own(request) if rank == 0 else self._answer(rank, request, within_s)
+            return answer()
         except OSError as error:
             self.lost[rank] = error.strerror or str(error)
             return None
-        if isinstance(answer, dict) and FAILED in answer:
-            self.failed.append((rank, request["do"], answer[FAILED]))
-            return None
-        return answer
 
-    def _answer(self, rank: int, request: Request, within_s: float) -> Any:
-        """Ask another rank. Raises OSError: it has gone, or does not answer in time."""
-        store = self._found.store
+    def _of_others(self, requests: Mapping[int, Request], within_s: float) -> dict[int, Any]:
+        """Write all requests into the store, and wait until each rank has answered, has gone, or is too late."""
+        if not requests:
+            return {}
+        store, end_s = self._found.store, time.monotonic() + within_s
         assert store is not None, "several ranks have a store"
-        self._asked[rank] += 1
-        store.set(_asked(rank, self._asked[rank]), json.dumps(dict(request)))
-        key, end_s = _answered(rank, self._asked[rank]), time.monotonic() + within_s
-        while True:
+        for rank, request in requests.items():
+            self._asked[rank] += 1
+            store.set(_asked(rank, self._asked[rank]), json.dumps(dict(request)))
+        keys = {rank: _answered(rank, self._asked[rank]) for rank in requests}
+        while keys:
             try:
-                return json.loads(store.waited([key], timedelta(seconds=min(LOOK_S, within_s)))[0])
-            except StoreError as error:
-                if rank in self._found.lost:
-                    raise ConnectionError(self._found.lost[rank]) from error
-                if time.monotonic() > end_s:
-                    raise TimeoutError("timed out") from error
+                answers = store.waited([*keys.values()], timedelta(seconds=min(LOOK_S, within_s)))
+                return dict(zip(keys, map(json.loads, answers), strict=True))
+            except NotSet:
+                keys = self._still_asked(store, keys, is_over=time.monotonic() > end_s)
+        return {}
+
+    def _still_asked(self, store: Store, keys: dict[int, str], *, is_over: bool) -> dict[int, str]:
+        """The ranks that have answered, or may yet answer. The others are lost."""
+        there = dict(zip(keys, store.there([*keys.values()]), strict=True))
+        gone = {rank: self._found.lost.get(rank, "timed out") for rank in keys if is_over or rank in self._found.lost}
+        self.lost |= {rank: why for rank, why in gone.items() if not there[rank]}
+        return {rank: key for rank, key in keys.items() if rank not in self.lost}
 
     def clock(self, rank: int) -> tuple[float, float] | None:
         """How many seconds the clock of a rank is ahead of that of rank 0, and the uncertainty; None: no answer."""
@@ -94,7 +103,8 @@ class Hub:
 
     def end(self) -> None:
         """Let all ranks go."""
-        self.ask({rank: {"do": END} for rank in self._found.facts if rank and rank not in self.lost}, END_S)
+        with suppress(StoreError):
+            self.ask({rank: {"do": END} for rank in self._found.facts if rank}, END_S)
 
 
 def serve(store: Store, rank: int, handler: Handler) -> bool:

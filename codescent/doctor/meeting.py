@@ -115,9 +115,12 @@ class Roll:
 
     def own_addresses(self) -> list[str]:
         """The addresses of this machine that the ranks have reached."""
-        with self._change, suppress(OSError):
-            return [str(peer.getsockname()[0]) for peer in self._peers.values() if peer.fileno() >= 0]
-        return []
+        found = []
+        with self._change:
+            for peer in self._peers.values():
+                with suppress(OSError):  # it has gone
+                    found.append(str(peer.getsockname()[0]))
+        return found
 
     def _enter(self, peer: socket.socket, facts: dict[str, Any]) -> str:
         """Let a process in. Returns why not; "": it is in.
@@ -169,16 +172,34 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
     address, port = listener.getsockname()[:2]
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
     roll = Roll(place.world_size, found)
-    found.server = StoreServer(listener, key, roll)
+    found.server = StoreServer(listener, key, roll, says=False)  # it is a finding, where ranks are missing
     found.rejected = found.server.rejected
-    own = (LOOPBACK if address == EVERY else address), port
-    found.store = StoreClient(partial(socket.create_connection, own, CONNECT_S), key, HELLO)
-    roll.wait(wait_s)
+    end_s = time.monotonic() + wait_s
+    try:
+        found.store = _own_store(LOOPBACK if address == EVERY else address, port, key, end_s)
+    except BaseException:
+        found.close()
+        raise
+    roll.wait(max(0.0, end_s - time.monotonic()))
     if address == EVERY:  # which one of this machine the others have reached is known by now
         reached = (one for one in roll.own_addresses() if not is_loopback(one))
         found.address = next(reached, None) or route_to(place.master_addr)
         found.facts[0]["address"] = found.address
     return found
+
+
+def _own_store(address: str, port: int, key: bytes, end_s: float) -> StoreClient:
+    """Rank 0's client of its own store. Raises UserError: it is not let in before `end_s`: strangers shut it out."""
+    while True:
+        try:
+            return StoreClient(partial(socket.create_connection, (address, port), CONNECT_S), key, HELLO)
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise UserError(
+                    f"rank 0 on {socket.gethostname()} cannot connect to its own port {port} of {address} ({error}); "
+                    "set MASTER_PORT to another one, for every rank"
+                ) from error
+        time.sleep(AGAIN_S)
 
 
 def _listen(place: Rank, listen: str | None) -> tuple[socket.socket, str]:
@@ -253,7 +274,7 @@ def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> StoreC
 
 def _entered(place: Rank, to: tuple[str, int], key: bytes, mine: dict[str, Any]) -> StoreClient:
     """The store at an address, which has taken this process as a rank. Raises OSError: there is none, or it has not."""
-    store = StoreClient(lambda: connected(*to, CONNECT_S), key, HELLO)
+    store = StoreClient(lambda: connected(*to, CONNECT_S), key, HELLO, watch)
     try:
         about = {"facts": {**mine, "address": store.address(), "world_size": place.world_size}}
         if why := store.meet(about)["refused"]:

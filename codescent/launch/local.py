@@ -19,7 +19,7 @@ from pathlib import Path
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.output import new_line, warn
-from codescent.base.progress import PROGRESS_FD, Pages, shared_memory
+from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
 from codescent.base.writing import remove_folder
@@ -337,7 +337,8 @@ class _Ranks:
     def _can_lose(self, rank: int) -> bool:
         """Whether the run goes on without a rank that was killed: a worker that has begun to train. No rank waits for
         it in a collective."""
-        trains = self._watch.pages.read(rank).position > 0 and not self._watch.has_ended(rank)
+        page = self._watch.pages.read(rank)
+        trains = 0 < page.position < ENDED and not page.died_s  # else it has died before, and has not joined again
         return rank in self._roles.spare and trains and not self._watch.meets(rank) and not self._failed
 
     def _send(self, number: signal.Signals) -> None:

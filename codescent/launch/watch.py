@@ -101,14 +101,17 @@ class Watch:
         if now_s - self._moved_s < BEHIND_S or halted:
             return []
         first: dict[int, float] = {}
-        for page in pages:
+        living = {rank: page for rank, page in enumerate(pages) if not page.died_s}
+        for page in living.values():
             first[page.stage] = max(page.position, first.get(page.stage, 0.0))
-        behind = [rank for rank in running if 0 < pages[rank].position < first[pages[rank].stage] < ENDED]
+        behind = [
+            rank for rank, page in living.items() if rank in running and 0 < page.position < first[page.stage] < ENDED
+        ]
         new = [rank for rank in behind if rank not in self._behind]
         self._behind |= set(new)
         return [
             f"rank {rank} of {self.ranks} (pid {running[rank]}) is behind: in step {int(pages[rank].position) + 1} for "
-            f"{now_s - self._moved_s:.0f} s{_doing(pages[rank])}, while the others wait for it"
+            f"{now_s - pages[rank].time_s:.0f} s{_doing(pages[rank])}, while the others wait for it"
             for rank in new
         ]
 
@@ -119,7 +122,7 @@ def _doing(page: Page) -> str:
     doing = f", in {what}" if what else ""
     if not page.collectives:
         return doing
-    return f"{doing}, after {counted(page.collectives, 'collective')} (the last: {page.collective})"
+    return f"{doing}; it has begun {counted(page.collectives, 'collective')}, {page.collective} last"
 
 
 def halted_by(pid: int) -> str:

@@ -1,5 +1,5 @@
 """In: MASTER_ADDR, parallel.listen, this machine's network interfaces. Out: addresses to listen on and to connect to.
-Does not listen or connect (store.py and rendezvous.py do). Interfaces for gloo and NCCL: interfaces.py."""
+Does not listen (search.py does). Interfaces for gloo and NCCL: interfaces.py."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Failures:
         try:
             self.store = self.store or reach(self._this_rank, PATIENCE, self._open_agent).store
             first = self._claim(self.store, mine)
-        except (OSError, StoreError, UserError):  # rank 0 has ended, or cannot be reached
+        except (OSError, RuntimeError, UserError):  # rank 0 has ended, or cannot be reached
             return warn(*marked)
         if first == mine:
             warn(*lines)
@@ -92,18 +92,18 @@ class Failures:
                 self.store.set(f"{WAITED} {self._this_rank.rank}", where)
 
     def name_lines(self, *, is_first: bool) -> None:
-        """If every rank has waited in vain, none has failed. Say where each waited, unless all did at one this_rank."""
+        """If every rank has waited in vain, none has failed. Say where each waited, unless all did at one place."""
         assert self.store is not None, "the ranks are connected"
         keys = [f"{WAITED} {rank}" for rank in range(self._this_rank.world_size)]
         try:
             self.store.wait(keys, WAITED_S)
             if not is_first:  # rank 0 serves the store, and a launcher ends all ranks when one ends
                 return self.store.wait([f"{WAITED} read"], WAITED_S)
-            places = [this_rank.decode() for this_rank in self.store.multi_get(keys)]
+            places = [place.decode() for place in self.store.multi_get(keys)]
         except StoreError:  # another rank has failed, or stands still: other messages name it
             return
         if len(set(places)) > 1:
-            listed = ", ".join(f"rank {rank} {this_rank}" for rank, this_rank in enumerate(places))
+            listed = ", ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
             warn(
                 f"codescent: all ranks waited for each other: {listed}. Every rank must make the same calls, also of "
                 "the module"

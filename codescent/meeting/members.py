@@ -1,5 +1,5 @@
 """In: processes that say that they are ranks of a run, each with a fresh number. Out: which of them are its ranks.
-Does not send or receive (store.py does) and compares nothing but numbers of ranks (compared.py compares the rest).
+Does not send or receive (store_server.py does), and compares only numbers of ranks (compared.py compares the rest).
 
 A launcher may start ranks again while ranks of an earlier start still run, or while a store still has what they wrote.
 torchrun's counts of starts differ between machines. So no count says who belongs together: the ranks are those

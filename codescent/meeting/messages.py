@@ -32,11 +32,14 @@ def send(peer: socket.socket, head: dict[str, Any], data: Sequence[bytes], end_s
         data: the bytes, as several values.
         end_s: a time.monotonic(), until which everything must be sent.
 
-    Raises OSError: the other side has gone, or the deadline has passed.
+    Raises OSError: the other side has gone, the deadline has passed, or the message has 4 GiB or more.
     """
     text = json.dumps([head, [len(value) for value in data]]).encode()
+    total = len(text) + sum(map(len, data))
+    if total >= 1 << 32:
+        raise BadMessage(f"a message of {total:,} bytes")
     limit(peer, end_s)
-    peer.sendall(b"".join((_HEADER.pack(len(text), len(text) + sum(map(len, data))), text, *data)))
+    peer.sendall(b"".join((_HEADER.pack(len(text), total), text, *data)))
 
 
 def receive(peer: socket.socket, end_s: float, most_bytes: int = MOST_BYTES) -> Message:
@@ -59,6 +62,8 @@ def receive(peer: socket.socket, end_s: float, most_bytes: int = MOST_BYTES) -> 
         head, sizes = json.loads(whole[:begin])
         data, at = [], begin
         for size in sizes:
+            if size < 0:
+                raise ValueError(f"a value of {size} bytes")
             data.append(whole[at : at + size])
             at += size
     except (ValueError, TypeError, RecursionError) as error:

@@ -15,6 +15,10 @@ class StoreError(RuntimeError):
     """The store has ended, does not answer, or has no value for a key in time."""
 
 
+class NotSet(StoreError):
+    """A key has no value in time. The store answers."""
+
+
 class Store(ABC):
     """Small values that all ranks of a run read and write. Its methods may be called by several threads.
 
@@ -138,7 +142,7 @@ class LocalStore(Store):
         with self._change:
             if not self._change.wait_for(lambda: self.check(keys), timeout.total_seconds()):
                 missing = (key for key in keys if key not in self._values)
-                raise StoreError(not_set(timeout, sorted(missing)))
+                raise NotSet(not_set(timeout, sorted(missing)))
             return [self._values[key] for key in keys]
 
 

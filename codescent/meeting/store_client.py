@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from codescent.meeting.messages import Message, receive, send
-from codescent.meeting.store import Store, StoreError, as_bytes, not_set
+from codescent.meeting.store import NotSet, Store, StoreError, as_bytes, not_set
 from codescent.meeting.store_server import PURPOSE, keep_alive
 from codescent.transport.authenticate import prove
 
@@ -19,6 +19,7 @@ SILENT_S = 10.0
 """Seconds that a rank waits for an answer after its deadline. Then the server has stopped, or the network is broken."""
 CONNECT_S = 10.0
 """Seconds in which the server takes a further connection."""
+AGAIN_S = 0.1
 AFTER_END_S = 0.5
 """Seconds between the end of the server and that of the process of rank 0, which has printed its error by then."""
 
@@ -30,20 +31,30 @@ class StoreClient(Store):
         connect: opens a socket to the server. The server has not proved yet that it knows the key.
         key: the secret of the run.
         timeout: how long `get` and `wait` wait.
+        watch: tells the kernel when to give up a connection of this client.
 
     Raises:
         NotProved: the server does not know the key.
         OSError: no server answers.
     """
 
-    def __init__(self, connect: Callable[[], socket.socket], key: bytes, timeout: timedelta) -> None:
-        self._connect, self._key, self.timeout = connect, key, timeout
+    def __init__(
+        self,
+        connect: Callable[[], socket.socket],
+        key: bytes,
+        timeout: timedelta,
+        watch: Callable[[socket.socket], None] = keep_alive,
+    ) -> None:
+        self._connect, self._key, self.timeout, self._watch = connect, key, timeout, watch
         self._clones: list[StoreClient] = []
         self._idle = [self._connected()]
 
     def clone(self) -> StoreClient:
         """See Store."""
-        self._clones.append(StoreClient(self._connect, self._key, self.timeout))
+        try:
+            self._clones.append(StoreClient(self._connect, self._key, self.timeout, self._watch))
+        except OSError as error:
+            raise self._lost(None, repr(error)) from error
         return self._clones[-1]
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -103,7 +114,7 @@ class StoreClient(Store):
         seconds = timeout.total_seconds()
         head, values = self._ask({"do": "wait", "keys": list(keys), "timeout_s": seconds}, wait_s=seconds)
         if missing := head.get("missing"):
-            raise StoreError(not_set(timeout, missing))
+            raise NotSet(not_set(timeout, missing))
         return values
 
     def _ask(self, head: dict[str, Any], data: Sequence[bytes] = (), wait_s: float = 0.0) -> Message:
@@ -114,7 +125,7 @@ class StoreClient(Store):
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self._connected()
+                connection = self._further()
             end_s = time.monotonic() + wait_s
             send(connection, head, data, end_s)
             answer = receive(connection, end_s)
@@ -130,12 +141,23 @@ class StoreClient(Store):
             connection.close()
         return StoreError(f"rank 0, which serves the store of all ranks, does not answer ({why})")
 
+    def _further(self) -> socket.socket:
+        """Open one more connection. A server that has too many strangers at the moment disconnects this one, too."""
+        end_s = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return self._connected()
+            except ConnectionResetError:
+                if time.monotonic() > end_s:
+                    raise
+            time.sleep(AGAIN_S)
+
     def _connected(self) -> socket.socket:
         """Open a connection. Raises NotProved: the server does not know the key; OSError: none answers."""
         peer = self._connect()
         try:
             prove(peer, self._key, serves=False, purpose=PURPOSE)
-            keep_alive(peer)
+            self._watch(peer)
         except BaseException:
             peer.close()
             raise

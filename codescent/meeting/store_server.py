@@ -25,7 +25,10 @@ PURPOSE = b"codescent store 2 "
 MOST_BYTES = 8 << 20
 """Largest request, as in torch's TCPStore."""
 WHOLE_S = 5.0
-"""Seconds in which a peer sends the rest of a request, or takes an answer. One that stands still holds nobody up."""
+"""Seconds in which a peer sends the rest of a request, or takes an answer. One that stands still holds the others up no
+longer."""
+MOST_STRANGERS = 512
+"""Most peers that have not proved the key yet: all ranks of a large run come at the same time."""
 KEEPALIVE_S = 60
 """After this many seconds without a message the kernel tests whether the other machine still answers."""
 REPORTED = 3
@@ -52,10 +55,13 @@ class StoreServer:
         listener: the socket. The server closes it.
         key: the secret of the run.
         members: decides which processes are the ranks; None: nobody asks.
+        says: whether it says that a peer has not proved the key.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, members: Admission | None = None) -> None:
-        self._key, self._members = key, members
+    def __init__(
+        self, listener: socket.socket, key: bytes, members: Admission | None = None, *, says: bool = True
+    ) -> None:
+        self._key, self._members, self._says = key, members, says
         self._values: dict[str, bytes] = {}
         self._waiting: defaultdict[str, list[_Waiter]] = defaultdict(list)
         self._deadlines: list[_Waiter] = []
@@ -72,7 +78,7 @@ class StoreServer:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="codescent store", daemon=True)
         self._thread.start()
-        self._acceptor = Acceptor(listener, self._admit, "codescent store accepts")
+        self._acceptor = Acceptor(listener, self._admit, "codescent store accepts", MOST_STRANGERS)
 
     def close(self) -> None:
         """Disconnect all peers and end the threads."""
@@ -102,7 +108,7 @@ class StoreServer:
         except NotProved:
             peer.close()
             self.rejected[address] += 1
-            if self.rejected.total() <= REPORTED:
+            if self._says and self.rejected.total() <= REPORTED:
                 print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
         except OSError:  # a probe of ports, or a rank that was cut off
             peer.close()
@@ -137,6 +143,8 @@ class StoreServer:
             self._drop(peer, error)
 
     def _drop(self, peer: socket.socket, error: Exception) -> None:
+        if peer.fileno() < 0:  # an answer to another of its requests has found that it has gone
+            return
         self._selector.unregister(peer)
         if self._members is not None:
             self._members.left(peer, getattr(error, "strerror", None) or str(error))

@@ -36,8 +36,8 @@ class Beside:
             yield
         finally:
             self.add(what, time.perf_counter() - begin)
-        if page is not None:
-            page.enter("")
+            if page is not None:
+                page.enter("")
 
     def add(self, what: str, seconds: float) -> None:
         """Count seconds that have passed since the last step. Every rank calls it alike."""

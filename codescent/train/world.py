@@ -101,7 +101,8 @@ class World:
         backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
         own = facts_of_process(code_digest(), backend, os.environ)  # reads files: before the others wait for this rank
         self.meeting = meet(place, timedelta(seconds=meet_s), open_agent, listen)
-        self.store, self._torch_store = self.meeting.store, TorchStore(self.meeting.store)
+        self.store = self.meeting.store
+        self._torch_store = TorchStore(self.store)
         try:
             topology = compare(
                 self.store, place, name_of(self.device), {**own, **facts}, partial(refusal, wanted=device)

@@ -22,18 +22,25 @@ Known = Callable[[], None]
 class Acceptor:
     """Accepts connections until it is closed.
 
-    A process that opens connections and says nothing shuts nobody out for long. It takes at most MOST_STRANGERS places,
+    A process that opens connections and says nothing shuts nobody out for long. It takes at most `strangers` places,
     each for the seconds of a handshake. Where no descriptor or no thread is left, the loop goes on.
 
     Args:
         listener: is closed at the end.
         act: the life of a connection, in a thread of its own. It closes the connection, or hands it on.
         name: of the thread that accepts.
+        strangers: most peers that have not proved the key yet.
     """
 
-    def __init__(self, listener: socket.socket, act: Callable[[socket.socket, str, Known], None], name: str) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        act: Callable[[socket.socket, str, Known], None],
+        name: str,
+        strangers: int = MOST_STRANGERS,
+    ) -> None:
         self._listener, self._act = listener, act
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._strangers = threading.Semaphore(strangers)
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from importlib import import_module
 
 from codescent.base import cause
@@ -19,7 +18,7 @@ from codescent.base.stopping import report_error
 from codescent.base.visible import one_line
 from codescent.launch.once import say_once, say_once_or_tell
 from codescent.launch.spin import with_short_spin
-from codescent.meeting.agent_store import AgentValues
+from codescent.meeting.agent_store import AgentValues, OpenAgent
 from codescent.meeting.failure import Failures, RankFailure
 from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
@@ -119,16 +118,22 @@ def _say_once(error: UserError, rank: Rank) -> None:
     lines, more = [f"error: {one_line(problem)}" for problem in error.problems], cause.last_words(error, os.environ)
     with suppress(OSError):
         if rank.local_world_size == rank.world_size:
-            return say_once_or_tell(lines, more, rank, os.environ, _open_agent)
+            return say_once_or_tell(lines, more, rank, os.environ, _opener(rank))
         failure = RankFailure(rank.rank, f"{type(error).__name__}: {error}", cause.place())
-        Failures(rank, None, _open_agent).refuse([*lines, *more], failure)
+        Failures(rank, None, _opener(rank)).refuse([*lines, *more], failure)
 
 
-def _open_agent(address: str, port: int, prefix: str, limit: timedelta) -> AgentValues:
-    """See OpenAgent. It imports torch, which takes seconds: under torchrun alone."""
-    from codescent.train.torch_store import open_agent
+def _opener(rank: Rank) -> OpenAgent:
+    """What opens the store of torchrun's agent. It imports torch, which takes seconds: under torchrun alone."""
+    if rank.agent_store:
+        from codescent.train.torch_store import open_agent
 
-    return open_agent(address, port, prefix, limit)
+        return open_agent
+    return _no_agent
+
+
+def _no_agent(*_: object) -> AgentValues:
+    raise AssertionError("no agent has started this rank")
 
 
 def _say(*lines: str) -> None:
