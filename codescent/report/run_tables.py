@@ -229,7 +229,9 @@ def prediction(known: Sequence[Summary]) -> Iterator[Table]:
 def _predicted(one: Summary, plan: Plan) -> list[Cell]:
     flops = plan.flops().total_flops
     peak = one.run.environment.get("peak_flops_per_s")
-    at_peak = flops / (peak * one.run.num_workers) if isinstance(peak, int | float) and peak > 0 else None
+    at_peak = None
+    if isinstance(peak, int | float) and peak > 0 and math.isfinite(one.rate("mfu")):  # else the peak was slowed
+        at_peak = flops / (peak * one.run.num_workers)
     several = one.run.num_ranks > 1
     waits = [rank.communication_s for rank in one.ranks if several]
     return [
