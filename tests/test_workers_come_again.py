@@ -83,7 +83,7 @@ class Run:
 
     def waits(self, found: psutil.Process, rank: int) -> None:
         """Wait until the new process of a rank asks to be let in, or is in."""
-        until(lambda: pages_of(found, self.ranks).read(rank).position > 0, self.process)
+        until(lambda: not pages_of(found, self.ranks).read(rank).died_s, self.process)
 
     @contextlib.contextmanager
     def held_up(self, rank: int) -> Any:
