@@ -156,3 +156,18 @@ def test_an_error_of_all_ranks_is_printed_by_the_first() -> None:
     assert not cause.prints(error, {})
     assert cause.prints(error, {"CODESCENT_PROGRESS_FD": "3"})  # our launcher prints the log of the first that fails
     assert cause.last_words(error, {}) == []
+
+
+FAILING = """
+import os, signal, time
+from codescent.base import ending
+ending.fail(RuntimeError("the cause"))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+ending.end()
+"""
+
+
+def test_a_rank_that_ends_by_an_error_is_not_one_that_was_stopped() -> None:
+    """Its launcher ends all ranks when another one has ended. 143 would say that it was stopped, and saved."""
+    assert subprocess.run([sys.executable, "-c", FAILING], timeout=60, check=False).returncode == 1

@@ -60,6 +60,8 @@ def ends_soon(ranks: int) -> Iterator[None]:
 def fail(error: BaseException, free: Callable[[], None] | None = None, *, said: bool = False) -> None:
     """This rank ends by an error that other ranks may not have. A first call starts the time limit of this process.
 
+    From then on SIGTERM changes nothing: the exit code is that of the error.
+
     Args:
         error: the first one counts.
         free: gives up process groups without other ranks; called at the end.
@@ -68,6 +70,9 @@ def fail(error: BaseException, free: Callable[[], None] | None = None, *, said: 
     global _failure
     if _failure is None:
         _failure = _Failure(error)
+        with suppress(ValueError):  # not the main thread
+            # A launcher ends all ranks as soon as one has ended. 143 would say that this one was stopped, and saved.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=_end_at_limit, args=(_failure,), name="codescent end", daemon=True).start()
     _failure.said |= said
     _failure.free = free or _failure.free
