@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from codescent.meeting.store_server import PURPOSE
 from codescent.transport.authenticate import TRANSPORT, NotProved, prove
 from codescent.transport.frames import MAGIC, MOST_BYTES, PROTOCOL, Kind
 
-STORE = b"codescent store 1 "
 NUMBER = 32
 """Bytes that our listeners say first: a random number."""
 PATIENCE_S = 8.0
@@ -95,11 +95,11 @@ def main() -> None:
         "frame beyond the largest": sends(header(MOST_BYTES + 1)),
         "slow": slowly,
     }
-    for name, purpose in (("server", TRANSPORT), ("store", STORE)):
+    for name, purpose in (("server", TRANSPORT), ("store", PURPOSE)):
         attacks[f"wrong token, {name}"] = proves(b"another key", purpose)
     # The holder of the token, too, may not announce more than the largest message.
     attacks["right token, server"] = proves(key, TRANSPORT, header(MOST_BYTES + 1))
-    attacks["right token, store"] = proves(key, STORE, struct.pack("!i", 9 << 20))
+    attacks["right token, store"] = proves(key, PURPOSE, struct.pack("!II", 1, 9 << 20))
 
     def one(address: tuple[str, int], name: str) -> str:
         with socket.create_connection(tuple(address), timeout=PATIENCE_S) as peer:
