@@ -25,8 +25,7 @@ PURPOSE = b"codescent store 2 "
 MOST_BYTES = 8 << 20
 """Largest request, as in torch's TCPStore."""
 WHOLE_S = 5.0
-"""Seconds in which a peer sends the rest of a request, or takes an answer. One that stands still holds the others up no
-longer."""
+"""Seconds in which a peer sends the rest of a request, or takes an answer. Others wait for it so long at most."""
 MOST_STRANGERS = 512
 """Most peers that have not proved the key yet: all ranks of a large run come at the same time."""
 KEEPALIVE_S = 60
