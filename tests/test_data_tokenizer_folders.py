@@ -4,6 +4,7 @@ Does not train: test_huggingface and test_interchange use such folders whole."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from transformers import AutoTokenizer
 
 from codescent.base.errors import UserError
 from codescent.data.text.chunks import cut_chunks
+from codescent.data.text.prepare import prepare
 from codescent.data.text.request import make_request, tokenizer_of
 from codescent.data.text.sources import Block
+from codescent.data.tokenizers import beside, rebuilt
 from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.tasks.conversations.conversations import Conversation
@@ -325,3 +328,78 @@ def test_gpt2s_vocabulary_without_a_tokenizer_json_obeys_the_settings_beside_it(
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
     with pytest.raises(UserError, match=r"a Qwen2Tokenizer, and of vocab\.json with merges\.txt only GPT2"):
         tokenizer_text(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in ({"add_prefix_space": True}, {"legacy": True}))],
+    ids=str,
+)
+@pytest.mark.parametrize("class_name", rebuilt.CLASSES)
+def test_a_class_that_is_made_anew_is_said_exactly_where_autotokenizer_has_other_ids(
+    class_name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    said = 0
+    for number, make in enumerate(FOLDERS.values()):
+        (folder := tmp_path / str(number)).mkdir()
+        path = write(folder, make(), tokenizer_class=class_name, **settings)
+        remark = beside.difference(path)
+        try:
+            theirs = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the library panics: transformers reads no such folder
+            continue
+        ours = Tokenizer.from_str(path.read_text())
+        differ = [text for text in (*rebuilt.PROBES, *TEXTS) if _ids(ours, text) != _ids(theirs, text)]
+        if remark is None:
+            assert not differ, f"{list(FOLDERS)[number]}: {differ[0]}"
+        else:
+            of_another_model = "the file's model is another" in remark
+            assert differ or of_another_model
+            said += 1
+    assert said
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    try:
+        return tokenizer.encode(text).ids
+    except Exception:  # the library raises a bare Exception
+        return None
+
+
+@pytest.mark.parametrize("model_type", [*rebuilt.OF_MODEL, *sorted(rebuilt.AS_THE_FILE), "llama"])
+def test_a_folder_without_a_class_or_with_another_is_judged_by_the_class_that_autotokenizer_makes(
+    model_type: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for named in (None, "PreTrainedTokenizerFast", "GPTNeoXTokenizerFast"):
+        is_of_pieces = rebuilt.OF_MODEL.get(model_type) in ("T5Tokenizer", "XLMRobertaTokenizer")
+        if is_of_pieces and named and "NeoX" in named:
+            continue  # a BPE's class cannot be of pieces
+        write(tmp_path, FOLDERS["unigram" if is_of_pieces else "split"](), tokenizer_class=named)
+        theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
+        made = rebuilt.class_of(beside.class_of(tmp_path), model_type)
+        assert made == theirs or (theirs == "TokenizersBackend" and made not in rebuilt.CLASSES)
+
+
+def test_the_remark_shows_a_text_with_both_ids_and_how_to_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = json.loads(FOLDERS["digits"]().to_str())
+    fields["model"]["vocab"]["12"], fields["model"]["merges"] = 261, [["1", "2"]]
+    inner = Tokenizer.from_str(json.dumps(fields))
+    path = write(tmp_path, inner, tokenizer_class="GPT2Tokenizer")
+    (tmp_path / "corpus.txt").write_text("a 12 b" * 200)
+    for _ in range(2):
+        prepare(str(tmp_path / "corpus.txt"), str(path), tmp_path / "data")
+    said = capsys.readouterr().err
+    assert said.count("made anew by transformers 5") == 1
+    assert re.search(r'"0 1 2 [^"]*…" has \[.*\] here and \[.*\] there; write "tokenizer_class": "PreTrained', said)
+    write(tmp_path, inner)
+    assert beside.difference(path) is None
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("a 12").input_ids == tokenizer_of(str(path)).encode("a 12").tolist()

@@ -31,6 +31,7 @@ from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.effects import effective
 from codescent.config.load import DEFAULT, LoadedConfig, to_toml
 from codescent.config.sections import Config, Data, Model, Run
+from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.huggingface import KINDS, peft
@@ -240,15 +241,15 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         created.event("import", **source)
     lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path}"]
     if folder.spare:
-        lines.append(
-            f"left out, because codescent's {folder.kind.name} does not use them: {', '.join(sorted(folder.spare))}"
-        )
+        spare = ", ".join(sorted(folder.spare))
+        lines.append(f"left out, because codescent's {folder.kind.name} does not use them: {spare}")
     if folder.inert:
         lines.append(inert_keys(folder))
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         lines.append(f"warning: numbers that are not finite (NaN or infinity), in {names}: no run can train from them")
-    return [*lines, *notes, *_next(run, config, missing), str(run)]
+    remarks = filter(None, [beside.difference(path / beside.FILE)])
+    return [*lines, *notes, *remarks, *_next(run, config, missing), str(run)]
 
 
 def _read(folder: Folder, name: str, wrong: list[str], slices: Sequence[slice]) -> torch.Tensor:

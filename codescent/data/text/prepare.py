@@ -26,7 +26,15 @@ from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
 from codescent.data.text.pool import Encoded, WorkerPool, encode_in_process
-from codescent.data.text.request import ALL_TRAIN, ALL_VALIDATION, FORMAT, Request, make_request, tokenizer_of
+from codescent.data.text.request import (
+    ALL_TRAIN,
+    ALL_VALIDATION,
+    FORMAT,
+    Request,
+    make_request,
+    remark_on,
+    tokenizer_of,
+)
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
 from codescent.data.text.sources import AS_TEXT, Block, Reading, read_blocks
@@ -98,6 +106,8 @@ class _Preparation:
             corpus = corpora.resolve(self.request.corpus, advance)
         needs_corpus = self.request.kind in ("char", "bpe")
         given = None if needs_corpus else tokenizer_of(self.request.tokenizer)  # fails before the long work
+        if given and (remark := remark_on(self.request.tokenizer)):
+            warn(remark)
         counted = self._scanned(corpus)
         target = self.request.folder(self.root, corpus.name, counted.sha256, counted.json_lines)
         if (target / DESCRIPTION).exists():  # of the same text, but of other file stamps: store the new stamp

@@ -137,6 +137,11 @@ def tokenizer_of(name: str) -> Tokenizer:
     return bpe.gpt2() if name == "gpt2" else beside.read(file_of(name))
 
 
+def remark_on(name: str) -> str | None:
+    """What is to be said of a tokenizer when it is used for the first time; None: nothing. Raises UserError."""
+    return None if name in KINDS or wordpiece.split_name(name) else beside.difference(file_of(name))
+
+
 def file_of(name: str) -> str:
     """The path of a tokenizer's file as `beside.read` takes it, from a value of data.tokenizer."""
     bare = beside.BARE if name.startswith(beside.BARE) else ""

@@ -14,7 +14,7 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.sealed import digest
 from codescent.data.prepared import DESCRIPTION
-from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers import rebuilt, wordpiece
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer, fields_of, load
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
@@ -52,6 +52,23 @@ def identity(name: str | Path) -> str:
     if not isinstance(tokenizer, LibraryTokenizer) or not tokenizer.is_recorded or _is_ours(path):
         return plain
     return f"{plain}:{digest([tokenizer.opening, tokenizer.closing, tokenizer.separator])[:16]}"
+
+
+def difference(name: str | Path) -> str | None:
+    """How `AutoTokenizer` of the file's folder has other ids than `read`: see `rebuilt`. None: it has the same.
+
+    Raises UserError: a file beside it is not a JSON object.
+    """
+    path = Path(name)
+    if path.name != FILE or str(name).startswith(BARE) or _is_ours(path) or not path.is_file():
+        return None
+    text, fields = fields_of(path)
+    if "codescent_tokenizer" in fields or is_wordpiece(fields):
+        return None
+    folder = path.parent
+    made = rebuilt.class_of(class_of(folder), _object(folder / MODEL).get("model_type"))
+    differs = rebuilt.difference(text, made, named_tokens(folder))
+    return None if differs is None else f"{path}: {differs}"
 
 
 def _is_ours(path: Path) -> bool:

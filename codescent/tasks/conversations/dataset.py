@@ -23,7 +23,7 @@ from codescent.data.file_array import FileArray
 from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description, Fields, Splits, write_array
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import tokenizer_of
+from codescent.data.text.request import remark_on, tokenizer_of
 from codescent.data.tokenizers.tokenizer import NO_END, Tokenizer, document_end, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
@@ -65,6 +65,8 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     Returns the description's fields. Raises UserError: every problem of the lines, or of the tokenizer.
     """
     path, tokenizer = expanded(data.corpus), tokenizer_of(data.tokenizer)
+    if progress and (remark := remark_on(data.tokenizer)):
+        warn(remark)
     parts = _examples_of_splits(path, data, with_template=template is not None)
     unused = _unused(parts, data, template)
     if template is None:
