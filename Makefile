@@ -6,7 +6,7 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs slow cuda fuzz mutants hooks clean
+.PHONY: help train test lint docs turn slow cuda fuzz mutants hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,14 @@ lint: .venv/.installed-dev ## check style, types and the order of the rooms
 # Not with --quiet: warnings would then be no errors.
 docs: .venv/.installed-docs ## build the site of the docs into build/site, and check every link in it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# CI runs these after `make test`: those whose turn it is (tests/slow/turn), those of rooms that the last day changed, more.
+SPEND ?= 900
+
+turn: .venv/.installed-dev ## run some slow tests: whose turn it is, of rooms that changed in a day, then more; SPEND=900 seconds
+	@mkdir -p build
+	$(BIN)/python tests/slow/choose.py --jobs $(JOBS) --spend $(SPEND) --out build/turn.txt
+	$(PYTEST) -m "slow and not cuda" --timeout 1200 --durations=40 --durations-min=10 --junitxml=build/turn.xml @build/turn.txt
 
 slow: .venv/.installed-dev ## run the tests that take minutes, and those that draw examples on many more examples
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile deep --timeout 1200 $(ARGS)

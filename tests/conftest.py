@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,31 @@ def pytest_collection_finish() -> None:
     """What collecting has imported stays: Python need not look for garbage in it again and again (8 % of the time)."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what slow/listed.txt names. Where all tests are collected, each of its lines must name one."""
+    lines = (REPOSITORY / "tests/slow/listed.txt").read_text(encoding="utf-8").splitlines()
+    listed = {line for line in lines if line and not line.startswith("#")}
+    found = set()
+    for item in items:
+        file, _, rest = item.nodeid.partition("::")
+        names = {file, f"{file}::{rest.partition('[')[0]}", item.nodeid} & listed
+        if names:
+            item.add_marker(pytest.mark.slow)
+            found |= names
+    if config.args == config.getini("testpaths") and (unknown := listed - found):
+        raise pytest.UsageError(f"tests/slow/listed.txt: names no test: {', '.join(sorted(unknown))}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped: each reason once, with the number of tests."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in reports)
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"skipped {number}: {reason}")
 
 
 _hidden = pytest.MonkeyPatch()
