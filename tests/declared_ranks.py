@@ -112,7 +112,7 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, 
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)
-    assemble._loader = lambda *_: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
+    assemble._loader = lambda *_, **__: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
     return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 
@@ -173,7 +173,7 @@ def observed_steps(case: dict[str, Any], rank: int, world: World | None = None) 
             executor.step(number, 1e-3)
             issued.append(watch.issued)
             watch.issued = []
-    kept = dict(executor.gradients.state()) | dict(executor.exchange.state() if executor.exchange else {})
+    kept = dict(executor.gradients.state()) | dict(executor.coupling.state())
     answer = {"issued": issued, "counted": executor.memory.most}
     answer["kept"] = {name: [list(value.shape), value.element_size()] for name, value in kept.items()}
     trainer.close()

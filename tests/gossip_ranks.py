@@ -11,13 +11,13 @@ import torch.distributed as dist
 from declared_ranks import VOCAB, FixedLoader, Watch, joined, plan_of, trainer_of
 from rank_server import Place
 
+from codescent.coupling.mixing import Mixing
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Instruction, Plan, Verb
 from codescent.plan.state import state_of_rank
 from codescent.strategies import ThisRank
-from codescent.strategies.mixing import Mixing
-from codescent.strategies.strategy import Copy
 from codescent.train.assemble import Trainer
+from codescent.train.optimize import Weight
 
 Case = dict[str, Any]
 
@@ -73,7 +73,9 @@ def mixed(place: Place, cases: dict[str, Case], rounds: int, drift: float = 0.0,
         world = joined(plan, place.rank)
         world.divide(plan)
         tensors = [torch.zeros(tensor.parameter.shape, dtype=torch.float64) for tensor in plan.trained]
-        one = Mixing([Copy(tensor, tensor, True) for tensor in tensors], ThisRank(plan, place.rank, world.groups))
+        one = Mixing(
+            [Weight("", tensor, tensor, decay=False) for tensor in tensors], ThisRank(plan, place.rank, world.groups)
+        )
         for tensor, value in zip(tensors, initial(plan, place.rank)):
             tensor.copy_(value)
         seen = [flat(tensors)]
@@ -116,7 +118,7 @@ def issued(place: Place, cases: dict[str, Case], steps: int) -> dict[str, Any]:
         found[name] = {"steps": [_watched_step(trainer, number) for number in range(steps)]}
         counted = trainer.executor.memory.most["optimizer_bytes"]
         found[name] |= {"held": counted, "declared": state_of_rank(plan, place.rank).optimizer_bytes}
-        exchange = trainer.executor.exchange
+        exchange = trainer.coupling.exchange
         assert exchange is not None
         kept = {key: [list(value.shape), str(value.dtype)] for key, value in exchange.state().items()}
         found[name]["kept"] = kept

@@ -20,11 +20,11 @@ from codescent.base.rank import Rank
 from codescent.base.stopwatch import Laps, Stopwatch
 from codescent.checkpoint.box import Box
 from codescent.config.load import load
+from codescent.coupling.averaging import Averaging
 from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
-from codescent.strategies.averaging import Averaging
 from codescent.strategies.fully_shard import send_ourselves
 from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
@@ -165,7 +165,7 @@ def flip_at_start(*names: str) -> None:
 
 def flip_bits(executor: Executor, names: Sequence[str]) -> None:
     """Change the lowest bit of the byte in the middle of each tensor."""
-    tensors = dict(executor.optimizer.tensors())
+    tensors = dict(executor.coupling.optimizer.tensors())
     for chunk in executor.chunks:
         tensors |= {f"read.{of}": parameter.detach() for of, parameter in chunk.part.named_parameters()}
     for name in names:
@@ -209,14 +209,18 @@ def infinite_loss() -> None:
 
 def not_finite(name: str) -> None:
     """In step 3 one element of a whole tensor is NaN."""
-    at_step(3, "_forward", lambda executor: cast(torch.Tensor, executor.optimizer.tensors()[name])[:1].fill_(torch.nan))
+    at_step(
+        3,
+        "_forward",
+        lambda executor: cast(torch.Tensor, executor.coupling.optimizer.tensors()[name])[:1].fill_(torch.nan),
+    )
 
 
 def infinite_state() -> None:
     """In step 3 the optimizer's state is infinite, and so are the weights that it updates."""
 
     def fill(executor: Executor) -> None:
-        optimizer = executor.optimizer
+        optimizer = executor.coupling.optimizer
         optimizer.torch.state[optimizer.masters[0]]["exp_avg"].fill_(torch.inf)
 
     at_step(3, "_reduce", fill)

@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from codescent.build import build
 from codescent.checkpoint.box import Box
 from codescent.config.sections import Config
+from codescent.coupling.averaging import Averaging
 from codescent.plan import Verb
-from codescent.strategies import Copy, ThisRank
-from codescent.strategies.averaging import Averaging
+from codescent.strategies import ThisRank
 from codescent.train.execute import Executor
 from codescent.train.open import OpenRun
+from codescent.train.optimize import Weight
 from codescent.train.tensor_hash import tensor_hash
 
 
@@ -94,7 +95,7 @@ def averaged(
     plan = build(Config.model_validate(config), 97, place.ranks)
     this_rank = ThisRank(plan, place.rank, {"dp_replicate": group})
     weights = [started(tensor.parameter.shape, number) for number, tensor in enumerate(this_rank.trained)]
-    averaging = Averaging([Copy(weight, weight, counted=True) for weight in weights], this_rank)
+    averaging = Averaging([Weight("", weight, weight, decay=False) for weight in weights], this_rank)
     seen: dict[str, list[float]] = {tensor.parameter.name: [] for tensor in this_rank.trained}
     own, distances = weights, list[float]()
     for number, (points, counts) in enumerate(zip(pulls, losses, strict=True)):

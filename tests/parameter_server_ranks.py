@@ -19,11 +19,12 @@ import layout_ranks
 import psutil
 from rank_server import Place
 
-from codescent.strategies.worker import Worker
+from codescent.coupling.pairs import Pairs
+from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.round_worker import RoundWorker
+from codescent.coupling.server_requests import Requests
+from codescent.coupling.worker import Worker
 from codescent.train.execute import Executor
-from codescent.train.neighbours import Hand
-from codescent.train.serve import Serving
-from codescent.train.serve_requests import Requests
 from codescent.transport import Answer, Client, Frame, Kind, Refused, client
 
 
@@ -72,15 +73,21 @@ def listeners(place: Place, words: list[str]) -> list[str]:
 def disconnected(step: str, *servers: str) -> None:
     """Before the push of a portion of this step the connections to these servers are lost."""
 
-    def lose(executor: Executor) -> None:
-        assert executor.worker is not None
+    def lose(worker: Worker) -> None:
         for server in servers:
-            peer = executor.worker.clients[int(server)]._peer
+            peer = worker.clients[int(server)]._peer
             assert peer is not None
             peer.shutdown(socket.SHUT_RDWR)
         time.sleep(0.3)  # so that the servers notice it before they are asked again
 
-    layout_ranks.at_step(int(step), "_push", lose)
+    whole = Worker._push
+
+    def push(self: Worker, *arguments: Any) -> None:
+        if self.step == int(step) - 1:
+            lose(self)
+        whole(self, *arguments)
+
+    Worker._push = push  # type: ignore[method-assign]
 
 
 def stand(seconds: str) -> None:
@@ -100,18 +107,24 @@ def hung(step: str, seconds: str) -> None:
     layout_ranks.at_step(int(step), "_push", lambda _: time.sleep(float(seconds)))
 
 
-def in_push(number: int, act: Callable[[Executor], None]) -> None:
+def in_push(number: int, act: Callable[[Worker], None]) -> None:
     """Act before the push of that number of this rank."""
-    whole, count = Executor._push, 0
+    count = 0
 
-    def push(self: Executor, *arguments: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == number:
-            act(self)
-        whole(self, *arguments)
+    def patch(kind: type[Worker]) -> None:
+        whole = kind._push
 
-    Executor._push = push  # type: ignore[method-assign]
+        def push(self: Worker, *arguments: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == number:
+                act(self)
+            whole(self, *arguments)
+
+        kind._push = push  # type: ignore[method-assign]
+
+    patch(Worker)
+    patch(RoundWorker)
 
 
 def lies(kind: str, name: str, value: str = "") -> None:
@@ -203,17 +216,17 @@ def kill_in(owner: type, method: str, number: str, *, after: bool = False) -> No
 
 def killed_in_portion(number: str) -> None:
     """Asynchronous gossip: this rank has computed its portion of that number, and has not said so."""
-    kill_in(Hand, "finished", number)
+    kill_in(Pairs, "finished", number)
 
 
 def killed_after_push(number: str) -> None:
     """A server has applied so many pushes."""
-    kill_in(Serving, "_apply", number, after=True)
+    kill_in(ParameterServer, "_apply", number, after=True)
 
 
 def killed_in_update(number: str) -> None:
     """A server begins its update of that number."""
-    kill_in(Serving, "_update", number)
+    kill_in(ParameterServer, "_update", number)
 
 
 def stopped_in_push(number: str, seconds: str) -> None:
@@ -224,8 +237,8 @@ def stopped_in_push(number: str, seconds: str) -> None:
 def away(number: str, seconds: str) -> None:
     """As `stopped_in_push`, and the connection to the first server is lost."""
 
-    def act(executor: Executor) -> None:
-        lose_first(executor)
+    def act(worker: Worker) -> None:
+        lose_first(worker)
         stand(seconds)
 
     in_push(int(number), act)
@@ -234,17 +247,16 @@ def away(number: str, seconds: str) -> None:
 def computing_long(number: str, seconds: str) -> None:
     """Before this push the connection to the first server is lost, and the rank computes on for so many seconds."""
 
-    def act(executor: Executor) -> None:
-        lose_first(executor)
+    def act(worker: Worker) -> None:
+        lose_first(worker)
         time.sleep(float(seconds))
 
     in_push(int(number), act)
 
 
-def lose_first(executor: Executor) -> None:
+def lose_first(worker: Worker) -> None:
     """The connection to the first server is lost."""
-    assert executor.worker is not None
-    peer = executor.worker.clients[0]._peer
+    peer = worker.clients[0]._peer
     assert peer is not None
     peer.shutdown(socket.SHUT_RDWR)
 

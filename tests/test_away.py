@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from codescent.train import away
-from codescent.train.away import CLOSED_S, SILENT_S, Away
-from codescent.train.crew import Death
-from codescent.train.patience import SHARE
+from codescent.coupling import away
+from codescent.coupling.away import CLOSED_S, SILENT_S, Away
+from codescent.coupling.crew import Death
+from codescent.coupling.patience import SHARE
 from codescent.transport import Refused
 
 TIMEOUT_S = 600.0

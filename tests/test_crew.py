@@ -15,9 +15,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from codescent.base import agreement
 from codescent.base.errors import UserError
+from codescent.coupling.crew import Crew, Death
 from codescent.meeting.past import StoredPast
 from codescent.meeting.store import LocalStore
-from codescent.train.crew import Crew, Death
 
 WORKERS = range(3)
 Event = tuple[str, int]

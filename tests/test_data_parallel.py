@@ -44,7 +44,7 @@ def model(devices: int, dropout: float = 0.0, recompute: str = "none") -> Any:
     shape = models.shape_of("gpt2", sizes, dropout=dropout)  # type: ignore[arg-type]
     module = models.construct(models.facts_of("gpt2", shape), device="meta").to(torch.float64)
     plan = planned(devices, recompute=recompute)
-    if DataParallel().serves(plan):
+    if DataParallel().active(plan):
         DataParallel().divide(module, ThisRank(plan, 0, {}))
     module.to_empty(device="cpu")
     initialize_(module, 1, models.parameters_of("gpt2", shape))

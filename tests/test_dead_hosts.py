@@ -16,8 +16,8 @@ from forker import Forker
 from host_ranks import hosts, started
 from runs import called, environment
 
+from codescent.coupling.away import CLOSED_S
 from codescent.record import RunFolder, order
-from codescent.train.away import CLOSED_S
 
 ENV = environment(CODESCENT_TOKEN="a token that no outsider knows")
 ASYNCHRONOUS = "parallel.updates=asynchronous"

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from codescent.coupling.delayed import Delayed
+from codescent.coupling.outer import Outer
 from codescent.servers import Ledger, Portion, Portions, Speeds, Verdict
-from codescent.strategies.delayed import Delayed
-from codescent.strategies.outer import Outer
 
 
 @pytest.mark.parametrize("every", [1, 3])

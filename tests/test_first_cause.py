@@ -18,7 +18,7 @@ from runs import environment, make_project
 from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.train.lost_peer import is_lost_peer
+from codescent.coupling.lost_peer import is_lost_peer
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 FAILS = """

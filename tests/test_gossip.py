@@ -23,10 +23,10 @@ from runs import losses, make_project
 
 from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
+from codescent.coupling.differences import Differences
 from codescent.plan import Plan, Verb
 from codescent.plan.wire import Wire
-from codescent.strategies import serving
-from codescent.strategies.differences import Differences
+from codescent.strategies import active
 from codescent.strategies.gossip_graphs import Graph
 
 GRAPHS = ("ring", "pairs", "complete", "exponential", "push-sum")
@@ -373,7 +373,7 @@ def test_replicas_with_other_numbers_of_losses_are_exact_only_where_they_are_wei
         layout = {"parallel.dp_replicate": 2, **{f"parallel.{key}": keys[key] for key in keys}}
         plan = planned({**words, **layout}, 2 + keys.get("servers", 0))
         other = replace(plan, task=replace(plan.task, equal_losses=False))
-        exact, others = (all(strategy.exact(one) for strategy in serving(one)) for one in (plan, other))
+        exact, others = (all(strategy.exact(one) for strategy in active(one)) for one in (plan, other))
         assert (exact, others) == (True, expected)
 
 

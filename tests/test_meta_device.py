@@ -31,7 +31,7 @@ from codescent.build import build
 from codescent.config.sections import Config
 from codescent.models.part import Part
 from codescent.plan import Plan
-from codescent.strategies import ThisRank, serving
+from codescent.strategies import ThisRank, active
 
 TABLE = Path(__file__).with_name("meta_device.csv")
 """The most launches and bytes of a micro-batch. They may only fall: `python tests/test_meta_device.py` writes lower
@@ -156,7 +156,7 @@ def _parts_of(plan: Plan, stage: int, groups: dict[str, ProcessGroup]) -> Iterat
         part = cast(Part, models.construct(plan.model, "meta", depths))
         part.objective = plan.objective
         part.losses_per_sample = MASKED if plan.task.name == "mlm" else None
-        for strategy in serving(plan):
+        for strategy in active(plan):
             strategy.divide(part, this_rank)
         for name in ("tokens_T", "rows_T"):
             if isinstance(positions_T := getattr(part, name), Tensor):

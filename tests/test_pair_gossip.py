@@ -30,13 +30,14 @@ from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
+from codescent.coupling.pair_exchange import PairExchange
+from codescent.coupling.pairs import Neighbour
 from codescent.plan import Collective, Plan, Verb
 from codescent.record import RunFolder, gossip_order, order
 from codescent.servers.changes import AVERAGED, MERGED, SENT, STEPPED, Changed
-from codescent.strategies import Copy, ThisRank
+from codescent.strategies import ThisRank
 from codescent.strategies.gossip_graphs import Pairs
-from codescent.strategies.pair_exchange import PairExchange
-from codescent.train.neighbours import Neighbour
+from codescent.train.optimize import Weight
 from codescent.transport import Client, Kind, Server, listen
 from codescent.transport import server as transport_server
 from codescent.transport.tensors import bytes_of
@@ -99,7 +100,7 @@ def pair() -> Iterator[tuple[PairExchange, PairExchange, Client]]:
         shapes = [tensor.parameter.shape for tensor in plan.trained]
         weights = [torch.randn(shape, generator=seeded, dtype=torch.float64) for shape in shapes]
         this_rank = ThisRank(plan, rank, {"dp_replicate": None})  # type: ignore[dict-item]
-        found.append(PairExchange([Copy(one, one, True) for one in weights], this_rank))
+        found.append(PairExchange([Weight("", one, one, decay=False) for one in weights], this_rank))
     active, passive = found
     listener = listen("127.0.0.1")
     server = Server(listener, KEY, Neighbour(passive, None), 1, range(2))

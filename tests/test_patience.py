@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from codescent.base.errors import RunFailed
+from codescent.coupling import patience
+from codescent.coupling.coordinate import Coordinator
+from codescent.coupling.patience import SHARE, Patience
 from codescent.servers import Portion
-from codescent.train import patience
-from codescent.train.coordinate import Coordinator
-from codescent.train.patience import SHARE, Patience
 
 HELD = {1: Portion(6, 1), 2: Portion(6, 2)}
 

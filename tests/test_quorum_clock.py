@@ -10,12 +10,13 @@ import pytest
 
 from codescent.build import build
 from codescent.config.load import load
+from codescent.coupling import round_server
+from codescent.coupling.outer_optimizer import OuterOptimizer
+from codescent.coupling.parameter_server import LOOK_S
+from codescent.coupling.round_server import RoundServer
 from codescent.servers import Portions
 from codescent.servers.arrivals import SIGMA_PER_MAD, SPREADS
-from codescent.train import serve_rounds
-from codescent.train.serve import LOOK_S
-from codescent.train.serve_rounds import OuterOptimizer, RoundServing
-from codescent.train.servers import served_weights
+from codescent.train.server_weights import server_weights
 from codescent.transport import Answer, Frame, Kind, Refused
 
 WORKERS, PERIOD = 3, 5
@@ -45,9 +46,9 @@ class Rounds:
 
     def __init__(self, project: Path, clock: Clock, words: tuple[str, ...] = WORDS) -> None:
         plan = build(load(project / "run.toml", words).config, 256, WORKERS + 1)
-        optimizer = OuterOptimizer(served_weights(plan, 0, replaced=False), plan)
+        optimizer = OuterOptimizer(server_weights(plan, 0, replaced=False), plan)
         self.clock, self.begun_s = clock, 0.0
-        self.server = RoundServing(plan, 0, optimizer, None, 0, lambda: False)
+        self.server = RoundServer(plan, 0, optimizer, None, 0, lambda: False)
         self.server.portions = Portions(WORKERS, 0, 50, own=True, period=PERIOD)
         self.number = 0
         self.computing: dict[int, tuple[int, list[int]]] = {}  # by worker: ticket and portion
@@ -112,7 +113,7 @@ class Rounds:
 @pytest.fixture
 def rounds(project: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
     clock = Clock()
-    monkeypatch.setattr(serve_rounds, "time", clock)
+    monkeypatch.setattr(round_server, "time", clock)
     return Rounds(project, clock)
 
 
@@ -131,9 +132,9 @@ def test_a_round_without_a_quorum_waits(rounds: Rounds) -> None:
     rounds.at(1000.0)
     assert (rounds.server.done, rounds.server._look_s()) == (2 * PERIOD, LOOK_S)
     assert rounds.push(1)  # it completes the quorum, long after the deadline: the round waits only a moment more
-    rounds.at(1000.0 + serve_rounds.FLOOR_S - 0.01)
+    rounds.at(1000.0 + round_server.FLOOR_S - 0.01)
     assert rounds.server.done == 2 * PERIOD
-    rounds.at(1000.0 + serve_rounds.FLOOR_S + 0.01)
+    rounds.at(1000.0 + round_server.FLOOR_S + 0.01)
     assert rounds.server.done == 3 * PERIOD
 
 

@@ -30,7 +30,7 @@ def kept_and_gradients(what: str, precision: str, dropout: float = 0.0) -> tuple
     sizes = {name: values["model"].get(name) for name in models.SIZES} | {"vocab_size": 50}
     shape = models.shape_of("gpt2", sizes, dropout=dropout)  # type: ignore[arg-type]
     module = models.construct(models.facts_of("gpt2", shape))
-    if Recompute().serves(plan):
+    if Recompute().active(plan):
         Recompute().divide(module, ThisRank(plan, 0, {}))
     module.to_empty(device="cpu")
     initialize_(module, 1, models.parameters_of("gpt2", shape))

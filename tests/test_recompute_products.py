@@ -51,7 +51,7 @@ def plan_of(kind: str, recompute: str, precision: str = "fp64", dropout: float =
 
 def module_of(plan: Plan) -> Part:
     part = cast(Part, models.construct(plan.model))
-    if Recompute().serves(plan):
+    if Recompute().active(plan):
         Recompute().divide(part, ThisRank(plan, 0, {}))
     part.to_empty(device="cpu")
     initialize_(part, 1, [tensor.parameter for tensor in plan.tensors])

@@ -11,10 +11,10 @@ import pytest
 from test_store import SECOND, Served
 
 from codescent.base.rank import Rank
+from codescent.coupling.lost_peer import is_lost_peer
 from codescent.meeting import silent
 from codescent.meeting.store import StoreError
 from codescent.meeting.store_client import StoreClient
-from codescent.train.lost_peer import is_lost_peer
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:1] in /gloo/: Timed out waiting 4000ms for recv operation to complete")
 

@@ -10,7 +10,7 @@ import pytest
 
 from codescent.plan import AXES, Layout, Mesh, ModelFacts, Parameter, Plan, Role, TaskFacts, TensorPlan, Work
 from codescent.plan.schedule import accumulate
-from codescent.strategies import ORDER, Candidate, Strategy, ThisRank, serving, traffic_of
+from codescent.strategies import ORDER, Candidate, Strategy, ThisRank, active, traffic_of
 from codescent.strategies.strategy import Strategy as Base
 
 MODEL = ModelFacts("gpt2", 6, 24, 12, 12, 2, 11, forward_flops=(1.0,) * 8, sizes={"seq_len": 48})
@@ -43,12 +43,12 @@ def test_every_variant_is_a_key_of_the_layout() -> None:
 
 
 def test_one_rank_without_keys_is_served_by_none() -> None:
-    assert serving(candidate(Mesh())) == ()
+    assert active(candidate(Mesh())) == ()
 
 
 @pytest.mark.parametrize("axis", AXES)
 def test_an_axis_is_served_by_its_strategy(axis: str) -> None:
-    served = [strategy.axis for strategy in serving(candidate(Mesh(**{axis: 2})))]
+    served = [strategy.axis for strategy in active(candidate(Mesh(**{axis: 2})))]
     # Ranks that share a sequence are replicas of the model, too.
     assert served == ([axis] if axis != "cp" else ["cp", "dp_replicate"])
 
@@ -65,6 +65,6 @@ def test_what_a_strategy_does_not_override_does_nothing() -> None:
     assert idle.place(tensor, asked) is tensor
     assert idle.schedule(schedule, asked) is schedule
     assert traffic_of(idle, plan) == ()
-    assert not idle.serves(asked)
+    assert not idle.active(asked)
     owner: Any = object()
     assert idle.gradients([], ThisRank(plan, 0, {}), owner) is owner

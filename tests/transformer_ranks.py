@@ -18,7 +18,7 @@ from codescent.models.transformer.declare import TransformerShape
 from codescent.models.transformer.module import Transformer
 from codescent.plan import Layout, Mesh, ModelFacts, Plan, TaskFacts, TensorPlan, Work
 from codescent.plan.schedule import accumulate
-from codescent.strategies import Candidate, TensorParallel, ThisRank, serving, traffic_of
+from codescent.strategies import Candidate, TensorParallel, ThisRank, active, traffic_of
 
 DEGREE, BATCH, CHUNK = 2, 3, 4
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "hidden_dim": 16, "ffn_dim": 24}
@@ -142,7 +142,7 @@ def slices(tensor: TensorPlan, plan: Plan, rank: int) -> tuple[slice, ...]:
 def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
     shape, plan, rank = shape_of(case), plan_of(case), group.rank()
     whole, divided = (Transformer(shape, CHUNK, "meta").double() for _ in range(2))
-    for strategy in serving(plan):
+    for strategy in active(plan):
         strategy.divide(divided, ThisRank(plan, rank, {"tp": group}))
     whole.to_empty(device="cpu")
     divided.to_empty(device="cpu")

@@ -16,7 +16,7 @@ from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
-from codescent.strategies import Candidate, kept_of, serving, traffic_of
+from codescent.strategies import Candidate, active, kept_of, traffic_of
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
     tensors = tuple(_tensor(parameter, config, work.num_microbatches) for parameter in parameters)
     schedule = accumulate(work.num_microbatches, len(model.forward_flops))
-    for strategy in serving(candidate):
+    for strategy in active(candidate):
         tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
         schedule = strategy.schedule(schedule, candidate)
     plan = _plan(config, candidate, tensors, schedule)
     if candidate.layout.served and not all(plan.pieces):
         raise UserError(_idle_servers(config, vocab_size, plan))
-    traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
-    kept = tuple(tensor for strategy in serving(plan) for tensor in kept_of(strategy, plan))
+    traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
+    kept = tuple(tensor for strategy in active(plan) for tensor in kept_of(strategy, plan))
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept)
 
 

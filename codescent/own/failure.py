@@ -14,6 +14,7 @@ from typing import ClassVar
 from codescent.base import cause, output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.coupling.lost_peer import is_lost_peer
 from codescent.launch import environment
 from codescent.launch.once import say_once_or_tell
 from codescent.meeting.addresses import is_local
@@ -21,7 +22,6 @@ from codescent.meeting.failure import Failures, RankFailure
 from codescent.meeting.store import Store, StoreError
 from codescent.own.explained import explained
 from codescent.own.steps import most_steps
-from codescent.train.lost_peer import is_lost_peer
 from codescent.train.torch_store import open_agent
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce", "scatter")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.coupling.outer import Outer
 from codescent.own import registry
 from codescent.own.arguments import MODULE, public
 from codescent.own.average import wide_name
@@ -21,7 +22,6 @@ from codescent.own.buffers import AveragedBuffers
 from codescent.own.session import joined
 from codescent.plan.wire import Wire
 from codescent.strategies.collectives import all_reduce
-from codescent.strategies.outer import Outer
 from codescent.strategies.wire import WireSum
 
 OUTER = ("none", "sgd", "nesterov")

@@ -16,7 +16,7 @@ from codescent.strategies.pair_averaging import PairAveraging
 from codescent.strategies.parameter_server import ParameterServer
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
-from codescent.strategies.strategy import Candidate, Copy, Exchange, Gradients, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
 from codescent.strategies.tensor import TensorParallel
 from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
@@ -39,9 +39,9 @@ ORDER = (
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 
 
-def serving(run: Candidate | Plan) -> tuple[Strategy, ...]:
+def active(run: Candidate | Plan) -> tuple[Strategy, ...]:
     """The strategies that a run uses, in their order."""
-    return tuple(strategy for strategy in ORDER if strategy.serves(run))
+    return tuple(strategy for strategy in ORDER if strategy.active(run))
 
 
 def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
@@ -64,9 +64,7 @@ def kept_of(strategy: Strategy, plan: Plan) -> tuple[KeptTensor, ...]:
 
 __all__ = [
     "Candidate",
-    "Copy",
     "DataParallel",
-    "Exchange",
     "Gradients",
     "Recompute",
     "Strategy",

@@ -50,7 +50,7 @@ class DDP(Strategy):
     axis = "dp_replicate"
     variants = ({},)
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if there are replicas, and zero does not reduce their gradients."""
         return run.mesh.degree(replicas(run)) > 1 and run.mesh.dp_shard == 1
 
@@ -134,7 +134,7 @@ class DDP(Strategy):
             filled,
             TORCH_DTYPE[wire_dtype],
             TORCH_DTYPE[plan.trained[0].gradient_dtype],
-            this_rank.groups[replicas(plan)] if self.serves(plan) else None,
+            this_rank.groups[replicas(plan)] if self.active(plan) else None,
             self._compressed(this_rank, parameters, filled, wire_dtype),
         )
 
@@ -144,7 +144,7 @@ class DDP(Strategy):
         """The sums of the buckets in the format of parallel.wire; None: they are plain all-reduces."""
         plan = this_rank.plan
         wire = _wire(plan)
-        if wire is None or not parameters or not self.serves(plan):
+        if wire is None or not parameters or not self.active(plan):
             return None
         from codescent.strategies.wire_buckets import CompressedBuckets  # noqa: PLC0415 - needs torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from codescent.base.counted import counted
@@ -16,7 +16,7 @@ from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire
 from codescent.strategies.gossip_graphs import AXIS, SYMMETRIC, graph_of
 from codescent.strategies.local_sgd import by_holders, unsent_gradients
-from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Strategy
 
 SKETCH = 1024
 """Random projections of the weights from which the distance of the replicas is estimated: standard error
@@ -35,14 +35,14 @@ class Gossip(Strategy):
     differences to public copies (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2).
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.gossip is given, in its synchronous form: PairAveraging is the other."""
         return run.layout.gossip != "none" and not run.layout.averages_beside
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse a single replica, a second way to average, wires that a graph cannot use, and keys that act within a
         round."""
-        if self.serves(candidate):
+        if self.active(candidate):
             yield from alone(candidate)
             yield from twice(candidate)
             yield from _wrong_wire(candidate)
@@ -90,12 +90,6 @@ class Gossip(Strategy):
         for number, numel in enumerate(numels if Wire.parse(plan.layout.wire).lossy else ()):
             yield KeptTensor(f"gossip.{number}.public", (numel,), dtype)
             yield KeptTensor(f"gossip.{number}.mixed", (numel,), dtype)
-
-    def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
-        """`Mixing`, which does EXCHANGE."""
-        from codescent.strategies.mixing import Mixing  # noqa: PLC0415 - keeps torch out of planning
-
-        return Mixing(copies, this_rank)
 
 
 def numels_of(plan: Plan, stage: int) -> list[int]:

@@ -23,7 +23,7 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire, kept_name
-from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Strategy
 
 AXIS = "dp_replicate"
 LOSSES = "outer.losses"
@@ -39,14 +39,14 @@ class LocalSGD(Strategy):
     et al. 2025, "Streaming DiLoCo").
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.average_every is given, and no servers take the changes (parameter_server.py)."""
         return run.layout.average_every > 0 and not run.layout.served
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse keys that act within a round, rounds without room for their exchanges, and layouts that know one copy
         of the weights only."""
-        if self.serves(candidate):
+        if self.active(candidate):
             yield from _lonely(candidate)
             yield from wrong_rounds(candidate)
             yield from _wrong_fragments(candidate)
@@ -58,7 +58,7 @@ class LocalSGD(Strategy):
                 f'parallel.outer_optimizer = "{candidate.layout.outer_optimizer}": needs parallel.average_every',
                 [Change({"parallel.outer_optimizer": "none"})],
             )
-        if self.serves(candidate) and candidate.layout.offload != "none":
+        if self.active(candidate) and candidate.layout.offload != "none":
             yield Refusal(
                 f'parallel.average_every = {candidate.layout.average_every}: parallel.offload = "'
                 f'{candidate.layout.offload}" has the weights in host memory, which are not averaged there',
@@ -142,12 +142,6 @@ class LocalSGD(Strategy):
         is_mean = layout.outer_optimizer == "none" or outer == ("sgd", 1.0, 0.0)
         shapes = [shape for stage in range(plan.mesh.degree("pp")) for shape in _trained_shapes(plan, stage)]
         return is_mean and Wire.parse(layout.wire).exact_for(shapes)
-
-    def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
-        """`Averaging`, which does AVERAGE and MERGE."""
-        from codescent.strategies.averaging import Averaging  # noqa: PLC0415 - keeps torch out of planning
-
-        return Averaging(copies, this_rank)
 
 
 def averages_linearly(plan: Plan) -> bool:

@@ -51,7 +51,7 @@ class Muon(Strategy):
     replicas too).
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if optimizer.kind is "muon"."""
         return run.update.get("kind") == "muon"
 

@@ -19,7 +19,7 @@ class Offload(Strategy):
     train/machine refuses this strategy on a CPU, so it has no variants for `prove`.
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.offload is set."""
         return run.layout.offload != "none"
 

@@ -3,7 +3,7 @@ Does not send anything (pair_exchange.py does) and does not hand out the samples
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from codescent.base.refusal import Change, Refusal
@@ -22,7 +22,7 @@ from codescent.plan.wire import Wire
 from codescent.strategies.gossip import alone, twice
 from codescent.strategies.gossip_graphs import AXIS
 from codescent.strategies.local_sgd import unsent_gradients
-from codescent.strategies.strategy import Candidate, Copy, Exchange, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Strategy
 
 GRAPHS = ("ring", "pairs")
 """Values of parallel.gossip that have an asynchronous form."""
@@ -35,13 +35,13 @@ class PairAveraging(Strategy):
     Replicas are active or passive, and each average is of one of both kinds: so nobody waits in a circle.
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.gossip_mode is asynchronous."""
         return run.layout.averages_beside
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse a single replica, replicas of several ranks, graphs that are not bipartite, and lossy wires."""
-        if self.serves(candidate):
+        if self.active(candidate):
             yield from alone(candidate)
             yield from twice(candidate)
             yield from _several_ranks(candidate)
@@ -76,12 +76,6 @@ class PairAveraging(Strategy):
         what = "weights, to a drawn passive neighbour; a passive replica answers as often, on average"
         sent = Traffic(Collective.SEND, AXIS, size, dtype, Verb.AVERAGE, Verb.BACKWARD, what)
         yield replace(sent, every=every, at=every - 1)
-
-    def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
-        """`PairExchange`, which does AVERAGE and MERGE."""
-        from codescent.strategies.pair_exchange import PairExchange  # noqa: PLC0415 - keeps torch out of planning
-
-        return PairExchange(copies, this_rank)
 
 
 def _synchronous(**changes: str) -> Change:

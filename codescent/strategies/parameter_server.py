@@ -39,14 +39,14 @@ class ParameterServer(Strategy):
     `average_every` workers push the changes of rounds (Liu et al. 2024, arXiv 2401.09135).
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.servers is given."""
         return run.layout.served
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse layouts in which a worker is not one rank, and keys that look after the same gradients."""
         layout, mesh = candidate.layout, candidate.mesh
-        if not self.serves(candidate):
+        if not self.active(candidate):
             return
         said, off = f"parallel.servers = {json.dumps(layout.servers)}", Change({"parallel.servers": 0})
         for axis in AXES:

@@ -33,7 +33,7 @@ class Recompute(Strategy):
 
     variants = ({"recompute": "selective"}, {"recompute": "products"}, {"recompute": "full"})
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.recompute is set."""
         return run.layout.recompute != "none"
 

@@ -134,50 +134,6 @@ class Gradients(Protocol):
         """Drop all references to process groups and parameters, before the process groups are destroyed."""
 
 
-class Exchange(Protocol):
-    """What replicas that train apart send each other between steps."""
-
-    def stepped(self, number: int, own_losses: int, losses: int) -> None:
-        """Step `number` (from 0) is done: the losses of this replica, and of all replicas."""
-
-    def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """REDUCE over the replicas, in place."""
-
-    def average(self, fragment: int) -> None:
-        """The AVERAGE verb."""
-
-    def merge(self, fragment: int) -> None:
-        """The MERGE verb."""
-
-    def distance(self) -> torch.Tensor:
-        """[squared distance of this replica from the mean of the replicas, squared norm of this mean]: what this rank
-        counts of the round; fp64, [2]."""
-
-    def means(self) -> Sequence[torch.Tensor] | None:
-        """The mean over replicas of each trained tensor; None: all replicas have it already. Collective."""
-
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """What it keeps between steps, by the names of `Plan.kept`."""
-
-    def buffers(self) -> Iterator[torch.Tensor]:
-        """Memory that it holds beside its state, to count it."""
-
-    def close(self) -> None:
-        """Drop all references to process groups."""
-
-
-@dataclass(frozen=True)
-class Copy:
-    """The two copies of a trained tensor on a rank: the optimizer's, and the weights that forward reads.
-
-    `counted`: whether this rank counts the tensor in sums over its replica.
-    """
-
-    master: torch.Tensor
-    weights: torch.Tensor
-    counted: bool
-
-
 class Strategy:
     """One way to divide the work of a step over one mesh axis. It has no state and reads its keys from the layout.
 
@@ -188,7 +144,7 @@ class Strategy:
     axis: ClassVar[str] = ""  # mesh axis; "": the strategy splits nothing over ranks
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """Whether the run uses this strategy. If not, `place`, `schedule`, `traffic` and `divide` are not called."""
         return run.mesh.degree(self.axis) > 1
 
@@ -227,10 +183,3 @@ class Strategy:
         `owner`: the object of the strategies before this one. Return it, wrap it, or create one if it is None.
         """
         return owner
-
-    def exchange(self, copies: Sequence[Copy], this_rank: ThisRank) -> Exchange | None:
-        """The object that exchanges weights between replicas; None: the strategy has none.
-
-        `copies`: one for each of `this_rank.trained`, with their initial values.
-        """
-        return None

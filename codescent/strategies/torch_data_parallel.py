@@ -27,7 +27,7 @@ class DataParallel(Strategy):
     2.2). train/machine refuses devices that do not exist, so there are no variants for `prove`.
     """
 
-    def serves(self, run: Candidate | Plan) -> bool:
+    def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.data_parallel is above 1."""
         return run.layout.data_parallel > 1
 

@@ -52,7 +52,7 @@ class Zero(Strategy):
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse reduce_dtype = "bf16" in stage 1 with several micro-batches: sums in bf16 lose small contributions."""
         narrow = candidate.layout.reduce_dtype == "bf16"
-        if narrow and self.serves(candidate) and _sums_in_wire_dtype(candidate):
+        if narrow and self.active(candidate) and _sums_in_wire_dtype(candidate):
             share, rest = divmod(candidate.work.global_batch_size, candidate.mesh.dp)
             whole = not rest and candidate.whole_samples and candidate.multiple(candidate.mesh) == 1
             yield Refusal(
@@ -156,7 +156,7 @@ class Zero(Strategy):
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
     ) -> Gradients | None:
         """`ShardedGradients`, if this strategy shards the run's tensors."""
-        if not self.serves(this_rank.plan):
+        if not self.active(this_rank.plan):
             return owner
         from codescent.base.torch_dtypes import TORCH_DTYPE  # noqa: PLC0415 - keeps torch out of planning
         from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415

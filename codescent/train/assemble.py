@@ -3,10 +3,10 @@ Does not run a step, write a file or name a strategy: it applies the list ORDER 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -17,24 +17,21 @@ from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.checkpoint.box import Box
+from codescent.coupling import Coupling, Services
+from codescent.coupling import of as coupling_of
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
-from codescent.strategies import ORDER, Copy, Exchange, Gradients, ThisRank, serving
+from codescent.strategies import ORDER, Gradients, ThisRank, active
 from codescent.strategies.common_sums import copied
-from codescent.strategies.ddp import BucketedGradients
-from codescent.strategies.pair_exchange import PairExchange
+from codescent.strategies.no_gradients import NoGradients
 from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.neighbours import Hand, introduced
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
-from codescent.train.serve import Serving
-from codescent.train.serve_beside import serve_beside
-from codescent.train.serve_rounds import OuterOptimizer
-from codescent.train.servers import Rates, connected, listening, served_weights
+from codescent.train.server_weights import server_weights
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -48,25 +45,19 @@ class Trainer:
 
     executor: Executor
     parts: list[nn.Module]
-    optimizer: Optimizer
+    coupling: Coupling
     loader: Loader | None
 
-    def tensors(self) -> dict[str, torch.Tensor | Box]:
-        """The tensors of a checkpoint, by name. Collective where replicas have different weights.
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the weights that this rank updates."""
+        return cast(Optimizer, self.coupling.optimizer)
 
-        What differs between replicas has the name of its replica before it. "model.NAME" is then the mean.
-        """
+    def tensors(self) -> dict[str, torch.Tensor | Box]:
+        """The tensors of a checkpoint, by name. Collective where replicas have different weights."""
         executor, weights = self.executor, {weight.name: weight for weight in self.optimizer.weights}
-        exchange, rank = executor.exchange, executor.world.place.rank
-        if executor.plan.layout.served_rounds:
-            found = self._of_rounds(executor.plan, rank)
-        elif exchange is None:
-            found = self.optimizer.tensors()
-        else:
-            found = self._of_replica(exchange, executor.plan.replica(rank))
-        kept = {**executor.gradients.state(), **(exchange.state() if exchange else {})}
-        kept |= executor.worker.state() if executor.worker else {}
-        for name, value in kept.items():
+        found, rank = self.coupling.tensors(), executor.world.place.rank
+        for name, value in {**executor.gradients.state(), **self.coupling.state()}.items():
             _, of_parameter, parameter = name.partition(".model.")
             if of_parameter:  # ranks that hold the same part of the parameter have the same values
                 found[name] = weights[parameter].named(value)
@@ -74,31 +65,10 @@ class Trainer:
                 found[f"rank{rank}.{name}"] = value
         return found
 
-    def _of_rounds(self, plan: Plan, rank: int) -> dict[str, torch.Tensor | Box]:
-        """What a server has, and the state of a worker's own optimizer. Its weights are those of the servers."""
-        served = None if self.executor.serving is None else self.executor.serving.part.optimizer
-        found = {} if served is None else served.tensors()
-        if not plan.only_serves(rank):
-            for weight, name, value in self.optimizer.named_state():
-                if not name.startswith("model."):
-                    found[f"replica{plan.replica(rank)}.{name}"] = weight.named(value)
-        return found
-
-    def _of_replica(self, exchange: Exchange, replica: int) -> dict[str, torch.Tensor | Box]:
-        """Weights and optimizer state of a replica that trains apart. Collective."""
-        means, found = exchange.means(), dict[str, torch.Tensor | Box]()
-        for weight, name, value in self.optimizer.named_state():
-            is_common = means is None and name.startswith("model.")
-            found[name if is_common else f"replica{replica}.{name}"] = weight.named(value)
-        for weight, mean in zip(self.optimizer.weights, means or ()):
-            found[f"model.{weight.name}"] = weight.named(mean)
-        return found
-
     @contextmanager
     def with_means(self) -> Iterator[None]:
         """Put the mean of the replicas into the weights for a while, where they have different weights. Collective."""
-        exchange = self.executor.exchange
-        means = None if exchange is None else exchange.means()
+        means = self.coupling.means()
         if means is None:
             yield
             return
@@ -138,92 +108,48 @@ def assemble(
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
             which this machine lacks.
     """
-    if plan.only_serves(world.place.rank):
-        return _assemble_server(config, plan, world, first_step, stop)
     this_rank = ThisRank(plan, world.place.rank, world.groups)
-    parts = []
-    for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.model, "meta", depths)
-        cast(Part, part).objective = plan.objective
-        if world.device.type != "cpu":  # so the logits of a larger pass, in validation, need no more memory
-            cast(Part, part).head_chunk_tokens = _of_micro_batch(plan)
-        _widen(part, plan.work.precision)
-        for strategy in serving(plan):
-            strategy.divide(part, this_rank)
-        parts.append(_with_memory(part, this_rank.tensors[0], world.device))
-    weights = _initialise(parts, this_rank, replaced=first_step > 0)
-    gradients = _gradients(parts, this_rank)
+    computes = not plan.only_serves(world.place.rank)
+    depths = plan.schedule.parts(world.stage) if computes else ()
+    parts = [_part(plan, this_rank, of_part, world.device) for of_part in depths]
+    weights = _initialise(parts, this_rank, replaced=first_step > 0) if computes else []
+    if plan.model.weights is not None and not computes:  # who computes has read all of it, and says what is wrong
+        together(UserError, lambda: None)
+    gradients = _gradients(parts, this_rank) if computes else NoGradients()
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
-    loader = _loader(parts, plan, world, dataset, first_step)
-    if plan.layout.served:
-        optimizer, server = _served_beside(config, plan, world, first_step, stop)
-        if plan.layout.served_rounds:  # workers have optimizers of their own
-            optimizer = Optimizer(weights, config.optimizer, (), world.device)
-        copies = [Copy(weight.master, weight.tensor, weight.counted) for weight in weights]
-        worker = connected(plan, world, copies, first_step, _rates(config, plan))
-        executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, server)
-        return Trainer(executor, parts, optimizer, loader)
-    optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
-    exchange = _exchange(weights, this_rank)
-    hand = _hand(config, plan, world, exchange, first_step)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, exchange, hand)
-    return Trainer(executor, parts, optimizer, loader)
+    coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop))
+    loader = _loader(parts, plan, world, dataset, first_step, reads_ahead=coupling.knows_steps) if computes else None
+    executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested)
+    return Trainer(executor, parts, coupling, loader)
 
 
-def _served_beside(
-    config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest
-) -> tuple[Optimizer, Serving | None]:
-    """The optimizer of a worker: of the part that it serves, if workers are servers; else of nothing."""
-    if world.place.rank not in plan.servers:
-        return Optimizer([], config.optimizer, (), world.device), None
-    weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
-    optimizer = _server_optimizer(config, plan, weights)
-    serving = listening(plan, world, optimizer, first_step, stop.is_requested)
-    serving.thread = serve_beside(serving, _rates(config, plan), world.give_up)
-    return optimizer, serving
+def _part(plan: Plan, this_rank: ThisRank, depths: Any, device: torch.device) -> nn.Module:
+    """The layers of a chunk, divided by the strategies, with memory on the device."""
+    part = models.construct(plan.model, "meta", depths)
+    cast(Part, part).objective = plan.objective
+    if device.type != "cpu":  # so the logits of a larger pass, in validation, need no more memory
+        cast(Part, part).head_chunk_tokens = _of_micro_batch(plan)
+    _widen(part, plan.work.precision)
+    for strategy in active(plan):
+        strategy.divide(part, this_rank)
+    return _with_memory(part, this_rank.tensors[0], device)
 
 
-def _rates(config: Config, plan: Plan) -> Rates:
-    """The learning rate by step."""
+def _services(config: Config, this_rank: ThisRank, world: World, first_step: int, stop: StopRequest) -> Services:
+    """What the run gives the coupling of this rank."""
+    plan, device, host = this_rank.plan, world.device, torch.device("cpu")
     steps, workers = config.train.num_steps, plan.mesh.dp
-    return lambda number: learning_rate(config.optimizer, steps, workers, number)
-
-
-def _server_optimizer(config: Config, plan: Plan, weights: Sequence[Weight]) -> Optimizer:
-    """What a server updates its weights with: gradients, or changes of rounds."""
-    if plan.layout.served_rounds:
-        return OuterOptimizer(weights, plan)
-    return Optimizer(weights, config.optimizer, (), torch.device("cpu"))
-
-
-def _assemble_server(config: Config, plan: Plan, world: World, first_step: int, stop: StopRequest) -> Trainer:
-    """The objects of a rank that is a parameter server and nothing else."""
-    weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
-    if (folder := plan.model.weights) is not None:  # the workers have read all of it, and say what is wrong
-        together(UserError, lambda: _refuse(folder, []))
-    optimizer = _server_optimizer(config, plan, weights)
-    serving = listening(plan, world, optimizer, first_step, stop.is_requested)
-    dtype = TORCH_DTYPE[plan.work.precision]
-    gradients = BucketedGradients([], [], dtype, dtype, None)
-    executor = Executor(plan, world, [], gradients, optimizer, None, stop.is_requested, serving=serving)
-    return Trainer(executor, [], optimizer, None)
-
-
-def _exchange(weights: Sequence[Weight], this_rank: ThisRank) -> Exchange | None:
-    """The object that exchanges weights between replicas that train apart."""
-    copies = [Copy(weight.master, weight.tensor, weight.counted) for weight in weights]
-    found = (strategy.exchange(copies, this_rank) for strategy in serving(this_rank.plan))
-    return next(filter(None, found), None)
-
-
-def _hand(config: Config, plan: Plan, world: World, exchange: Exchange | None, first_step: int) -> Hand | None:
-    """What gives this rank its work, where replicas average beside the computation."""
-    if not isinstance(exchange, PairExchange):
-        return None
-    steps, workers = config.train.num_steps, plan.mesh.dp
-    return introduced(
-        plan, world, exchange, lambda number: learning_rate(config.optimizer, steps, workers, number), first_step
+    return Services(
+        world,
+        this_rank,
+        device,
+        first_step,
+        lambda number: learning_rate(config.optimizer, steps, workers, number),
+        stop.is_requested,
+        lambda weights: Optimizer(weights, config.optimizer, matrix_rounds(this_rank, device), device),
+        lambda weights: Optimizer(weights, config.optimizer, (), host),
+        lambda index: server_weights(plan, index, replaced=first_step > 0),
     )
 
 
@@ -352,8 +278,10 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
             part.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
 
 
-def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
-    """The loader of this rank's samples. The parts are told how many losses a sample has."""
+def _loader(
+    parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int, *, reads_ahead: bool
+) -> Loader:
+    """The loader of this rank's samples. The parts are told how many losses a sample has. `reads_ahead`: in threads."""
     work, rank = plan.work, world.place.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
     for part in parts:
@@ -368,7 +296,7 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         work.seq_len * (1 if plan.model.vocab_size else plan.model.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
-        0 if plan.layout.hands_out else work.prefetch,  # portions are given to it
+        work.prefetch if reads_ahead else 0,
         pin_memory=world.device.type == "cuda",
         replica=(replica.start, replica.stop) if plan.apart else None,
     )

@@ -13,18 +13,18 @@ from codescent.base.range_names import NEXT_BATCH, WAITING
 from codescent.base.ranges import Recording, named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.coupling import Coupling
 from codescent.data.loader import Batch, Loader, Portion
 from codescent.plan import AXES, SCALARS, Instruction, Plan, Verb
-from codescent.strategies import Exchange, Gradients
-from codescent.strategies.turns import Turns
+from codescent.strategies import Gradients
 from codescent.train.chunk import Chunk, InFlight
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import message_shape
-from codescent.train.optimize import Optimizer
 from codescent.train.result import ALONE, COLUMN, WAIT_COLUMN, Pending, StepResult
-from codescent.train.serve import Serving
 from codescent.train.world import World
 
+OF_COUPLINGS = (Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE, Verb.PUSH, Verb.PULL, Verb.SERVE)
+"""Verbs of which a rank executes those of its coupling."""
 PROFILER = "profiler"
 """What a profile costs between instructions. It is in no metrics column but other_s."""
 
@@ -42,29 +42,22 @@ class Executor:
         world: World,
         parts: Sequence[torch.nn.Module],
         gradients: Gradients,
-        optimizer: Optimizer,
+        coupling: Coupling,
         loader: Loader | None,
         stop_requested: Callable[[], bool],
-        exchange: Exchange | None = None,
-        worker: Turns | None = None,
-        serving: Serving | None = None,
     ) -> None:
         self.plan = plan
         self.world = world
         self.program = plan.schedule.program(world.stage, 0)
-        self.exchange = exchange
-        self.worker, self.serving = worker, serving
+        self.coupling = coupling
         self.first_sample = 0  # of the portion, relative to this rank's own part of the batch
         self.chunks = [Chunk(part) for part in parts]
         self.gradients = gradients
-        self.optimizer = optimizer
         self.loader = loader
         self.device = world.device
         self.dtype = TORCH_DTYPE[plan.work.precision]
         self.stop_requested = stop_requested
         self.everyone = plan.mesh.joint(*AXES)
-        place = plan.mesh.coordinates(world.place.rank)
-        self.leads = not any(place[axis] for axis in AXES if axis not in plan.apart)  # of its replica
         self.counts_loss = plan.counts_loss(world.place.rank)
         first, last = (plan.samples(world.place.rank, number) for number in (0, plan.work.num_microbatches - 1))
         samples = torch.arange(first.start, last.stop, device=self.device)
@@ -73,7 +66,8 @@ class Executor:
         self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device, WAIT_COLUMN)
         self.columns = COLUMN if plan.world_size > 1 else ALONE
-        self.arms: dict[Verb, Callable[[Instruction], None]] = {verb: getattr(self, f"_{verb}") for verb in Verb}
+        arms = {verb: getattr(self, f"_{verb}") for verb in Verb if verb not in OF_COUPLINGS}
+        self.arms: dict[Verb, Callable[[Instruction], None]] = {**arms, **coupling.verbs}
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1, 1)
@@ -81,8 +75,8 @@ class Executor:
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
-        self.skips = torch.zeros((), dtype=torch.float64, device=self.device)  # of this replica, in this round
         self.memory = MemoryWatch(self)
+        coupling.bind(self)
 
     def step(self, number: int, rate: float) -> StepResult:
         """Execute step `number` (from 0) with learning rate `rate`. Waits until the device has computed it."""
@@ -97,21 +91,13 @@ class Executor:
 
     def _launch(self, number: int, rate: float) -> Pending:
         self.watch.start(COLUMN[Verb.LOAD])
-        if self.serving is not None:
-            self.serving.allow(number)
-        for _ in (None,) if self.worker is None else self.worker.turns(number):
-            if self.worker is not None:
-                self.program = self.plan.schedule.program(self.world.stage, self.worker.listed(number))
-                self.number, self.rate = self.worker.step, self.worker.rate(rate)
+        for turn in self.coupling.turns(number, rate):
+            self.number, self.rate = turn.step, turn.rate
+            self.program = self.plan.schedule.program(self.world.stage, turn.listed)
             self._walk(number)
-            if self.worker is not None:
-                self.worker.finished(self.sums, self.portion.own_losses)
+            self.coupling.finished()
         self.world.at(number + 1)
-        if self.worker is not None or self.serving is not None:
-            return self._of_servers(number)
-        agreed = not self.apart or self.plan.schedule.agrees_after(number + 1)
-        losses = self.portion.losses if agreed else self.portion.own_losses
-        return Pending(self.sums, losses, self.watch.stop(), number + 1)
+        return Pending(self.coupling.result(number), self.watch.stop())
 
     def _walk(self, number: int) -> None:
         """Execute the instructions of a step once."""
@@ -152,48 +138,17 @@ class Executor:
         return found, self.loss_sum.item()
 
     def _read_portion(self) -> None:
-        """Read this rank's part of the step; a rank that is given portions reads that one."""
-        if self.serving is not None and self.worker is None:
-            return
+        """Read this rank's samples of the present turn."""
         with named(NEXT_BATCH):
-            if self.worker is None:
-                assert self.loader is not None
-                self.portion = self.loader.next()
+            found = self.coupling.read(self.loader)
+            if found is not None:
+                self.portion, self.first_sample = found
                 self.note_data(self.number + 1, self.portion)
-                return
-            assert self.loader is not None
-            given, parts = self.worker.portion, self.plan.mesh.dp
-            assert given is not None
-            self.portion = self.loader.part(self.worker.step, given.part, parts)
-            self.note_data(self.worker.step + 1, self.portion)
-            own = self.plan.mesh.dp_index(self.world.place.rank)
-            self.first_sample = (given.part - own) * (self.plan.work.global_batch_size // parts)
 
     def note_data(self, step: int, portion: Portion) -> None:
         """Note what is not finite in the samples of a portion."""
         if portion.not_finite:
             self.bad_data[step] = self.bad_data.get(step, ()) + portion.not_finite
-
-    def _of_servers(self, number: int) -> Pending:
-        """The result of the last complete step, as the rank knows it that gives out portions."""
-        if self.worker is not None:
-            done, stops, steps = self.worker.known.done, self.worker.known.stops, self.worker.news()
-        else:
-            assert self.serving is not None
-            done, stops = min(self.serving.done, number + self.plan.schedule.period), self.serving.has_ended
-            steps = [self.serving.sums] if self.serving.sums else []
-        *earlier, last = steps or [[0.0] * 9]
-        loss, _, square, skips, stale, most_stale, losses, culprit, late = last
-        values = torch.tensor([loss, float(stops), square, skips], dtype=torch.float64)
-        if self.worker is not None and (distance := self.worker.meet()) is not None:
-            values = torch.cat((values, distance.cpu()))
-        laps = self.watch.stop()
-        return Pending(values, int(losses) or 1, laps, done, (stale, int(most_stale)), earlier, int(late), int(culprit))
-
-    @property
-    def apart(self) -> bool:
-        """Whether the replica takes the present step by itself."""
-        return self.plan.layout.apart and self.number >= self.plan.schedule.opening_steps
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
@@ -242,21 +197,7 @@ class Executor:
         """Drop the references to process groups."""
         self.gradients.close()
         self.messages.close()
-        for one in (self.exchange, self.worker, self.serving):
-            if one is not None:
-                one.close()
-
-    def _push(self, instruction: Instruction) -> None:
-        assert self.worker is not None
-        self.worker.push(self.gradients, self.loss_sum, self.portion.own_losses, stop=self.stop_requested())
-
-    def _pull(self, instruction: Instruction) -> None:
-        assert self.worker is not None
-        self.worker.pull()
-
-    def _serve(self, instruction: Instruction) -> None:
-        assert self.serving is not None
-        self.serving.serve(self.number, self.rate)
+        self.coupling.close()
 
     def _operands(self, instruction: Instruction) -> tuple[Chunk, InFlight]:
         """The chunk and the micro-batch that an instruction names."""
@@ -297,15 +238,10 @@ class Executor:
         extras = batch.extras if batch is not None and self.plan.task.extras else {}
         if chunk.part.ends:
             assert batch is not None
-            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / self._divisor(), **extras)
+            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / max(1, self.coupling.divisor()), **extras)
             self.loss_sum += one.outputs.detach()
         else:
             one.outputs = chunk.part(inputs, **extras)
-
-    def _divisor(self) -> int:
-        """The number of losses whose mean the step minimises."""
-        own = self.apart or (self.worker is not None and not self.plan.layout.in_steps)
-        return max(1, self.portion.own_losses if own else self.portion.losses)
 
     def _backward(self, instruction: Instruction) -> None:
         chunk, one = self._operands(instruction)
@@ -343,62 +279,14 @@ class Executor:
             self.messages.end()
         self.gradients.reduce()
         if instruction.axis:
-            assert self.exchange is not None
-            self.exchange.sum_gradients(self.gradients.collect())
+            self.coupling.sum_gradients(self.gradients.collect())
 
     def _step(self, instruction: Instruction) -> None:
-        self.sums = self.optimizer.step(self.gradients.collect(), self.rate, self._agree)
+        self.sums = self.coupling.optimizer.step(self.gradients.collect(), self.rate, self.coupling.agree)
         self.gradients.release()
-        if self.worker is not None:
-            self.worker.stepped(self.sums, self.portion.own_losses)
-        if self.exchange is not None:
-            self.exchange.stepped(self.number, self.portion.own_losses, self.portion.losses)
+        self.coupling.stepped()
 
-    def _agree(self, square: torch.Tensor) -> torch.Tensor:
-        """Sum loss, requests to stop and squared norm over all ranks, or over a replica that trains apart: [SCALARS].
-
-        In the opening steps each replica counts the norm of the same gradients.
-        """
-        if self.plan.layout.apart and not self.apart:
-            square = square / self.plan.mesh.dp_replicate
-        values = torch.stack((*self._own(), square.to(self.device)))
-        sums = self.world.sum_over(values, self.plan.together if self.apart else self.everyone)
-        if self.apart:
-            self.skips += (sums.sum() * 0.0).ne(0.0)
-        return sums
-
-    def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def own(self) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's loss, if it is counted, and whether it was asked to stop."""
         loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
         return loss, torch.full_like(loss, float(self.stop_requested()))
-
-    def _average(self, instruction: Instruction) -> None:
-        assert self.exchange is not None
-        assert instruction.fragment is not None
-        self.exchange.average(instruction.fragment)
-
-    def _merge(self, instruction: Instruction) -> None:
-        """After the last fragment of a round all ranks agree."""
-        assert self.exchange is not None
-        assert instruction.fragment is not None
-        self.exchange.merge(instruction.fragment)
-        if instruction.last:
-            self._agree_on_round()
-
-    def _exchange(self, instruction: Instruction) -> None:
-        assert self.exchange is not None
-        self.exchange.average(0)
-        self.exchange.merge(0)
-        if self.plan.schedule.agrees_after(self.number + 1):
-            self._agree_on_round()
-
-    def _agree_on_round(self) -> None:
-        """Sum over all ranks: loss of this step, requests to stop, skipped steps, distance."""
-        assert self.exchange is not None
-        skips = self.skips if self.leads else torch.zeros_like(self.skips)
-        loss, stop = self._own()
-        loss = loss + self.sums.sum() * 0.0  # not finite if this replica has skipped its last step
-        values = torch.stack((loss, stop, skips, *self.exchange.distance().to(self.device)))
-        loss, stop, *others = self.world.sum_over(values, self.everyone).unbind()
-        self.sums = torch.stack((loss, stop, self.sums[-1], *others))
-        self.skips.zero_()

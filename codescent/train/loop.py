@@ -22,29 +22,25 @@ from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
-from codescent.strategies.worker import Worker
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, VALIDATION, Beside
 from codescent.train.continuing import nothing_to_do, write_new_places
 from codescent.train.culprit import Culprit
-from codescent.train.late import join, refuse_restarts
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
-from codescent.train.orders import append_order, rewind_order
 from codescent.train.out_of_memory import Explained
 from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
-from codescent.train.regroup import regroup, report_changes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
 from codescent.train.slow_steps import SlowSteps
-from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle
+from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
-from codescent.train.validate import validation_loss
+from codescent.train.validate import loss_on_all_ranks
 from codescent.train.validations import Validations
 
 SKIPS_ALLOWED = 10
@@ -138,7 +134,7 @@ class _Steps:
 
     def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest, profiler: Profiler) -> None:
         self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
-        self.config, self.plan = run.config, run.plan
+        self.config, self.plan, self.coupling = run.config, run.plan, trainer.coupling
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.slow_steps = SlowSteps()
         self.times, self.beside = RankTimes(), Beside(run.world)
@@ -175,15 +171,14 @@ class _Steps:
 
     def _begin(self) -> int:
         """Load the checkpoint, if there is one, or join those who train. Returns the number of steps that are done."""
-        run, worker = self.run, self.trainer.executor.worker
+        run = self.run
         if run.world.past is not None:
             run.world.past.end()
         if run.world.place.late:
-            assert isinstance(worker, Worker)
-            return join(run.world, worker)
+            return self.coupling.join()
         self.report.begin()
         run.load(self.trainer)
-        rewind_order(self.trainer.executor, run.path, run.first_step)
+        self.coupling.begin(run.path, run.first_step)
         self.report.start()
         self._compare(run.first_step)
         self.validations.recall(run)
@@ -220,8 +215,7 @@ class _Steps:
             step == self.run.first_step + 1
             or step == self.last
             or any(_is_due(step, number, self.last) for number in every)
-            or self.plan.layout.hands_out
-            or (self.plan.layout.apart and self.plan.schedule.agrees_after(step))  # a stop or a skip may be known
+            or self.coupling.needs_result(step)
             or self.overdue
             or self.validations.exhausted
             or self.profiler.has_steps_left
@@ -236,18 +230,16 @@ class _Steps:
         for number, result in enumerate(earlier, step - len(earlier)):
             self._within_round(number, self._rate(number), result)
         result = launched.pending.read()
-        served = self.plan.layout.hands_out
-        if not (self.plan.schedule.agrees_after(step) or (served and result.stop)):
+        if not self.coupling.is_sync_point(step, stops=result.stop):
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
-        if served:
-            executor = self.trainer.executor
-            lost, joined = regroup(self.run.world, self.plan, executor.serving, step)
-            report_changes(self.run, lost, joined)
-            if joined:
-                self._tell()
+        changes = self.coupling.meet(step)
+        self.report.members(changes)
+        if changes.joined:
+            self._tell()
+        if not self.coupling.knows_steps:
             result = self._shared(result)
-            append_order(executor, self.run.path)
+        self.coupling.write_order(self.run.path)
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         if not stops and step < self.last:  # else the ranks meet until they end
@@ -257,7 +249,7 @@ class _Steps:
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
-        if self.plan.layout.hands_out:
+        if not self.coupling.knows_steps:
             self.skipped = self.skipped + 1 if result.skipped else 0
             self.culprit.note(result)
             if self.skipped:
@@ -330,8 +322,8 @@ class _Steps:
 
         Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
         """
-        before, of_each = self.skipped, result.skips // self.plan.mesh.dp_replicate if self.plan.apart else 1
-        self.skipped = self.skipped + max(1, of_each) if result.skipped else 0
+        before = self.skipped
+        self.skipped = self.skipped + self.coupling.skips_of_each(result.skips) if result.skipped else 0
         self.culprit.note(result)
         if self.skipped:
             self.report.skipped(step, result, self.culprit.of(result.culprit))
@@ -378,11 +370,7 @@ class _Steps:
     def _validate(self, step: int) -> float:
         source = self.run.source("validation")
         with self.beside.doing(VALIDATION), self.trainer.with_means():
-            loss = 0.0
-            if not self.plan.only_serves(self.run.world.place.rank):
-                loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
-            if self.plan.layout.server_ranks:
-                loss = self.run.world.from_first(lambda: loss)
+            loss = loss_on_all_ranks(self.trainer.executor, source, self.config.train.eval_samples)
         self.validations.add(step, loss)
         if not math.isfinite(loss):
             self._look_at_data(step)

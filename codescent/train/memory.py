@@ -206,27 +206,23 @@ class MemoryWatch:
     def _parts(self) -> tuple[Split, int]:
         """Bytes of each part, and of host memory. The order decides to which part a storage belongs."""
         executor, count = self.executor, Storages(self.device)
-        optimizer, held = executor.optimizer, executor.gradients.held()
+        coupling, held = executor.coupling, executor.gradients.held()
+        optimizers, optimizer = coupling.optimizers(), coupling.optimizer
         apart = [weight.master for weight in optimizer.weights if weight.name in self.kept_apart]
-        serving = executor.serving
-        of_server = serving.part.optimizer if serving else optimizer
-        both = [optimizer, *([of_server] if of_server is not optimizer else [])]
         state = (
             value
-            for one in both
+            for one in optimizers
             for weight, name, value in one.named_state()
             if not name.startswith("model.") and value.shape == weight.master.shape
         )
-        exchange = executor.exchange
-        kept = [*executor.gradients.state().values(), *(exchange.state().values() if exchange else ())]
+        kept = [*executor.gradients.state().values(), *coupling.state().values()]
         found = {"optimizer_bytes": count.add([*apart, *state, *kept])}
         read, gathered = self._parameters()
-        found["weights_bytes"] = count.add([*(weight.master for one in both for weight in one.weights), *read])
+        found["weights_bytes"] = count.add([*(weight.master for one in optimizers for weight in one.weights), *read])
         found["gradients_bytes"] = count.add(held.gradients) + held.unseen_bytes
         tables = [kept for chunk in executor.chunks for table in chunk.part.tables for kept in table.tensors()]
         buffers = [*gathered, *held.buffers, *optimizer.buffers(), *executor.messages.buffers(), *tables]
-        for one in (exchange, executor.worker, executor.serving):
-            buffers += [] if one is None else one.buffers()
+        buffers += coupling.buffers()
         found["buffers_bytes"] = count.add(buffers)
         flying = (tensor for chunk in executor.chunks for one in chunk.in_flight.values() for tensor in one.tensors())
         found["activations_bytes"] = count.add(flying) + sum(map(count.add_storage, self.saved.alive()))

@@ -6,9 +6,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from codescent.base.errors import RunFailed, UserError
+from codescent.coupling.lost_peer import is_lost_peer
 from codescent.record import RunFolder
 from codescent.train.failed_allocation import is_out_of_memory
-from codescent.train.lost_peer import is_lost_peer
 from codescent.train.open import OpenRun
 
 

@@ -14,19 +14,19 @@ from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
+from codescent.coupling.outer_optimizer import OuterOptimizer
+from codescent.coupling.worker import gather, scatter, square_of
 from codescent.data.loader import Portion
 from codescent.plan import Plan
 from codescent.plan.wire import Wire
 from codescent.record import RunFolder, order
 from codescent.record.order import Applied
 from codescent.strategies.wire_messages import Messages
-from codescent.strategies.worker import gather, scatter, square_of
 from codescent.train.alone import trainer_alone
 from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, learning_rate
 from codescent.train.replay_rounds import Inner, was_refused
-from codescent.train.serve_rounds import OuterOptimizer
-from codescent.train.servers import served_weights
+from codescent.train.server_weights import server_weights
 
 
 class _Server:
@@ -38,7 +38,7 @@ class _Server:
     def __init__(self, plan: Plan, index: int, config: Config, rows: Sequence[Applied]) -> None:
         self.pieces, self.rows, self.applied = plan.pieces[index], rows, 0
         self.narrow = TORCH_DTYPE[plan.work.precision]
-        weights = served_weights(plan, index, replaced=False)
+        weights = server_weights(plan, index, replaced=False)
         self.optimizer = (
             OuterOptimizer(weights, plan)
             if plan.layout.served_rounds

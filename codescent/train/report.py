@@ -21,6 +21,7 @@ from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
+from codescent.coupling.crew import Changes
 from codescent.huggingface.folder import inert_keys, open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
@@ -334,6 +335,13 @@ class Report:
         if portions:
             self.late_portions += portions
             self._event("late", step=step, portions=portions)
+
+    def members(self, changes: Changes) -> None:
+        """Report workers that have died, and those that have come again."""
+        for lost in changes.lost:
+            self._event("worker_lost", **asdict(lost))
+        for joined in changes.joined:
+            self._event("worker_joined", **asdict(joined))
 
     def slow(self, step: int, advice: str | None) -> None:
         """Report that steps have become slow; None: they have not."""

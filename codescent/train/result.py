@@ -4,12 +4,12 @@ Does not sum over ranks (execute.py does). Off the CPU the host can launch the n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from codescent.base.stopwatch import Laps
+from codescent.coupling import StepSums
 from codescent.plan import RECEIVES, SENDS, Verb
 
 WAIT_COLUMN = "exposed_comm_s"
@@ -85,30 +85,14 @@ class Pending:
     """The result of a step that is launched. On a CPU the step is also done.
 
     Args:
-        sums: loss, ranks that were asked to stop, and squared norm, of all ranks; fp64. At the end of a round also
-            skipped steps, and the two numbers of `Exchange.distance`.
-        losses: the number of losses in the sum.
+        known: what the rank knows of the step.
         laps: of the step's parts.
-        completed: number of steps that are complete after it.
-        staleness: see `StepResult`.
-        late, culprit: see `StepResult`.
-        earlier: the sums of steps that became complete with this one, before it: see `Step.sums` of serve.py.
     """
 
-    def __init__(
-        self,
-        sums: torch.Tensor,
-        losses: int,
-        laps: Laps,
-        completed: int,
-        staleness: tuple[float, int] | None = None,
-        earlier: Sequence[Sequence[float]] = (),
-        late: int = 0,
-        culprit: int = 0,
-    ) -> None:
-        self.device, self.losses, self.laps, self.numbers = sums.device, losses, laps, sums
-        self.completed, self.staleness, self.earlier = completed, staleness, earlier
-        self.late, self.culprit = late, culprit
+    def __init__(self, known: StepSums, laps: Laps) -> None:
+        sums = known.values
+        self.known, self.laps, self.completed, self.earlier = known, laps, known.done, known.earlier
+        self.device, self.numbers = sums.device, sums
         self.arrived: torch.cuda.Event | None = None
         self.result: StepResult | None = None
         if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
@@ -143,15 +127,15 @@ class Pending:
             loss, stops, square, *of_round = self.numbers.tolist()
             skips, distance, size = (*of_round, 0, 0, 0)[:3]
             self.result = StepResult(
-                loss / self.losses,
+                loss / self.known.losses,
                 math.sqrt(square),
                 stops > 0,
                 seconds=self.laps.read(),
                 step_s=self.laps.step_s(),
                 skips=int(skips),
                 consensus=math.sqrt(distance / size) if size else None,
-                staleness=self.staleness,
-                late=self.late,
-                culprit=self.culprit,
+                staleness=self.known.staleness,
+                late=self.known.late,
+                culprit=self.known.culprit,
             )
         return self.result

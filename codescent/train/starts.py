@@ -30,6 +30,16 @@ UNBEGUN = "unbegun.json"
 """In the folder of the run's jobs: the number of the last start that has ended before the run began."""
 
 
+def refuse_restarts(restarts: int, world: World) -> None:
+    """Raise UserError if nobody would start a rank again. `restarts`: parallel.restarts."""
+    if restarts and world.pages is None:
+        by = f", and {world.place.launcher} has started this one" if world.place.launcher else ""
+        raise UserError(
+            f"parallel.restarts = {restarts}: only `codescent train --ranks` starts ranks of its machine again{by}; "
+            "set parallel.restarts to 0"
+        )
+
+
 def refuse_idle(folder: RunFolder | None, world: World) -> None:
     """Raise RunFailed on every rank if a scheduler starts a run again, and the last two starts have saved no step.
 

@@ -15,6 +15,13 @@ from codescent.tasks.score import at_once
 from codescent.train.execute import Executor
 
 
+def loss_on_all_ranks(executor: Executor, source: Source, most_samples: int | None) -> float:
+    """`validation_loss`, also on ranks that compute nothing: rank 0 tells them. Collective."""
+    loss = validation_loss(executor, source, most_samples) if executor.chunks else 0.0
+    some_compute_nothing = executor.plan.world_size > executor.plan.mesh.world_size
+    return executor.world.from_first(lambda: loss) if some_compute_nothing else loss
+
+
 def validation_loss(executor: Executor, source: Source, most_samples: int | None) -> float:
     """Mean loss of the first samples of `source`.
 

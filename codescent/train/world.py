@@ -32,6 +32,7 @@ from codescent.base.progress import ENDED, OwnPage, Pages
 from codescent.base.ranges import Recording, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
+from codescent.coupling.lost_peer import is_lost_peer
 from codescent.meeting.addresses import is_local
 from codescent.meeting.compared import compare, differences, stay_until_read
 from codescent.meeting.interfaces import name_interface
@@ -42,7 +43,6 @@ from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
 from codescent.train.devices import backends, choose_device, name_of, refusal
 from codescent.train.facts import facts_of_process
-from codescent.train.lost_peer import is_lost_peer
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
 

@@ -28,7 +28,7 @@ from codescent.plan import AXES, Plan
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
-from codescent.strategies import ORDER, serving
+from codescent.strategies import ORDER, active
 from codescent.verbs.arguments import parse
 from codescent.verbs.finding import COLUMNS, Finding, finding_of
 from codescent.verbs.replay import replay_run
@@ -230,7 +230,7 @@ class Prover:
         if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
         plans = [plan_of(self._config(layout), layout.ranks) for layout in layouts]
-        found, exact = self._train(layouts), all(strategy.exact(plan) for plan in plans for strategy in serving(plan))
+        found, exact = self._train(layouts), all(strategy.exact(plan) for plan in plans for strategy in active(plan))
         if not (exact or isinstance(found, str)):  # with asynchronous servers a row may stand for several steps
             steps = {row["step"] for row in found}
             expected = [row for row in expected if row["step"] in steps]

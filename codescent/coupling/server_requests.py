@@ -1,5 +1,5 @@
 """In: requests of workers: pushes, pulls, questions for work. Out: the answers of one parameter server.
-Does not apply pushes and does not update weights (serve.py does); the caller of `answer` sends frames."""
+Does not apply pushes and does not update weights (parameter_server.py does); the caller of `answer` sends frames."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from typing import Any
 
 import torch
 
-from codescent.plan import Plan
-from codescent.plan.wire import Wire
-from codescent.servers import Ledger, Portion, Portions
-from codescent.strategies.wire_messages import Messages
-from codescent.train.away import Away
-from codescent.train.crew import Crew, Death
-from codescent.train.followers import Followers
-from codescent.train.optimize import Optimizer
-from codescent.train.patience import Patience
-from codescent.train.pushes import Push, Step
-from codescent.train.served_part import ServedPart
-from codescent.train.told import (
+from codescent.coupling.away import Away
+from codescent.coupling.crew import Crew, Death
+from codescent.coupling.followers import Followers
+from codescent.coupling.patience import Patience
+from codescent.coupling.pushes import Push, Step
+from codescent.coupling.server_part import ServerPart
+from codescent.coupling.services import Optimizer
+from codescent.coupling.told import (
     AMOUNT,
     FLAG,
     HOST,
@@ -36,6 +32,10 @@ from codescent.train.told import (
     nonsense,
     up_to,
 )
+from codescent.plan import Plan
+from codescent.plan.wire import Wire
+from codescent.servers import Ledger, Portion, Portions
+from codescent.strategies.wire_messages import Messages
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
 
@@ -71,7 +71,7 @@ class Requests:
         self, plan: Plan, index: int, optimizer: Optimizer, first_step: int, stop_requested: Callable[[], bool]
     ) -> None:
         self.plan, self.index, self.stop_requested = plan, index, stop_requested
-        self.part = ServedPart(plan, index, optimizer)
+        self.part = ServerPart(plan, index, optimizer)
         self.workers, self.period = plan.mesh.world_size, plan.schedule.period
         self.in_steps = plan.layout.in_steps
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
@@ -319,5 +319,5 @@ class Requests:
         return Answer(self.ledger.version, facts)
 
     def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:
-        """Which steps of a portion the worker takes before its next push: see RoundServing."""
+        """Which steps of a portion the worker takes before its next push: see RoundServer."""
         return {}

@@ -1,10 +1,11 @@
 """In: pushes of workers; the weights and the optimizer of one parameter server. Out: weights updated.
-Does not decide who waits (servers/ledger.py does) and does not answer requests (serve_requests.py does)."""
+Does not decide who waits (servers/ledger.py does) and does not answer requests (server_requests.py does)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,13 +13,14 @@ import torch.distributed as dist
 from codescent.base.errors import RunFailed
 from codescent.base.output import warn
 from codescent.base.stopwatch import waiting
+from codescent.coupling.lost_peer import is_lost_peer
+from codescent.coupling.pushes import Push, Step, unsound
+from codescent.coupling.server_requests import Requests
+from codescent.coupling.services import Optimizer
 from codescent.plan import Plan
+from codescent.record import order
 from codescent.record.order import Applied
 from codescent.servers import Decision, Portions, Verdict
-from codescent.train.lost_peer import is_lost_peer
-from codescent.train.optimize import Optimizer
-from codescent.train.pushes import Push, Step, unsound
-from codescent.train.serve_requests import Requests
 
 TOLD_S = 5.0
 """Seconds in which the workers hear why the run is over: each connects again within a second."""
@@ -26,7 +28,7 @@ LOOK_S = 0.2
 """Seconds between two looks at what else may end a step: a failed thread, a request to stop."""
 
 
-class Serving(Requests):
+class ParameterServer(Requests):
     """One parameter server: the service of its socket, and the updates of its part, in one thread.
 
     Args:
@@ -71,7 +73,15 @@ class Serving(Requests):
             self.change.notify_all()
 
     def begin(self, pushes: int) -> None:
-        """So many pushes were applied before this command: see RoundServing."""
+        """So many pushes were applied before this command: see RoundServer."""
+
+    def rewind(self, run: Path, first_step: int) -> None:
+        """Remove from the order in the run's folder what came after the checkpoint of this step."""
+        self.begin(order.rewind(run, self.index, first_step))
+
+    def write_order(self, run: Path) -> None:
+        """Write into the run's folder which pushes were applied since the last call."""
+        order.append(run, self.index, self.take_order())
 
     def take_order(self) -> list[Applied]:
         """The pushes that were applied since the last call."""
@@ -215,7 +225,7 @@ class Serving(Requests):
             self.unread.append(self.sums)
 
     def _close_late(self, rate: float) -> bool:
-        """End a round without those who are late: see RoundServing."""
+        """End a round without those who are late: see RoundServer."""
         return False
 
     def _look_s(self) -> float:

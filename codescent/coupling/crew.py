@@ -63,6 +63,14 @@ class Joined:
     absent_s: float
 
 
+@dataclass(frozen=True)
+class Changes:
+    """Who has died, and who has come, since the ranks met before. A worker may be in both."""
+
+    lost: tuple[Lost, ...] = ()
+    joined: tuple[Joined, ...] = ()
+
+
 class Crew:
     """Which workers are there, as the first server knows it. The caller locks."""
 

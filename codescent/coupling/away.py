@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from codescent.train.crew import Death
-from codescent.train.patience import SHARE
+from codescent.coupling.crew import Death
+from codescent.coupling.patience import SHARE
 from codescent.transport import Refused
 
 CLOSED_S = 3.0

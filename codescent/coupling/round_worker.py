@@ -1,57 +1,58 @@
 """In: clients of the servers, the weights of this rank. Out: PUSH and PULL in rounds: changes of weights are sent.
-Does not compute a step (train/execute.py does) and does not update servers (train/serve_rounds.py does)."""
+Does not compute a step (train/execute.py does) and does not update servers (round_server.py does)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from codescent.base.stopwatch import waiting
-from codescent.plan import Plan
-from codescent.strategies.strategy import Copy, Gradients
-from codescent.strategies.worker import Worker, gather
+from codescent.checkpoint.box import Box
+from codescent.coupling.coupling import Turn
+from codescent.coupling.local_steps import OwnSteps
+from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.worker import Worker, gather
+from codescent.plan import Instruction, Plan
 from codescent.transport import Client
 
 
-class RoundWorker(Worker):
+class RoundWorker(OwnSteps, Worker):
     """A rank that takes steps with its own optimizer, and sends what they have changed.
 
     A push has the weights that were pulled minus those after the last step. The state of the inner optimizer stays on
     the worker, as in DiLoCo (Douillard et al. 2023, arXiv 2311.08105).
 
     Args:
-        plan: of the run.
-        rank: of this process.
-        copies: of each trained tensor, in the plan's order.
+        plan, services: see Coupling.
+        optimizer: of this rank's own steps.
         clients: of each server, in the order of `plan.servers`.
-        first_step: number of complete steps when the command begins.
-        rate_of: learning rate of a step.
+        server: of this rank, if workers are servers.
     """
 
     def __init__(
         self,
         plan: Plan,
-        rank: int,
-        copies: Sequence[Copy],
+        optimizer: Optimizer,
+        services: Services,
         clients: Sequence[Client],
-        first_step: int,
-        rate_of: Callable[[int], float],
+        server: ParameterServer | None = None,
     ) -> None:
-        super().__init__(plan, rank, [copy.weights for copy in copies], clients, first_step)
-        self.copies, self.rate_of = list(copies), rate_of
-        device = copies[0].master.device
+        tensors = [weight.tensor for weight in optimizer.weights]
+        super().__init__(plan, optimizer, services, tensors, clients, server)
+        device = optimizer.weights[0].master.device
         self.steps = torch.zeros(4, dtype=torch.float64, device=device)  # loss, losses, squared norm, skipped
-        self.in_round = 0  # of the present turn: its place in the round
         self.losses = 0  # of this push, also those of skipped steps
         self.begun_s = 0.0
 
-    def turns(self, number: int) -> Iterator[None]:
-        """A turn for each step of the rounds that this rank takes until step `number` (from 0) is complete.
+    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+        """See Coupling. A turn for each step of the rounds that this rank takes until step `number` is complete.
 
         The program of the last step of a round pushes and pulls.
         """
+        self._let_serve(number)
         while self.known.done <= number and not self.known.stops:
             if self.portion is None:
                 self.pull()
@@ -60,23 +61,16 @@ class RoundWorker(Worker):
             begin, last = self.portion.step + self.first, self.first + self.count - 1
             for offset in range(self.first, last + 1):
                 self.step = begin + offset - self.first
-                self.in_round = self.period - 1 if offset == last else min(offset, self.period - 2)
-                yield
-
-    def listed(self, number: int) -> int:
-        """See Turns."""
-        return self.in_round
-
-    def rate(self, rate: float) -> float:
-        """See Turns."""
-        return self.rate_of(self.step)
+                in_round = self.period - 1 if offset == last else min(offset, self.period - 2)
+                yield Turn(self.step, in_round, self.services.rate_of(self.step))
 
     def _begin(self) -> None:
         self.steps.zero_()
         self.losses, self.begun_s = 0, time.perf_counter()
 
-    def stepped(self, sums: torch.Tensor, losses: int) -> None:
-        """Count a step: its sums [SCALARS], and its number of losses. A step that is not finite is skipped."""
+    def stepped(self) -> None:
+        """See Coupling. A step that is not finite is skipped."""
+        sums, losses = self.at.sums, self.at.portion.own_losses
         finite = (sums.sum() * 0.0).eq(0.0)
         values = torch.stack((sums[0], torch.full_like(sums[0], losses), sums[-1], torch.zeros_like(sums[0])))
         skipped = torch.zeros_like(values)
@@ -85,24 +79,36 @@ class RoundWorker(Worker):
         self.losses += losses
 
     @torch.no_grad()
-    def push(self, gradients: Gradients, loss: torch.Tensor, losses: int, *, stop: bool) -> None:
-        """See Turns. Each server gets its part of the change; the gradients are in it already."""
+    def _push(self, instruction: Instruction) -> None:
+        """The PUSH verb. Each server gets its part of the change; the gradients are in it already."""
         assert self.portion is not None
         total, counted, square, skips = self.steps.tolist()
         facts = {"loss": total, "losses": counted, "square": square / max(1, self.count - int(skips)), "skips": skips}
         facts |= {"first": self.first, "count": self.count, "tokens": self.losses}
         facts |= {"seconds": time.perf_counter() - self.begun_s}
-        masters = [copy.master for copy in self.copies]
+        masters = [weight.master for weight in self.optimizer.weights]
         for part, fetched, pieces in zip(self.sent, self.fetched, self.plan.pieces, strict=True):
             gather(part, masters, pieces)
             torch.sub(fetched.to(part.dtype), part, out=part)
         norms = torch.stack([torch.linalg.vector_norm(part) for part in self.sent])
         facts["finite"] = bool(norms.isfinite().all())
         with waiting():
-            self._send(facts, stop=stop)
+            self._send(facts, stop=self.at.stop_requested())
 
     def _scatter(self) -> None:
         super()._scatter()
-        for copy in self.copies:
-            if copy.master is not copy.weights:
-                copy.master.copy_(copy.weights)
+        for weight in self.optimizer.weights:
+            if weight.master is not weight.tensor:
+                weight.master.copy_(weight.tensor)
+
+    def tensors(self) -> dict[str, torch.Tensor | Box]:
+        """See Coupling: what a server has, and the state of this worker's own optimizer. Its weights are theirs."""
+        found = {} if self.server is None else self.server.part.optimizer.tensors()
+        for weight, name, value in self.optimizer.named_state():
+            if not name.startswith("model."):
+                found[f"replica{self.plan.replica(self.services.rank)}.{name}"] = weight.named(value)
+        return found
+
+    def optimizers(self) -> Sequence[Optimizer]:
+        """See Coupling."""
+        return (self.optimizer, *(() if self.server is None else (self.server.part.optimizer,)))

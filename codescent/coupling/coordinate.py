@@ -1,5 +1,5 @@
 """In: requests of ranks whose replicas average beside the computation. Out: portions of work, and what a step sums to.
-Does not average (strategies/pair_exchange.py does) and has no weights: servers have a coordinator of their own."""
+Does not average (pair_exchange.py does) and has no weights: servers have a coordinator of their own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from codescent.base.errors import RunFailed
+from codescent.coupling.away import Away
+from codescent.coupling.patience import Patience
+from codescent.coupling.pushes import Step
+from codescent.coupling.server_requests import MOST_TOLD
+from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, Fields, Nonsense, check, up_to
 from codescent.servers import Portion, Portions
-from codescent.train.away import Away
-from codescent.train.patience import Patience
-from codescent.train.pushes import Step
-from codescent.train.serve_requests import MOST_TOLD
-from codescent.train.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, Fields, Nonsense, check, up_to
 
 REPORT: Fields = {
     "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": NUMBER, "stop": FLAG, "skipped": FLAG,

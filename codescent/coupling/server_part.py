@@ -1,5 +1,5 @@
 """In: a plan with parameter servers, the optimizer over one server's part. Out: its weights to send, and its updates.
-Does not receive pushes and does not decide when to update (serve.py does)."""
+Does not receive pushes and does not decide when to update (parameter_server.py does)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.coupling.pushes import Push
+from codescent.coupling.services import Optimizer
 from codescent.plan import Plan
-from codescent.train.optimize import Optimizer
-from codescent.train.pushes import Push
 
 
-class ServedPart:
+class ServerPart:
     """The weights of one server.
 
     Args:

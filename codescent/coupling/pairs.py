@@ -1,27 +1,32 @@
-"""In: a plan with asynchronous gossip, this rank's world. Out: a rank that is given work, connected to its neighbours.
-Does not average (strategies/pair_exchange.py does) and does not choose the work (coordinate.py does)."""
+"""In: a plan with asynchronous gossip, what the run gives. Out: a rank that is given work, connected to its neighbours.
+Does not average (pair_exchange.py does) and does not choose the work (coordinate.py does)."""
 
 from __future__ import annotations
 
 import json
 import math
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from codescent.base.errors import RunFailed
 from codescent.base.stopwatch import waiting
+from codescent.coupling.away import OF_TIMEOUT, Away
+from codescent.coupling.coordinate import Coordinator
+from codescent.coupling.coupling import StepSums, Turn
+from codescent.coupling.local_steps import LocalSteps
+from codescent.coupling.pair_exchange import PairExchange
+from codescent.coupling.queued import Known, Queued
+from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.told import HOST, WHOLE, check, nonsense
 from codescent.plan import Plan
+from codescent.record import gossip_order
 from codescent.servers import Portion
-from codescent.strategies.pair_exchange import PairExchange
-from codescent.strategies.turns import Known, Turns
-from codescent.train.away import OF_TIMEOUT, Away
-from codescent.train.coordinate import Coordinator
-from codescent.train.told import HOST, WHOLE, check, nonsense
-from codescent.train.world import World
 from codescent.transport import Answer, Client, Frame, Kind, Server, listen
 from codescent.transport.tensors import bytes_of
 
@@ -79,35 +84,35 @@ class Neighbour:
             self.coordinator.left(sender, silent=silent)
 
 
-class Hand(Turns):
-    """A rank that is given portions of work, and updates its weights itself.
+class Pairs(Queued, LocalSteps):
+    """A rank that is given portions of work, updates its weights itself, and averages with neighbours meanwhile.
 
     Args:
-        plan: of the run.
+        plan, optimizer, services: see Coupling.
         exchange: of this rank.
         first: a client of rank 0, which gives out the work.
         service, server: of this rank.
-        rate_of: learning rate of a step.
-        first_step: number of complete steps when the command begins.
     """
+
+    exchange: PairExchange
 
     def __init__(
         self,
         plan: Plan,
+        optimizer: Optimizer,
+        services: Services,
         exchange: PairExchange,
         first: Client,
         service: Neighbour,
         server: Server,
-        rate_of: Callable[[int], float],
-        first_step: int,
     ) -> None:
-        super().__init__(first_step)
-        self.plan, self.exchange, self.first, self.server = plan, exchange, first, server
-        self.service, self.rate_of = service, rate_of
+        LocalSteps.__init__(self, plan, optimizer, services, exchange)
+        self.begin_work()
+        self.first, self.server, self.service = first, server, service
         self.report: dict[str, Any] | None = None  # of a portion that is computed
 
-    def turns(self, number: int) -> Iterator[None]:
-        """See Turns."""
+    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+        """See Coupling."""
         if self.known.ends:  # all ranks have met
             if self.service.coordinator is not None:
                 self.service.coordinator.begin(number, self.plan.schedule.agrees_next(number))
@@ -118,22 +123,25 @@ class Hand(Turns):
                 self._ask()
             else:
                 self.step, self.exchange.part = self.portion.step, self.portion.part
-                yield
+                yield Turn(self.step, number, self.services.rate_of(self.step))
 
-    def rate(self, rate: float) -> float:
-        """See Turns."""
-        return self.rate_of(self.step)
-
-    def finished(self, sums: torch.Tensor, losses: int) -> None:
-        """See Turns: the sums are this rank's own."""
-        loss, stop, square = sums.tolist()
+    def finished(self) -> None:
+        """See Coupling: the sums are this rank's own."""
+        loss, stop, square = self.at.sums.tolist()
         assert self.portion is not None
         self.report = {
             "portion": [self.portion.step, self.portion.part],
-            **{"loss": loss, "losses": losses, "square": square, "stop": bool(stop)},
+            **{"loss": loss, "losses": self.at.portion.own_losses, "square": square, "stop": bool(stop)},
             **{"skipped": not math.isfinite(loss + square), "staleness": self.exchange.staleness},
         }
         self.portion = None
+
+    def result(self, number: int) -> StepSums:
+        """See Coupling. Where the segment is over, all ranks meet: they have the distance of the replicas, too."""
+        found = super().result(number)
+        if not self.known.ends:
+            return found
+        return replace(found, values=torch.cat((found.values, self.exchange.meet(self.known.done).cpu())))
 
     def _ask(self) -> None:
         """Say what is computed, and get the next portion; where none is left, wait for the end of the segment."""
@@ -163,30 +171,36 @@ class Hand(Turns):
         """While this rank waits for a neighbour: raise RunFailed if a rank has died."""
         self._told({"looks": True})
 
-    def meet(self) -> torch.Tensor | None:
-        """See Turns and `PairExchange.meet`; None: the segment is not over."""
-        return self.exchange.meet(self.known.done) if self.known.ends else None
+    def begin(self, run: Path, first_step: int) -> None:
+        """See Coupling."""
+        gossip_order.rewind(run, self.exchange.index, first_step)
+
+    def write_order(self, run: Path) -> None:
+        """See Coupling."""
+        gossip_order.append(run, self.exchange.index, self.exchange.take_order())
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """See Turns: of the averages that neighbours begin."""
+        """See Coupling: also of the averages that neighbours begin."""
+        yield from super().buffers()
         yield from list(self.service.memory.values())
 
     def close(self) -> None:
-        """See Turns."""
+        """See Coupling."""
+        super().close()
         self.server.close()
         for client in (self.first, *self.exchange.clients.values()):
             client.close()
 
 
-def introduced(
-    plan: Plan, world: World, exchange: PairExchange, rate_of: Callable[[int], float], first_step: int
-) -> Hand:
+def introduced(plan: Plan, optimizer: Optimizer, services: Services, exchange: PairExchange) -> Pairs:
     """Listen on the interface of the route to the other ranks, tell them where, and wait until all listen."""
-    rank, timeout_s = world.place.rank, world.timeout.total_seconds()
+    world, rank = services.ranks, services.rank
+    timeout_s = world.timeout.total_seconds()
     listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
     noticed_s = max(OF_TIMEOUT * timeout_s, timeout_s - NOTICE_S)
     away = Away(noticed_s, goes_on=False) if world.pages is None else None
-    service = Neighbour(exchange, Coordinator(len(ranks), first_step, timeout_s, away) if rank == 0 else None)
+    coordinator = Coordinator(len(ranks), services.first_step, timeout_s, away) if rank == 0 else None
+    service = Neighbour(exchange, coordinator)
     server = Server(listener, world.meeting.key, service, rank, ranks)
     if away is not None:
         away.connected = lambda: server.connected
@@ -202,6 +216,6 @@ def introduced(
     if world.pages is None:
         clients[0].keep()
     exchange.clients = dict(zip(needed[1:], clients[1:]))
-    hand = Hand(plan, exchange, clients[0], service, server, rate_of, first_step)
-    exchange.look = hand.look
-    return hand
+    pairs = Pairs(plan, optimizer, services, exchange, clients[0], service, server)
+    exchange.look = pairs.look
+    return pairs

@@ -1,46 +1,60 @@
 """In: clients of the parameter servers, the weights of this rank. Out: PUSH and PULL: gradients sent, weights fetched.
-Does not update weights (train/serve.py does) and does not choose the samples (the first server gives portions)."""
+Does not update weights (parameter_server.py does) and does not choose the samples (the first server does)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from codescent.base.progress import OwnPage
 from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.plan import Plan
+from codescent.coupling.coupling import Turn
+from codescent.coupling.crew import Changes
+from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.queued import Known, Queued
+from codescent.coupling.regroup import regroup
+from codescent.coupling.services import Optimizer, Services
+from codescent.plan import Instruction, Plan, Verb
 from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
 from codescent.servers import Portion
-from codescent.strategies.strategy import Gradients
-from codescent.strategies.turns import Known, Turns
 from codescent.strategies.wire_messages import Messages
 from codescent.transport import Client, Frame, Kind, Refused
 from codescent.transport.tensors import bytes_of
 
+WAITS = -1
+"""The stage of a worker that waits to be let in: nobody waits for it, so it is never behind others of its stage."""
 NORM_PIECE = 1 << 16
 """Elements of a norm in the gradients' own dtype."""
 
 
-class Worker(Turns):
+class Worker(Queued):
     """A rank that computes gradients of portions, with the servers' weights.
 
     Args:
-        plan: of the run.
-        rank: of this process.
+        plan, optimizer, services: see Coupling.
         weights: the trained tensors, in the plan's order.
         clients: of each server, in the order of `plan.servers`.
-        first_step: number of complete steps when the command begins.
+        server: of this rank, if workers are servers: it serves in a thread.
     """
 
     def __init__(
-        self, plan: Plan, rank: int, weights: Sequence[torch.Tensor], clients: Sequence[Client], first_step: int
+        self,
+        plan: Plan,
+        optimizer: Optimizer,
+        services: Services,
+        weights: Sequence[torch.Tensor],
+        clients: Sequence[Client],
+        server: ParameterServer | None = None,
     ) -> None:
-        super().__init__(first_step)
-        self.plan, self.rank, self.weights, self.clients = plan, rank, list(weights), list(clients)
+        super().__init__(plan, optimizer, services)
+        self.weights, self.clients, self.server = list(weights), list(clients), server
+        self.verbs = {Verb.PUSH: self._push, Verb.PULL: self._pull}
         self.first, self.count = 0, 1  # in rounds: the steps of the portion that are taken before the next push
         self.period = plan.schedule.period
         self.number = 0  # of the last push
@@ -58,36 +72,54 @@ class Worker(Turns):
         self.server_stops = False  # a server was asked to stop; the first server hears of it by the next push
         self.reserves = plan.layout.in_steps and len(clients) > 1
 
-    def join(self, moment_s: float, position: float) -> int:
-        """Come in while others train, for a worker that has died at this moment and place. Returns the steps done.
+    def join(self) -> int:
+        """See Coupling: for a worker of the same number that has died. Wait until the first server lets this one in.
 
-        Its pushes are counted on after those of the dead one, so that none is applied twice.
+        Its pushes are counted on after those of the dead one, so that none is applied twice. From its first word on,
+        the launcher counts another death of this worker as that of a worker that trained.
         """
+        ranks, own = self.services.ranks, OwnPage.current
+        assert ranks.pages is not None
+        assert own is not None
+        dead = ranks.pages.read(self.services.rank)
+        assert dead.died_s, "this rank was started again, and has not died"
+        own.at(dead.position, WAITS)
+        own.come_again()
         with waiting():
-            told = self._ask({"joins": [moment_s, position]})
+            told = self._ask({"joins": [dead.died_s, dead.position]})
         self.known = Known(told["done"], ends=False)
         self.number, self.after = told["number"], told["applied"]
         return self.known.done
 
-    def turns(self, number: int) -> Iterator[None]:
-        """See Turns."""
+    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+        """See Coupling."""
+        self._let_serve(number)
         while self.known.done <= number and not self.known.stops:
             if self.portion is None:
                 self.pull()
             else:
                 self.step = self.portion.step
-                yield
+                yield Turn(self.step, number, rate)
+
+    def _let_serve(self, number: int) -> None:
+        """This rank's own server may go on until the end of the segment of step `number`."""
+        if self.server is not None:
+            self.server.allow(number)
+
+    def divisor(self) -> int:
+        """See Coupling. Servers that add the pushes of a step make the mean of the whole batch."""
+        return self.at.portion.losses if self.plan.layout.in_steps else self.at.portion.own_losses
 
     @torch.no_grad()
-    def push(self, gradients: Gradients, loss: torch.Tensor, losses: int, *, stop: bool) -> None:
-        """See Turns. Each server gets its part of the gradients."""
-        tensors = gradients.collect()
+    def _push(self, instruction: Instruction) -> None:
+        """The PUSH verb: send the gradients of the portion. Each server gets its part of them."""
+        tensors = self.at.gradients.collect()
         for part, pieces in zip(self.sent, self.plan.pieces, strict=True):
             gather(part, tensors, pieces)
-        facts = {"loss": loss.item(), "losses": losses}
+        facts = {"loss": self.at.loss_sum.item(), "losses": self.at.portion.own_losses}
         with waiting():
-            self._send(facts, stop=stop)
-        gradients.release()
+            self._send(facts, stop=self.at.stop_requested())
+        self.at.gradients.release()
 
     def _send(self, facts: dict[str, Any], *, stop: bool) -> None:
         """Send `sent` to the servers, as a push of the present portion."""
@@ -98,7 +130,7 @@ class Worker(Turns):
             facts = {**facts, "square": self._square([meant for _, meant in encoded])}
         facts = {**facts, "stop": stop or self.server_stops}
         facts["portion"] = [self.portion.step, self.portion.part]
-        if self._push(facts, [message for message, _ in encoded]):
+        if self._sent_to_all(facts, [message for message, _ in encoded]):
             for one in self.messages:
                 one.delivered()
         self.portion = None
@@ -109,7 +141,7 @@ class Worker(Turns):
             return 0.0
         return sum(map(square_of, parts))
 
-    def _push(self, facts: Mapping[str, Any], messages: Sequence[torch.Tensor]) -> bool:
+    def _sent_to_all(self, facts: Mapping[str, Any], messages: Sequence[torch.Tensor]) -> bool:
         """Send each server its part of a push. Returns whether the servers apply it: all of them do, or none.
 
         When all have their part, the first server is told so. It then decides, and the others follow. It refuses a
@@ -138,8 +170,12 @@ class Worker(Turns):
         self.after = first.metadata["applied"]
         return True
 
+    def _pull(self, instruction: Instruction) -> None:
+        """The PULL verb."""
+        self.pull()
+
     def pull(self) -> None:
-        """See Turns.
+        """Fetch the weights of all servers, then the next portion.
 
         Where no portion is left, wait until the segment is over, and fetch its last weights.
         """
@@ -192,20 +228,38 @@ class Worker(Turns):
         for part, pieces in zip(self.fetched, self.plan.pieces, strict=True):
             scatter(part, self.weights, pieces)
 
+    def meet(self, step: int) -> Changes:
+        """See Coupling."""
+        return regroup(self.services.ranks, self.plan, self.server, step)
+
+    def begin(self, run: Path, first_step: int) -> None:
+        """See Coupling."""
+        if self.server is not None:
+            self.server.rewind(run, first_step)
+
+    def write_order(self, run: Path) -> None:
+        """See Coupling."""
+        if self.server is not None:
+            self.server.write_order(run)
+
     def state(self) -> Mapping[str, torch.Tensor]:
-        """See Turns."""
+        """See Coupling."""
         numbered = enumerate(self.messages)
         return {kept_name(index, "residual"): one.residual for index, one in numbered if one.wire.lossy}
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """See Turns."""
+        """See Coupling."""
+        if self.server is not None:
+            yield from self.server.buffers()
         yield from (*self.sent, *self.fetched, *(buffer for one in self.messages for buffer in one.buffers()))
 
     def close(self) -> None:
-        """See Turns."""
+        """See Coupling."""
         for client in self.clients:
             client.close()
         self.pool.shutdown()
+        if self.server is not None:
+            self.server.close()
 
 
 def square_of(part: torch.Tensor) -> float:

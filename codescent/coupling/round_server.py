@@ -1,63 +1,26 @@
 """In: changes of weights that workers push after rounds of steps. Out: the weights of a server, by an outer optimizer.
-Does not learn who arrives when (servers/arrivals.py does) and does not answer requests (serve.py does)."""
+Does not learn who arrives when (servers/arrivals.py does) and does not answer requests (server_requests.py does)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from codescent.checkpoint.box import Box
+from codescent.coupling.outer_optimizer import OuterOptimizer
+from codescent.coupling.parameter_server import LOOK_S, ParameterServer
+from codescent.coupling.pushes import Push
+from codescent.coupling.told import nonsense
 from codescent.plan import Plan
-from codescent.plan.served import momentum_every
 from codescent.servers import Arrivals, Ledger, Portion, Speeds
-from codescent.strategies.delayed import Delayed
-from codescent.train.optimize import Optimizer, Weight
-from codescent.train.pushes import Push
-from codescent.train.serve import LOOK_S, Serving
-from codescent.train.told import nonsense
 
 FLOOR_S = 0.05
 """Least seconds for which a round waits after its quorum: less than scheduling noise would refuse equal workers."""
 
 
-class OuterOptimizer(Optimizer):
-    """The weights of a server, and the state of its outer optimizer, which gets changes of rounds, not gradients."""
-
-    def __init__(self, weights: Sequence[Weight], plan: Plan) -> None:
-        layout = plan.layout
-        self.weights, self.on_host = list(weights), False
-        rule = layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum
-        every = momentum_every(layout, plan.mesh.world_size)
-        self.rule = Delayed([weight.master for weight in weights], *rule, every)
-
-    def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
-        """Yield (weight, name, tensor): weights as "model.NAME", state as "outer.STATE.model.NAME"."""
-        for index, weight in enumerate(self.weights):
-            yield weight, f"model.{weight.name}", weight.master
-            for name, state in (("momentum", self.rule.momentum), ("sum", self.rule.sums)):
-                if state:
-                    yield weight, f"outer.{name}.model.{weight.name}", state[index]
-
-    def tensors(self) -> dict[str, torch.Tensor | Box]:
-        """The tensors of a checkpoint, by name."""
-        found: dict[str, torch.Tensor | Box] = {name: weight.named(value) for weight, name, value in self.named_state()}
-        return {**found, **({"outer.changes": self.rule.count} if self.rule.sums else {})}
-
-    def buffers(self) -> Iterator[torch.Tensor]:
-        """Memory that it keeps beside weights and state: none."""
-        yield from ()
-
-    def loaded(self) -> None:
-        """A checkpoint was loaded into `tensors`: nothing follows from it."""
-
-    def close(self) -> None:
-        """See Optimizer: it holds no process group."""
-
-
-class RoundServing(Serving):
+class RoundServer(ParameterServer):
     """A server of changes. A version of its weights is made of the rounds of all workers, or of one change.
 
     Rounds are weighted by their tokens, as the replicas of local SGD are. With `quorum` a round ends without those who
@@ -90,7 +53,7 @@ class RoundServing(Serving):
             self.ledger = Ledger.restored({**self.ledger.state(), "pushes": pushes}, self.life)
 
     def serve(self, number: int, rate: float) -> bool:
-        """See Serving. The first round begins here: before it, all ranks may have validated and saved."""
+        """See ParameterServer. The first round begins here: before it, all ranks may have validated and saved."""
         self.begun_s = time.monotonic()
         return super().serve(number, rate)
 

@@ -1,5 +1,5 @@
 """In: the mean changes of rounds, as they arrive. Out: the weights of a server, moved by an outer optimizer.
-Does not receive anything (train/serve_rounds.py does). outer.py is the outer optimizer of replicas without a server."""
+Does not receive anything (round_server.py does). outer.py is the outer optimizer of replicas without a server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: the weights of a replica, clients of its neighbours. Out: weights averaged in pairs, beside the computation.
-Does not decide with whom (gossip_graphs.py does) and opens no connection (train/neighbours.py does)."""
+Does not decide with whom (gossip_graphs.py does) and opens no connection (pairs.py does)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from codescent.base.stopwatch import beside, waiting
+from codescent.coupling.averaging import Replicas
+from codescent.coupling.mixing import distance_of
+from codescent.coupling.services import Weight
 from codescent.servers.changes import AGREED, AVERAGED, MERGED, SENT, STEPPED, Changed
-from codescent.strategies.averaging import Replicas
 from codescent.strategies.collectives import all_reduce
 from codescent.strategies.gossip_graphs import AXIS, pairs_of
-from codescent.strategies.mixing import distance_of
-from codescent.strategies.strategy import Copy, ThisRank
+from codescent.strategies.strategy import ThisRank
 from codescent.transport import Client, Kind
 from codescent.transport.tensors import bytes_of
 
@@ -40,7 +41,7 @@ class PairExchange(Replicas):
         this_rank: with a process group for dp_replicate.
     """
 
-    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan = this_rank.plan
         self.pairs, self.index = pairs_of(plan), this_rank.coordinates[AXIS]
@@ -175,8 +176,8 @@ class PairExchange(Replicas):
         if self.changes:
             for copy, piece in zip(self.copies, torch.split(self.x, self.sizes)):
                 copy.master.copy_(piece.view_as(copy.master))
-                if copy.weights is not copy.master:
-                    copy.weights.copy_(copy.master)
+                if copy.tensor is not copy.master:
+                    copy.tensor.copy_(copy.master)
 
     def distance(self) -> Tensor:
         """See Exchange: estimated from random projections. Collective."""

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
+from codescent.coupling.averaging import Replicas
+from codescent.coupling.differences import Differences
+from codescent.coupling.services import Weight
 from codescent.plan import Collective
 from codescent.plan.wire import Wire
-from codescent.strategies.averaging import Replicas
 from codescent.strategies.collectives import all_reduce
-from codescent.strategies.differences import Differences
 from codescent.strategies.gossip import SKETCH
 from codescent.strategies.gossip_graphs import AXIS, Row, graph_of
-from codescent.strategies.strategy import Copy, ThisRank
+from codescent.strategies.strategy import ThisRank
 
 SKETCHED = 1 << 22
 """Elements that are projected at once, to bound the memory of their signs."""
@@ -40,7 +41,7 @@ class Mixing(Replicas):
         this_rank: with a process group for dp_replicate.
     """
 
-    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan, layout = this_rank.plan, this_rank.plan.layout
         self.graph, self.every, self.wire_from = graph_of(plan), layout.gossip_every, layout.wire_from
@@ -144,7 +145,7 @@ class Mixing(Replicas):
 class _Part:
     """Weights that travel in one message. `differences`: with a lossy wire."""
 
-    def __init__(self, copies: Sequence[Copy]) -> None:
+    def __init__(self, copies: Sequence[Weight]) -> None:
         self.copies = copies
         self.sizes = [copy.master.numel() for copy in copies]
         self.differences: Differences | None = None
@@ -165,8 +166,8 @@ class _Part:
             mixed.div_(weight.to(mixed.dtype))
         for copy, piece in zip(self.copies, torch.split(mixed, self.sizes)):
             copy.master.copy_(piece.view_as(copy.master))
-            if copy.weights is not copy.master:
-                copy.weights.copy_(copy.master)
+            if copy.tensor is not copy.master:
+                copy.tensor.copy_(copy.master)
 
 
 @dataclass
@@ -200,7 +201,9 @@ def _mixed(row: Row, values: Mapping[int, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def distance_of(copies: Sequence[Copy], degree: int, group: dist.ProcessGroup, weight: Tensor | None = None) -> Tensor:
+def distance_of(
+    copies: Sequence[Weight], degree: int, group: dist.ProcessGroup, weight: Tensor | None = None
+) -> Tensor:
     """See Exchange.distance: estimated from random projections of the weights of `degree` replicas. Collective.
 
     `weight`: by which this replica counts in the mean, fp64 [1]; None: 1.

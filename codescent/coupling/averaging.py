@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from codescent.coupling.outer import Outer
+from codescent.coupling.services import Weight
 from codescent.plan import TensorPlan
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.collectives import all_reduce
 from codescent.strategies.local_sgd import AXIS, LOSSES, by_holders, fragments_of
-from codescent.strategies.outer import Outer
-from codescent.strategies.strategy import Copy, ThisRank
+from codescent.strategies.strategy import ThisRank
 from codescent.strategies.wire import Channel, WireSum
 
 
@@ -28,7 +29,7 @@ class Replicas:
         this_rank: with a process group for dp_replicate.
     """
 
-    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
         plan = this_rank.plan
         self.copies, self.degree = list(copies), plan.mesh.degree(AXIS)
         self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
@@ -61,7 +62,7 @@ class Averaging(Replicas):
         this_rank: with a process group for dp_replicate that nothing else uses within a round.
     """
 
-    def __init__(self, copies: Sequence[Copy], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan, layout = this_rank.plan, this_rank.plan.layout
         self.names, self.opening, self.wire_from = list(self.places), plan.schedule.opening_steps, layout.wire_from
@@ -147,8 +148,8 @@ class Averaging(Replicas):
                 copy.master.add_(mean - before)
             else:
                 copy.master.copy_(mean)
-            if copy.weights is not copy.master:
-                copy.weights.copy_(copy.master)
+            if copy.tensor is not copy.master:
+                copy.tensor.copy_(copy.master)
 
     def _count(self, indices: Sequence[int], then: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> None:
         """Add the squared distance of this replica from the mean, and the mean's squared norm.

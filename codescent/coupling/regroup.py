@@ -1,31 +1,26 @@
 """In: workers of asynchronous servers that have died, or come again. Out: process groups of those that are there.
-Does not see a process end (launch/local.py does) and does not give out work again (serve.py does)."""
+Does not see a process end (launch/local.py does) and does not give out work again (parameter_server.py does)."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codescent.base.errors import RunFailed
+from codescent.coupling.crew import Changes, Joined, Lost
+from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.patience import SHARE
+from codescent.coupling.services import Ranks
 from codescent.meeting.store import StoreError
 from codescent.plan import Plan
-from codescent.train.crew import Joined, Lost
-from codescent.train.patience import SHARE
-from codescent.train.world import World
-
-if TYPE_CHECKING:
-    from codescent.train.open import OpenRun
-    from codescent.train.serve import Serving
-
 
 LOOK_S = 0.002, 0.02
 """Seconds between two looks of the first server whether the workers have come: in memory, in the store."""
 
 
-def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tuple[list[Lost], list[Joined]]:
+def regroup(world: Ranks, plan: Plan, server: ParameterServer | None, step: int) -> Changes:
     """At the end of a segment, before its first collective: all ranks learn who has died since the last one and who has
     come again, and make process groups of those that are there. The first server decides, so that all make the same.
 
@@ -42,12 +37,12 @@ def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tup
         RunFailed: on every rank: the run cannot go on without a worker; or on this one: the others go on without it.
     """
     if not plan.servers or (world.pages is not None and not plan.layout.can_lose_workers):
-        return [], []
+        return Changes()
     key, changes = f"changes {step}", None
     try:
         _come(world, step)
-        if serving is not None and serving.index == 0:
-            changes = _changes(world, plan, serving, step)
+        if server is not None and server.index == 0:
+            changes = _changes(world, plan, server, step)
             world.store.set(key, json.dumps(changes))
         changes = json.loads(world.store.get(key)) if changes is None else changes
     except StoreError as error:
@@ -59,23 +54,23 @@ def regroup(world: World, plan: Plan, serving: Serving | None, step: int) -> tup
     lost, joined = changes["lost"], changes["joined"]
     if lost or joined:
         world.go_on_with(changes["living"], plan, f"step {step}")
-        if serving is not None:
-            serving.group = world.servers
-    return [Lost(**one) for one in lost], [Joined(**one) for one in joined]
+        if server is not None:
+            server.group = world.servers
+    return Changes(tuple(Lost(**one) for one in lost), tuple(Joined(**one) for one in joined))
 
 
-def _changes(world: World, plan: Plan, serving: Serving, step: int) -> dict[str, Any]:
+def _changes(world: Ranks, plan: Plan, server: ParameterServer, step: int) -> dict[str, Any]:
     """What the first server decides: who lives, has died and has come, and why the run is over, if it is."""
     living, over = [], ""
     try:
-        living = _wait_for_workers(world, plan, serving, step)
+        living = _wait_for_workers(world, plan, server, step)
     except RunFailed as error:
         over = str(error)
-    lost, joined = ([asdict(one) for one in kind] for kind in serving.crew.take())
+    lost, joined = ([asdict(one) for one in kind] for kind in server.crew.take())
     return {"living": living, "lost": lost, "joined": joined, "over": over}
 
 
-def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> list[int]:
+def _wait_for_workers(world: Ranks, plan: Plan, server: ParameterServer, step: int) -> list[int]:
     """Wait until each worker meets the others after this step, or is dead. The server's threads answer meanwhile.
 
     Returns:
@@ -84,9 +79,9 @@ def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> 
     end_s, look_s = time.monotonic() + SHARE * world.timeout.total_seconds(), LOOK_S[world.pages is None]
     there: set[int] = set()
     while True:
-        serving.raise_failure()
-        serving.look_for_dead()
-        workers = [rank for rank in range(plan.mesh.world_size) if rank not in serving.crew.absent]
+        server.raise_failure()
+        server.look_for_dead()
+        workers = [rank for rank in range(plan.mesh.world_size) if rank not in server.crew.absent]
         there |= {rank for rank in workers if rank not in there and _has_come(world, rank, step)}
         late = [rank for rank in workers if rank not in there]
         if not late:
@@ -97,14 +92,14 @@ def _wait_for_workers(world: World, plan: Plan, serving: Serving, step: int) -> 
         time.sleep(look_s)
 
 
-def _come(world: World, step: int) -> None:
+def _come(world: Ranks, step: int) -> None:
     """Say that this rank has come to the meeting after a step: in the launcher's memory, or in the store."""
     world.meets(step)
     if world.pages is None:
         world.store.set(_key(world.place.rank, step), "1")
 
 
-def _has_come(world: World, rank: int, step: int) -> bool:
+def _has_come(world: Ranks, rank: int, step: int) -> bool:
     if world.pages is None:
         return world.store.check([_key(rank, step)])
     return world.pages.read(rank).meets == step
@@ -112,13 +107,3 @@ def _has_come(world: World, rank: int, step: int) -> bool:
 
 def _key(rank: int, step: int) -> str:
     return f"rank {rank} meets {step}"
-
-
-def report_changes(run: OpenRun, lost: Sequence[Lost], joined: Sequence[Joined]) -> None:
-    """Write an event for each worker that has died, and for each that has come again."""
-    if run.folder is None:
-        return
-    for death in lost:
-        run.folder.event("worker_lost", **asdict(death))
-    for one in joined:
-        run.folder.event("worker_joined", **asdict(one))

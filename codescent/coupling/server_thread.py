@@ -1,0 +1,42 @@
+"""In: a server in the process of a worker. Out: a thread that serves beside the worker's computation.
+Does not decide what a server does (parameter_server.py does)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from codescent.base.stopwatch import beside
+from codescent.coupling.parameter_server import LOOK_S, ParameterServer
+
+
+def serve_beside(
+    server: ParameterServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]
+) -> threading.Thread:
+    """SERVE in a thread.
+
+    Args:
+        server: the server.
+        rate_of: learning rate of a step.
+        give_up: ends this process, which would wait for its own server.
+    """
+    arguments = server, rate_of, give_up
+    thread = threading.Thread(target=_serve_all, args=arguments, name="codescent serves", daemon=True)
+    thread.start()
+    return thread
+
+
+def _serve_all(
+    server: ParameterServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]
+) -> None:
+    beside()
+    try:
+        while not (server.closed or server.has_ended):
+            with server.change:
+                server.change.wait_for(lambda: server.done < server.allowed or server.closed, LOOK_S)
+                number = server.done
+                waits = number >= server.allowed
+            if not (waits or server.closed):
+                server.serve(number, rate_of(number))
+    except BaseException as error:
+        give_up(error)
