@@ -4,6 +4,7 @@ Does not run anything: import-linter checks the rooms, these tests check names."
 from __future__ import annotations
 
 import ast
+import re
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -140,3 +141,36 @@ def test_what_may_only_fall() -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     long = sorted(path.name for path, count in lines.items() if count > 350)
     assert len(long) <= 27, long
+
+
+WHICH_COUPLING = re.compile(
+    r"\.(served|apart|hands_out|averages_beside|served_rounds|only_serves|server_ranks|in_steps|can_lose_workers)\b"
+)
+"""Questions which coupling runs. Strategies declare one, and couplings are one: these two rooms ask."""
+
+
+def test_questions_which_coupling_runs_may_only_become_fewer() -> None:
+    asking = Counter[str]()
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0]
+        if room not in ("strategies", "coupling"):
+            asking[room] += sum(bool(WHICH_COUPLING.search(line)) for line in path.read_text("utf-8").splitlines())
+    assert asking["train"] <= 0, asking
+    assert asking["cost"] <= 0, asking
+    assert asking.total() <= 0, asking
+
+
+def test_the_spine_names_no_strategy() -> None:
+    """ARCHITECTURE.md: train/ names no strategy, and assemble asks `coupling.of`."""
+    allowed = {"codescent.strategies", "codescent.strategies.strategy", "codescent.strategies.gradients"}
+    for name in ("loop", "execute", "assemble", "open"):
+        tree = ast.parse((PACKAGE / "train" / f"{name}.py").read_text("utf-8"))
+        named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        assert {one for one in named if one.startswith("codescent.strategies")} <= allowed
+        assert {one for one in named if one.startswith("codescent.coupling")} <= {"codescent.coupling"}
+        assert "isinstance(coupling" not in ast.unparse(tree)
+    lengths = {
+        name: (PACKAGE / "train" / f"{name}.py").read_text("utf-8").count("\n") for name in ("execute", "assemble")
+    }
+    assert lengths["execute"] <= 310
+    assert lengths["assemble"] <= 280

@@ -105,7 +105,7 @@ def of_sum(wire: Wire, collective: Collective, ranks: int, *, in_place: bool = F
 
 
 def of_average(plan: Plan) -> tuple[Work, Work]:
-    """What AVERAGE computes before a fragment leaves, and MERGE after its sum: see strategies/averaging.py."""
+    """What AVERAGE computes before a fragment leaves, and MERGE after its sum: see coupling/averaging.py."""
     anchored = plan.layout.keeps_anchor
     before = (ADD if anchored else NOTHING) + COPY  # the change or the weights, times the replica's weight
     distance = ADD + READ + READ
@@ -119,7 +119,7 @@ def of_average(plan: Plan) -> tuple[Work, Work]:
 
 def of_mixing(plan: Plan, neighbours: int) -> tuple[Work, Work]:
     """What EXCHANGE computes before it sends the weights, and after it has those of so many neighbours: see
-    strategies/mixing.py and differences.py."""
+    coupling/mixing.py and differences.py."""
     scaled = COPY if plan.layout.gossip == "push-sum" else NOTHING  # by the replica's weight
     if Wire.parse(plan.layout.wire).lossy:
         known = DECODE + ADD
@@ -128,7 +128,7 @@ def of_mixing(plan: Plan, neighbours: int) -> tuple[Work, Work]:
 
 
 def of_push(plan: Plan) -> tuple[Work, Work]:
-    """What a worker computes before a push leaves, and a server when it has come: see strategies/worker.py."""
+    """What a worker computes before a push leaves, and a server when it has come: see coupling/worker.py."""
     wire = Wire.parse(plan.layout.wire)
     before = COPY + (ADD + READ if plan.schedule.period > 1 else NOTHING)
     if wire.method != "none":

@@ -15,7 +15,7 @@ from codescent.strategies.gossip_graphs import pairs_of
 
 
 class Averages(Handed):
-    """All averages of pairs of replicas: see strategies/pair_exchange.py.
+    """All averages of pairs of replicas: see coupling/pair_exchange.py.
 
     Args:
         plan: of a run.

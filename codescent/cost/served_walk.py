@@ -108,7 +108,7 @@ class Servers(Handed):
         """Send a portion's gradients to all servers. Ends when the first one has said that it is applied.
 
         Where there are several, the worker tells the first one when all have their part. The first one decides, and the
-        others ask it (see `Worker._push` of strategies/worker.py).
+        others ask it (see `Worker._sent_to_all` of coupling/worker.py).
         """
         self.numbers[worker] += 1
         arrived, applied = ([Event() for _ in self.queues] for _ in range(2))

@@ -1,5 +1,5 @@
 """In: what changed the weights of a replica in asynchronous gossip. Out: `order/replica_K.jsonl`, read again.
-Does not change weights (strategies/pair_exchange.py does; train/replay_gossip.py does it again)."""
+Does not change weights (coupling/pair_exchange.py does; train/replay_gossip.py does it again)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: pushes that a parameter server has applied, in order. Out: `order/server_K.jsonl` of the run folder, read again.
-Does not apply pushes (train/serve.py does; train/replay.py does it again)."""
+Does not apply pushes (coupling/parameter_server.py does; train/replay.py does it again)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: the keys gossip* of a plan. Out: gossip: replicas that train apart and mix their weights with neighbours.
-Does not say who the neighbours are (gossip_graphs.py does) and does not send anything (mixing.py does)."""
+Does not say who the neighbours are (gossip_graphs.py does) and does not send anything (coupling/mixing.py does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: the keys average_every and outer_* of a plan. Out: local SGD: replicas that train apart for a round of steps.
-Does not sum gradients over replicas and does not send anything: averaging.py averages the weights."""
+Does not sum gradients over replicas and does not send anything: coupling/averaging.py averages the weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: the keys servers, updates and staleness of a plan. Out: parameter servers: workers push gradients, pull weights.
-Does not send anything (worker.py does) and does not update weights (train/serve.py does)."""
+Does not send anything (coupling/worker.py does) and does not update weights (coupling/parameter_server.py does)."""
 
 from __future__ import annotations
 

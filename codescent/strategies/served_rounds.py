@@ -1,5 +1,5 @@
 """In: the keys average_every and servers of a plan, both given. Out: what such rounds refuse, and which are exact.
-Does not take steps (round_worker.py does) and does not update weights (delayed.py and train/serve_rounds.py do)."""
+Takes no steps (coupling/round_worker.py does) and updates no weights (delayed.py and coupling/round_server.py do)."""
 
 from __future__ import annotations
 

@@ -23,10 +23,8 @@ from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
-from codescent.strategies import ORDER, Gradients, ThisRank, active
-from codescent.strategies.common_sums import copied
-from codescent.strategies.no_gradients import NoGradients
-from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
+from codescent.strategies import ThisRank, active
+from codescent.strategies.gradients import gradients_of
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
@@ -115,7 +113,7 @@ def assemble(
     weights = _initialise(parts, this_rank, replaced=first_step > 0) if computes else []
     if plan.model.weights is not None and not computes:  # who computes has read all of it, and says what is wrong
         together(UserError, lambda: None)
-    gradients = _gradients(parts, this_rank) if computes else NoGradients()
+    gradients = gradients_of(parts, this_rank)
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop))
@@ -248,21 +246,6 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
     return Weight(
         parameter.name, held, master, parameter.decay, parameter.shape, offsets, counts, tensor.updated_on_host
     )
-
-
-def _gradients(parts: list[nn.Module], this_rank: ThisRank) -> Gradients:
-    """The object that sums gradients over ranks; it also sums partial gradients over the ranks of their axes."""
-    owner: Gradients | None = None
-    for strategy in ORDER:
-        owner = strategy.gradients(parts, this_rank, owner)
-    assert owner is not None, "no strategy sums the gradients"
-    for axis in dict.fromkeys(axis for tensor in this_rank.trained for axis in tensor.partial):
-        indices = [number for number, tensor in enumerate(this_rank.trained) if axis in tensor.partial]
-        owner = PartialGradients(owner, indices, this_rank.groups[axis])
-    if tensors := copied(this_rank.plan, this_rank.tensors):
-        indices = [number for number, tensor in enumerate(this_rank.trained) if tensor in tensors]
-        owner = CopiedGradients(owner, indices, this_rank.groups["tp"])
-    return owner
 
 
 def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:

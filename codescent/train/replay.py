@@ -64,7 +64,7 @@ class _Server:
             del self.versions[version]
 
     def update(self, parts: Sequence[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """One step of the optimizer with the sum of the parts, as train/serve.py makes it."""
+        """One step of the optimizer with the sum of the parts, as coupling/parameter_server.py makes it."""
         total = parts[0].clone()
         for part in parts[1:]:
             total += part
