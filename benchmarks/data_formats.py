@@ -27,9 +27,10 @@ from codescent.preflight import plan_with
 from codescent.tasks.tensors.dataset import TensorDataset, in_memory, open_prepared
 from codescent.tasks.tensors.prepare import prepare_synthetic
 from codescent.tasks.tensors.synthetic import Sizes, Synthetic
-from codescent.train.assemble import Trainer, assemble
+from codescent.train.assemble import assemble
 from codescent.train.machine import try_matmul
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 FORMATS = ("memory", "hdf5", "pt", "safetensors")

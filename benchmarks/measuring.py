@@ -32,11 +32,12 @@ from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.record import ranks
 from codescent.results import bootstrap
-from codescent.train.assemble import Trainer, assemble
+from codescent.train.assemble import assemble
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.ranks import RankTimes
 from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 CASES: dict[str, tuple[int, dict[str, Any], int]] = {

@@ -25,8 +25,9 @@ from codescent.data.text.dataset import open_dataset
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.strategies.muon import flops
-from codescent.train.assemble import Trainer, assemble
+from codescent.train.assemble import assemble
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 KINDS: dict[str, dict[str, str]] = {

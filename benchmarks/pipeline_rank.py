@@ -27,10 +27,11 @@ from codescent.data.text.dataset import Dataset, open_dataset
 from codescent.launch.environment import read
 from codescent.models.gpt2.module import GPT2
 from codescent.plan import Instruction
-from codescent.train.assemble import Trainer, assemble
+from codescent.train.assemble import assemble
 from codescent.train.execute import Executor
 from codescent.train.result import COLUMN, WAIT_COLUMN
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 LEARNING_RATE = 6e-4

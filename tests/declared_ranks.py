@@ -24,7 +24,7 @@ from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
 from codescent.strategies.wire import Channel, Pending
 from codescent.train import assemble
-from codescent.train.assemble import Trainer
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 VOCAB = 97

@@ -16,8 +16,8 @@ from codescent.data.loader import Batch, Portion
 from codescent.plan import Instruction, Plan, Verb
 from codescent.plan.state import state_of_rank
 from codescent.strategies import ThisRank
-from codescent.train.assemble import Trainer
 from codescent.train.optimize import Weight
+from codescent.train.trainer import Trainer
 
 Case = dict[str, Any]
 

@@ -19,8 +19,8 @@ import layout_ranks
 import psutil
 from rank_server import Place
 
-from codescent.coupling.pairs import Pairs
-from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.pairs import PairedReplicas
+from codescent.coupling.parameter_server import WeightServer
 from codescent.coupling.round_worker import RoundWorker
 from codescent.coupling.server_requests import Requests
 from codescent.coupling.worker import Worker
@@ -216,17 +216,17 @@ def kill_in(owner: type, method: str, number: str, *, after: bool = False) -> No
 
 def killed_in_portion(number: str) -> None:
     """Asynchronous gossip: this rank has computed its portion of that number, and has not said so."""
-    kill_in(Pairs, "finished", number)
+    kill_in(PairedReplicas, "finished", number)
 
 
 def killed_after_push(number: str) -> None:
     """A server has applied so many pushes."""
-    kill_in(ParameterServer, "_apply", number, after=True)
+    kill_in(WeightServer, "_apply", number, after=True)
 
 
 def killed_in_update(number: str) -> None:
     """A server begins its update of that number."""
-    kill_in(ParameterServer, "_update", number)
+    kill_in(WeightServer, "_update", number)
 
 
 def stopped_in_push(number: str, seconds: str) -> None:

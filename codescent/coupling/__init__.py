@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from codescent.coupling.averaging import Averaging
-from codescent.coupling.coupling import Coupling, Present, StepSums, Turn
+from codescent.coupling.coupling import Coupling, Present, StepSums, WorkItem
 from codescent.coupling.local_steps import LocalSteps
 from codescent.coupling.mixing import Mixing
 from codescent.coupling.pair_exchange import PairExchange
 from codescent.coupling.pairs import introduced
 from codescent.coupling.served import served
-from codescent.coupling.services import Services, Weight
+from codescent.coupling.services import Services, TrainedWeight
 from codescent.plan import Plan
 from codescent.strategies import active
 from codescent.strategies.gossip import Gossip
@@ -21,10 +21,10 @@ from codescent.strategies.pair_averaging import PairAveraging
 from codescent.strategies.parameter_server import ParameterServer
 from codescent.strategies.strategy import Strategy, ThisRank
 
-Make = Callable[[Plan, Sequence[Weight], Services], Coupling]
+Make = Callable[[Plan, Sequence[TrainedWeight], Services], Coupling]
 
 
-def of(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
+def of(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
     """The coupling of this rank: of the last active strategy that has one; else all ranks take every step together.
 
     Args:
@@ -36,20 +36,20 @@ def of(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
     return (found or [_together])[-1](plan, weights, services)
 
 
-def _together(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
+def _together(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
     return Coupling(plan, services.own_optimizer(weights), services)
 
 
-def _averages(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
+def _averages(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
     optimizer = services.own_optimizer(weights)
     return LocalSteps(plan, optimizer, services, Averaging(weights, services.this_rank))
 
 
-def _mixes(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
+def _mixes(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
     return LocalSteps(plan, services.own_optimizer(weights), services, Mixing(weights, services.this_rank))
 
 
-def _in_pairs(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
+def _in_pairs(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
     optimizer = services.own_optimizer(weights)
     return introduced(plan, optimizer, services, PairExchange(weights, services.this_rank))
 
@@ -62,4 +62,4 @@ COUPLINGS: dict[type[Strategy], Make] = {
 }
 """By strategy. With several that are active, the last one's: servers of rounds are also local SGD."""
 
-__all__ = ["Coupling", "Present", "Services", "StepSums", "ThisRank", "Turn", "of"]
+__all__ = ["Coupling", "Present", "Services", "StepSums", "ThisRank", "WorkItem", "of"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from codescent.coupling.outer import Outer
-from codescent.coupling.services import Weight
+from codescent.coupling.services import TrainedWeight
 from codescent.plan import TensorPlan
 from codescent.plan.wire import Wire, kept_name
 from codescent.strategies.collectives import all_reduce
@@ -29,7 +29,7 @@ class Replicas:
         this_rank: with a process group for dp_replicate.
     """
 
-    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[TrainedWeight], this_rank: ThisRank) -> None:
         plan = this_rank.plan
         self.copies, self.degree = list(copies), plan.mesh.degree(AXIS)
         self.group: Any = this_rank.groups[AXIS] if self.degree > 1 else None
@@ -42,7 +42,7 @@ class Replicas:
 
     @torch.no_grad()
     def sum_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """See Exchange."""
+        """See WeightExchange."""
         for message in self.alike if self.degree > 1 else ():
             sent = [gradients[index] for index in message]
             flat = torch.cat([gradient.reshape(-1) for gradient in sent])
@@ -62,7 +62,7 @@ class Averaging(Replicas):
         this_rank: with a process group for dp_replicate that nothing else uses within a round.
     """
 
-    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[TrainedWeight], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan, layout = this_rank.plan, this_rank.plan.layout
         self.names, self.opening, self.wire_from = list(self.places), plan.schedule.opening_steps, layout.wire_from
@@ -94,7 +94,7 @@ class Averaging(Replicas):
         return [[one(message) for message in messages if self.degree > 1] for messages in self.messages]
 
     def stepped(self, number: int, own_losses: int, losses: int) -> None:
-        """See Exchange. The opening steps are not averaged: the first round begins at their end."""
+        """See WeightExchange. The opening steps are not averaged: the first round begins at their end."""
         self.number = number
         if number < self.opening:
             if number + 1 == self.opening and self.outer is not None:
@@ -104,7 +104,7 @@ class Averaging(Replicas):
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
-        """See Exchange. What leaves is a copy: the weights may change until MERGE."""
+        """See WeightExchange. What leaves is a copy: the weights may change until MERGE."""
         indices = self.fragments[fragment]
         own, every = self.losses[fragment].tolist()
         self.losses[fragment].zero_()
@@ -133,7 +133,7 @@ class Averaging(Replicas):
 
     @torch.no_grad()
     def merge(self, fragment: int) -> None:
-        """See Exchange."""
+        """See WeightExchange."""
         then, sums, handles = self.flying.pop(fragment)
         for handle in handles:
             handle.wait()
@@ -165,14 +165,14 @@ class Averaging(Replicas):
             self.squares += torch.linalg.vector_norm(torch.stack(norms), dim=0, dtype=torch.float64).square()
 
     def distance(self) -> torch.Tensor:
-        """See Exchange. Begins to count the next round."""
+        """See WeightExchange. Begins to count the next round."""
         found = self.squares.clone()
         self.squares.zero_()
         return found
 
     @torch.no_grad()
     def means(self) -> Sequence[torch.Tensor] | None:
-        """See Exchange. All replicas count alike."""
+        """See WeightExchange. All replicas count alike."""
         if self.agrees or self.degree == 1:
             return None
         found = [copy.master / self.degree for copy in self.copies]
@@ -181,7 +181,7 @@ class Averaging(Replicas):
         return found
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """See Exchange."""
+        """See WeightExchange."""
         found: dict[str, torch.Tensor] = dict(self.outer.state(self.names)) if self.outer is not None else {}
         if self.degree > 1 and not self.agrees:
             found[LOSSES] = self.losses
@@ -190,14 +190,14 @@ class Averaging(Replicas):
         return found
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """See Exchange."""
+        """See WeightExchange."""
         for then, sent, _ in self.flying.values():
             yield from (*sent, *(then if self.overlaps else ()))
         for one in itertools.chain(*self.sums, *self.whole):
             yield from one.buffers()
 
     def close(self) -> None:
-        """See Exchange."""
+        """See WeightExchange."""
         self.channel.close()
         for one in itertools.chain(*self.sums, *self.whole):
             one.close()

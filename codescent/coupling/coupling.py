@@ -11,8 +11,8 @@ from typing import ClassVar, Protocol
 import torch
 
 from codescent.checkpoint.box import Box
-from codescent.coupling.crew import Changes
-from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.crew import MembershipChange
+from codescent.coupling.services import Services, WeightUpdater
 from codescent.data.loader import Loader, Portion
 from codescent.plan import AXES, Instruction, Plan, Verb
 from codescent.strategies import Gradients
@@ -21,7 +21,7 @@ Arms = Mapping[Verb, Callable[[Instruction], None]]
 
 
 @dataclass(frozen=True)
-class Turn:
+class WorkItem:
     """One walk of an instruction list.
 
     Attributes:
@@ -101,7 +101,7 @@ class Coupling:
     knows_steps: ClassVar[bool] = True
     at: Present
 
-    def __init__(self, plan: Plan, optimizer: Optimizer, services: Services) -> None:
+    def __init__(self, plan: Plan, optimizer: WeightUpdater, services: Services) -> None:
         self.plan, self.optimizer, self.services = plan, optimizer, services
         self.everyone = plan.mesh.joint(*AXES)
         self.verbs: Arms = {}
@@ -112,9 +112,9 @@ class Coupling:
 
     # --- a step
 
-    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+    def work(self, number: int, rate: float) -> Iterator[WorkItem]:
         """The walks of this rank until step `number` (from 0), of learning rate `rate`, is done."""
-        yield Turn(number, number, rate)
+        yield WorkItem(number, number, rate)
 
     def read(self, loader: Loader | None) -> tuple[Portion, int] | None:
         """The samples of the present turn, and the index of the first one in the step, relative to this rank's own.
@@ -159,9 +159,9 @@ class Coupling:
         """How many steps in a row a skipped step stands for. `skips`: those that replicas have skipped, summed."""
         return max(1, skips // self.plan.mesh.dp_replicate) if self.plan.apart else 1
 
-    def meet(self, step: int) -> Changes:
+    def meet(self, step: int) -> MembershipChange:
         """All ranks meet after step `step` (from 1): who has died, and who has come. Collective."""
-        return Changes()
+        return MembershipChange()
 
     def begin(self, run: Path, first_step: int) -> None:
         """The run goes on after so many steps. What was written in its folder beyond them is removed."""
@@ -187,7 +187,7 @@ class Coupling:
         """What it keeps between steps, by the names of `Plan.kept`."""
         return {}
 
-    def optimizers(self) -> Sequence[Optimizer]:
+    def optimizers(self) -> Sequence[WeightUpdater]:
         """All optimizers of this rank, each once."""
         return (self.optimizer,)
 

@@ -24,7 +24,7 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostWorker:
     """A worker without which the run goes on.
 
     Attributes:
@@ -40,14 +40,14 @@ class Lost:
     noticed_s: float
 
     @classmethod
-    def of(cls, rank: int, death: Death) -> Lost:
+    def of(cls, rank: int, death: Death) -> LostWorker:
         """The launcher sees only processes of this machine."""
         noticed_s = round(time.monotonic() - death.moment_s, 3)
         return cls(rank, death.host or socket.gethostname(), int(death.position) + 1, noticed_s)
 
 
 @dataclass(frozen=True)
-class Joined:
+class RejoinedWorker:
     """A worker that was started again, and trains from now on.
 
     Attributes:
@@ -64,11 +64,11 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Changes:
+class MembershipChange:
     """Who has died, and who has come, since the ranks met before. A worker may be in both."""
 
-    lost: tuple[Lost, ...] = ()
-    joined: tuple[Joined, ...] = ()
+    lost: tuple[LostWorker, ...] = ()
+    joined: tuple[RejoinedWorker, ...] = ()
 
 
 class Crew:
@@ -79,8 +79,8 @@ class Crew:
         """The last death of each worker that is dead now."""
         self.absent: set[int] = set()
         self._moments: dict[int, float] = {}  # of the last death of each worker
-        self._lost: list[Lost] = []
-        self._joined: list[Joined] = []
+        self._lost: list[LostWorker] = []
+        self._joined: list[RejoinedWorker] = []
 
     def new_deaths(self) -> list[int]:
         """The workers that have died since the last call."""
@@ -92,7 +92,7 @@ class Crew:
             return False
         self._moments[worker] = death.moment_s
         self.absent.add(worker)
-        self._lost.append(Lost.of(worker, death))
+        self._lost.append(LostWorker.of(worker, death))
         return True
 
     def comes(self, worker: int, done: int) -> None:
@@ -100,9 +100,9 @@ class Crew:
         if worker in self.absent:
             self.absent.discard(worker)
             absent_s = round(time.monotonic() - self._moments[worker], 3)
-            self._joined.append(Joined(worker, socket.gethostname(), done + 1, absent_s))
+            self._joined.append(RejoinedWorker(worker, socket.gethostname(), done + 1, absent_s))
 
-    def take(self) -> tuple[list[Lost], list[Joined]]:
+    def take(self) -> tuple[list[LostWorker], list[RejoinedWorker]]:
         """Who has died, and who has come, since the last call."""
         found = self._lost, self._joined
         self._lost, self._joined = [], []

@@ -1,4 +1,4 @@
-"""In: nothing. Out: `Exchange`, the interface of what replicas that train apart send each other.
+"""In: nothing. Out: `WeightExchange`, the interface of what replicas that train apart send each other.
 Does not contain an exchange: averaging.py, mixing.py and pair_exchange.py do."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 
-class Exchange(Protocol):
+class WeightExchange(Protocol):
     """What replicas that train apart send each other between steps."""
 
     def stepped(self, number: int, own_losses: int, losses: int) -> None:

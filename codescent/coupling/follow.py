@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import threading
 
-from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.parameter_server import WeightServer
 from codescent.transport import Client, Kind
 
 
-def follow(server: ParameterServer, first: Client) -> None:
+def follow(server: WeightServer, first: Client) -> None:
     """Ask the first server for its decisions, in a thread, until `server` is closed.
 
     Args:
@@ -19,7 +19,7 @@ def follow(server: ParameterServer, first: Client) -> None:
     threading.Thread(target=_follow, args=(server, first), name="codescent follows", daemon=True).start()
 
 
-def _follow(server: ParameterServer, first: Client) -> None:
+def _follow(server: WeightServer, first: Client) -> None:
     after = server.pushes
     try:
         while not server.closed:

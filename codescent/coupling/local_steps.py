@@ -9,8 +9,8 @@ import torch
 
 from codescent.checkpoint.box import Box
 from codescent.coupling.coupling import Coupling, StepSums
-from codescent.coupling.exchange import Exchange
-from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.exchange import WeightExchange
+from codescent.coupling.services import Services, WeightUpdater
 from codescent.plan import AXES, Instruction, Plan, Verb
 
 
@@ -43,7 +43,7 @@ class LocalSteps(OwnSteps):
         exchange: what they send each other.
     """
 
-    def __init__(self, plan: Plan, optimizer: Optimizer, services: Services, exchange: Exchange) -> None:
+    def __init__(self, plan: Plan, optimizer: WeightUpdater, services: Services, exchange: WeightExchange) -> None:
         super().__init__(plan, optimizer, services)
         self.exchange = exchange
         self.replica = plan.replica(services.rank)

@@ -15,7 +15,7 @@ from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
 from codescent.coupling.averaging import Replicas
 from codescent.coupling.differences import Differences
-from codescent.coupling.services import Weight
+from codescent.coupling.services import TrainedWeight
 from codescent.plan import Collective
 from codescent.plan.wire import Wire
 from codescent.strategies.collectives import all_reduce
@@ -41,7 +41,7 @@ class Mixing(Replicas):
         this_rank: with a process group for dp_replicate.
     """
 
-    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[TrainedWeight], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan, layout = this_rank.plan, this_rank.plan.layout
         self.graph, self.every, self.wire_from = graph_of(plan), layout.gossip_every, layout.wire_from
@@ -56,12 +56,12 @@ class Mixing(Replicas):
         self.flying: _Flying | None = None
 
     def stepped(self, number: int, own_losses: int, losses: int) -> None:
-        """See Exchange. How many losses a replica has computed does not decide how much it counts."""
+        """See WeightExchange. How many losses a replica has computed does not decide how much it counts."""
         self.number = number
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
-        """See Exchange: send to the neighbours, begin to receive from them."""
+        """See WeightExchange: send to the neighbours, begin to receive from them."""
         round_number = self.number // self.every
         row, targets = self.graph.matrix(round_number)[self.index], self.graph.targets(round_number, self.index)
         flight, is_whole, ops = Flight(Collective.SEND, self.group), self.number < self.wire_from, list[dist.P2POp]()
@@ -89,7 +89,7 @@ class Mixing(Replicas):
 
     @torch.no_grad()
     def merge(self, fragment: int) -> None:
-        """See Exchange: wait for the neighbours' weights, and mix them."""
+        """See WeightExchange: wait for the neighbours' weights, and mix them."""
         assert self.flying is not None
         one, self.flying = self.flying, None
         with waiting():
@@ -110,12 +110,12 @@ class Mixing(Replicas):
 
     @torch.no_grad()
     def distance(self) -> Tensor:
-        """See Exchange: estimated from random projections, which keep norms on average (Alon et al. 1996, 2.2)."""
+        """See WeightExchange: estimated from random projections, which keep norms on average (Alon et al. 1996)."""
         return distance_of(self.copies, self.degree, self.group, self.weight)
 
     @torch.no_grad()
     def means(self) -> Sequence[Tensor]:
-        """See Exchange. With push-sum each replica counts by its weight."""
+        """See WeightExchange. With push-sum each replica counts by its weight."""
         found = dict[int, Tensor]()
         for part, indices in zip(self.parts, self.alike):
             mean = part.mixable(self.weight).div_(self.degree)
@@ -125,7 +125,7 @@ class Mixing(Replicas):
         return [found[index].clone() for index in range(len(self.copies))]  # one by one: a view would be saved whole
 
     def state(self) -> Mapping[str, Tensor]:
-        """See Exchange."""
+        """See WeightExchange."""
         found: dict[str, Tensor] = {} if self.weight is None else {"gossip.weight": self.weight}
         for number, part in enumerate(self.parts):
             if part.differences is not None:
@@ -134,18 +134,18 @@ class Mixing(Replicas):
         return found
 
     def buffers(self) -> Iterator[Tensor]:
-        """See Exchange. An exchange begins and ends within one instruction."""
+        """See WeightExchange. An exchange begins and ends within one instruction."""
         yield from ()
 
     def close(self) -> None:
-        """See Exchange."""
+        """See WeightExchange."""
         self.group = None
 
 
 class _Part:
     """Weights that travel in one message. `differences`: with a lossy wire."""
 
-    def __init__(self, copies: Sequence[Weight]) -> None:
+    def __init__(self, copies: Sequence[TrainedWeight]) -> None:
         self.copies = copies
         self.sizes = [copy.master.numel() for copy in copies]
         self.differences: Differences | None = None
@@ -202,9 +202,9 @@ def _mixed(row: Row, values: Mapping[int, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def distance_of(
-    copies: Sequence[Weight], degree: int, group: dist.ProcessGroup, weight: Tensor | None = None
+    copies: Sequence[TrainedWeight], degree: int, group: dist.ProcessGroup, weight: Tensor | None = None
 ) -> Tensor:
-    """See Exchange.distance: estimated from random projections of the weights of `degree` replicas. Collective.
+    """See WeightExchange.distance: estimated from random projections of the weights of `degree` replicas. Collective.
 
     `weight`: by which this replica counts in the mean, fp64 [1]; None: 1.
     """

@@ -9,7 +9,7 @@ import torch
 
 from codescent.checkpoint.box import Box
 from codescent.coupling.delayed import Delayed
-from codescent.coupling.services import Weight
+from codescent.coupling.services import TrainedWeight
 from codescent.plan import Plan
 from codescent.plan.served import momentum_every
 
@@ -17,14 +17,14 @@ from codescent.plan.served import momentum_every
 class OuterOptimizer:
     """The weights of a server, and the state of its outer optimizer, which gets changes of rounds, not gradients."""
 
-    def __init__(self, weights: Sequence[Weight], plan: Plan) -> None:
+    def __init__(self, weights: Sequence[TrainedWeight], plan: Plan) -> None:
         layout = plan.layout
         self.weights = list(weights)
         rule = layout.outer_optimizer, layout.outer_learning_rate, layout.outer_momentum
         every = momentum_every(layout, plan.mesh.world_size)
         self.rule = Delayed([weight.master for weight in weights], *rule, every)
 
-    def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
+    def named_state(self) -> Iterator[tuple[TrainedWeight, str, torch.Tensor]]:
         """Yield (weight, name, tensor): weights as "model.NAME", state as "outer.STATE.model.NAME"."""
         for index, weight in enumerate(self.weights):
             yield weight, f"model.{weight.name}", weight.master
@@ -44,15 +44,15 @@ class OuterOptimizer:
     def step(
         self, gradients: Sequence[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """See Optimizer. Servers of rounds call `rule.step` with changes."""
+        """See WeightUpdater. Servers of rounds call `rule.step` with changes."""
         raise NotImplementedError("an outer optimizer gets changes of weights, not gradients")
 
     def is_finite(self) -> bool:
-        """See Optimizer."""
+        """See WeightUpdater."""
         return all(bool(value.isfinite().all()) for _, _, value in self.named_state())
 
     def loaded(self) -> None:
         """A checkpoint was loaded into `tensors`: nothing follows from it."""
 
     def close(self) -> None:
-        """See Optimizer: it holds no process group."""
+        """See WeightUpdater: it holds no process group."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from codescent.base.stopwatch import beside, waiting
 from codescent.coupling.averaging import Replicas
 from codescent.coupling.mixing import distance_of
-from codescent.coupling.services import Weight
+from codescent.coupling.services import TrainedWeight
 from codescent.servers.changes import AGREED, AVERAGED, MERGED, SENT, STEPPED, Changed
 from codescent.strategies.collectives import all_reduce
 from codescent.strategies.gossip_graphs import AXIS, pairs_of
@@ -41,7 +41,7 @@ class PairExchange(Replicas):
         this_rank: with a process group for dp_replicate.
     """
 
-    def __init__(self, copies: Sequence[Weight], this_rank: ThisRank) -> None:
+    def __init__(self, copies: Sequence[TrainedWeight], this_rank: ThisRank) -> None:
         super().__init__(copies, this_rank)
         plan = this_rank.plan
         self.pairs, self.index = pairs_of(plan), this_rank.coordinates[AXIS]
@@ -73,7 +73,7 @@ class PairExchange(Replicas):
 
     @torch.no_grad()
     def merge(self, fragment: int) -> None:
-        """See Exchange: take the weights as they are now. No average changes them until `stepped`."""
+        """See WeightExchange: take the weights as they are now. No average changes them until `stepped`."""
         self.lock.acquire()
         self.updates = True
         self.staleness = self.changes
@@ -81,7 +81,7 @@ class PairExchange(Replicas):
 
     @torch.no_grad()
     def stepped(self, number: int, own_losses: int, losses: int) -> None:
-        """See Exchange: neighbours see the update."""
+        """See WeightExchange: neighbours see the update."""
         self._put()
         self.order.append(Changed(STEPPED, -1, self.staleness, number, self.part))
         self.changes = 0
@@ -90,7 +90,7 @@ class PairExchange(Replicas):
 
     @torch.no_grad()
     def average(self, fragment: int) -> None:
-        """See Exchange. The average before has come back by then: so as many begin as the plan declares."""
+        """See WeightExchange. The average before has come back by then: so as many begin as the plan declares."""
         if not self.is_active or self.steps % self.every:
             return
         self._land()
@@ -180,12 +180,12 @@ class PairExchange(Replicas):
                     copy.tensor.copy_(copy.master)
 
     def distance(self) -> Tensor:
-        """See Exchange: estimated from random projections. Collective."""
+        """See WeightExchange: estimated from random projections. Collective."""
         return distance_of(self.copies, self.degree, self.group)
 
     @torch.no_grad()
     def means(self) -> Sequence[Tensor]:
-        """See Exchange."""
+        """See WeightExchange."""
         found = [copy.master / self.degree for copy in self.copies]
         for mean in found:
             all_reduce(mean, group=self.group)
@@ -198,11 +198,11 @@ class PairExchange(Replicas):
             return found
 
     def state(self) -> Mapping[str, Tensor]:
-        """See Exchange. Where a run saves, x is the weights."""
+        """See WeightExchange. Where a run saves, x is the weights."""
         return {}
 
     def buffers(self) -> Iterator[Tensor]:
-        """See Exchange."""
+        """See WeightExchange."""
         yield from (self.x, self.sent, self.came)
 
     def _release(self) -> None:
@@ -210,7 +210,7 @@ class PairExchange(Replicas):
         self.lock.release()
 
     def close(self) -> None:
-        """See Exchange. After an update that has failed, threads that wait for its end go on."""
+        """See WeightExchange. After an update that has failed, threads that wait for its end go on."""
         if self.updates:
             self._release()
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -18,11 +18,11 @@ from codescent.base.errors import RunFailed
 from codescent.base.stopwatch import waiting
 from codescent.coupling.away import OF_TIMEOUT, Away
 from codescent.coupling.coordinate import Coordinator
-from codescent.coupling.coupling import StepSums, Turn
+from codescent.coupling.coupling import StepSums, WorkItem
 from codescent.coupling.local_steps import LocalSteps
 from codescent.coupling.pair_exchange import PairExchange
 from codescent.coupling.queued import Known, Queued
-from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.services import Services, WeightUpdater
 from codescent.coupling.told import HOST, WHOLE, check, nonsense
 from codescent.plan import Plan
 from codescent.record import gossip_order
@@ -84,7 +84,7 @@ class Neighbour:
             self.coordinator.left(sender, silent=silent)
 
 
-class Pairs(Queued, LocalSteps):
+class PairedReplicas(Queued, LocalSteps):
     """A rank that is given portions of work, updates its weights itself, and averages with neighbours meanwhile.
 
     Args:
@@ -99,7 +99,7 @@ class Pairs(Queued, LocalSteps):
     def __init__(
         self,
         plan: Plan,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         services: Services,
         exchange: PairExchange,
         first: Client,
@@ -111,7 +111,7 @@ class Pairs(Queued, LocalSteps):
         self.first, self.server, self.service = first, server, service
         self.report: dict[str, Any] | None = None  # of a portion that is computed
 
-    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+    def work(self, number: int, rate: float) -> Iterator[WorkItem]:
         """See Coupling."""
         if self.known.ends:  # all ranks have met
             if self.service.coordinator is not None:
@@ -123,7 +123,7 @@ class Pairs(Queued, LocalSteps):
                 self._ask()
             else:
                 self.step, self.exchange.part = self.portion.step, self.portion.part
-                yield Turn(self.step, number, self.services.rate_of(self.step))
+                yield WorkItem(self.step, number, self.services.rate_of(self.step))
 
     def finished(self) -> None:
         """See Coupling: the sums are this rank's own."""
@@ -192,7 +192,7 @@ class Pairs(Queued, LocalSteps):
             client.close()
 
 
-def introduced(plan: Plan, optimizer: Optimizer, services: Services, exchange: PairExchange) -> Pairs:
+def introduced(plan: Plan, optimizer: WeightUpdater, services: Services, exchange: PairExchange) -> PairedReplicas:
     """Listen on the interface of the route to the other ranks, tell them where, and wait until all listen."""
     world, rank = services.ranks, services.rank
     timeout_s = world.timeout.total_seconds()
@@ -216,6 +216,6 @@ def introduced(plan: Plan, optimizer: Optimizer, services: Services, exchange: P
     if world.pages is None:
         clients[0].keep()
     exchange.clients = dict(zip(needed[1:], clients[1:]))
-    pairs = Pairs(plan, optimizer, services, exchange, clients[0], service, server)
+    pairs = PairedReplicas(plan, optimizer, services, exchange, clients[0], service, server)
     exchange.look = pairs.look
     return pairs

@@ -16,7 +16,7 @@ from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
 from codescent.coupling.pushes import Push, Step, unsound
 from codescent.coupling.server_requests import Requests
-from codescent.coupling.services import Optimizer
+from codescent.coupling.services import WeightUpdater
 from codescent.plan import Plan
 from codescent.record import order
 from codescent.record.order import Applied
@@ -28,7 +28,7 @@ LOOK_S = 0.2
 """Seconds between two looks at what else may end a step: a failed thread, a request to stop."""
 
 
-class ParameterServer(Requests):
+class WeightServer(Requests):
     """One parameter server: the service of its socket, and the updates of its part, in one thread.
 
     Args:
@@ -44,7 +44,7 @@ class ParameterServer(Requests):
         self,
         plan: Plan,
         index: int,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         servers: dist.ProcessGroup | None,
         first_step: int,
         stop_requested: Callable[[], bool],

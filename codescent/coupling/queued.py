@@ -10,7 +10,7 @@ import torch
 
 from codescent.coupling.coupling import Coupling, StepSums
 from codescent.coupling.pushes import Step
-from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.services import Services, WeightUpdater
 from codescent.data.loader import Loader
 from codescent.data.loader import Portion as Samples
 from codescent.plan import Plan
@@ -44,7 +44,7 @@ class Queued(Coupling):
 
     knows_steps: ClassVar[bool] = False
 
-    def __init__(self, plan: Plan, optimizer: Optimizer, services: Services) -> None:
+    def __init__(self, plan: Plan, optimizer: WeightUpdater, services: Services) -> None:
         super().__init__(plan, optimizer, services)
         self.begin_work()
 

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from codescent.base.errors import RunFailed
-from codescent.coupling.crew import Changes, Joined, Lost
-from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.crew import LostWorker, MembershipChange, RejoinedWorker
+from codescent.coupling.parameter_server import WeightServer
 from codescent.coupling.patience import SHARE
-from codescent.coupling.services import Ranks
+from codescent.coupling.services import RunRanks
 from codescent.meeting.store import StoreError
 from codescent.plan import Plan
 
@@ -20,7 +20,7 @@ LOOK_S = 0.002, 0.02
 """Seconds between two looks of the first server whether the workers have come: in memory, in the store."""
 
 
-def regroup(world: Ranks, plan: Plan, server: ParameterServer | None, step: int) -> Changes:
+def regroup(world: RunRanks, plan: Plan, server: WeightServer | None, step: int) -> MembershipChange:
     """At the end of a segment, before its first collective: all ranks learn who has died since the last one and who has
     come again, and make process groups of those that are there. The first server decides, so that all make the same.
 
@@ -37,7 +37,7 @@ def regroup(world: Ranks, plan: Plan, server: ParameterServer | None, step: int)
         RunFailed: on every rank: the run cannot go on without a worker; or on this one: the others go on without it.
     """
     if not plan.servers or (world.pages is not None and not plan.layout.can_lose_workers):
-        return Changes()
+        return MembershipChange()
     key, changes = f"changes {step}", None
     try:
         _come(world, step)
@@ -56,10 +56,10 @@ def regroup(world: Ranks, plan: Plan, server: ParameterServer | None, step: int)
         world.go_on_with(changes["living"], plan, f"step {step}")
         if server is not None:
             server.group = world.servers
-    return Changes(tuple(Lost(**one) for one in lost), tuple(Joined(**one) for one in joined))
+    return MembershipChange(tuple(LostWorker(**one) for one in lost), tuple(RejoinedWorker(**one) for one in joined))
 
 
-def _changes(world: Ranks, plan: Plan, server: ParameterServer, step: int) -> dict[str, Any]:
+def _changes(world: RunRanks, plan: Plan, server: WeightServer, step: int) -> dict[str, Any]:
     """What the first server decides: who lives, has died and has come, and why the run is over, if it is."""
     living, over = [], ""
     try:
@@ -70,7 +70,7 @@ def _changes(world: Ranks, plan: Plan, server: ParameterServer, step: int) -> di
     return {"living": living, "lost": lost, "joined": joined, "over": over}
 
 
-def _wait_for_workers(world: Ranks, plan: Plan, server: ParameterServer, step: int) -> list[int]:
+def _wait_for_workers(world: RunRanks, plan: Plan, server: WeightServer, step: int) -> list[int]:
     """Wait until each worker meets the others after this step, or is dead. The server's threads answer meanwhile.
 
     Returns:
@@ -92,14 +92,14 @@ def _wait_for_workers(world: Ranks, plan: Plan, server: ParameterServer, step: i
         time.sleep(look_s)
 
 
-def _come(world: Ranks, step: int) -> None:
+def _come(world: RunRanks, step: int) -> None:
     """Say that this rank has come to the meeting after a step: in the launcher's memory, or in the store."""
     world.meets(step)
     if world.pages is None:
         world.store.set(_key(world.place.rank, step), "1")
 
 
-def _has_come(world: Ranks, rank: int, step: int) -> bool:
+def _has_come(world: RunRanks, rank: int, step: int) -> bool:
     if world.pages is None:
         return world.store.check([_key(rank, step)])
     return world.pages.read(rank).meets == step

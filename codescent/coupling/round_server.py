@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from codescent.coupling.outer_optimizer import OuterOptimizer
-from codescent.coupling.parameter_server import LOOK_S, ParameterServer
+from codescent.coupling.parameter_server import LOOK_S, WeightServer
 from codescent.coupling.pushes import Push
 from codescent.coupling.told import nonsense
 from codescent.plan import Plan
@@ -20,7 +20,7 @@ FLOOR_S = 0.05
 """Least seconds for which a round waits after its quorum: less than scheduling noise would refuse equal workers."""
 
 
-class RoundServer(ParameterServer):
+class RoundServer(WeightServer):
     """A server of changes. A version of its weights is made of the rounds of all workers, or of one change.
 
     Rounds are weighted by their tokens, as the replicas of local SGD are. With `quorum` a round ends without those who
@@ -53,7 +53,7 @@ class RoundServer(ParameterServer):
             self.ledger = Ledger.restored({**self.ledger.state(), "pushes": pushes}, self.life)
 
     def serve(self, number: int, rate: float) -> bool:
-        """See ParameterServer. The first round begins here: before it, all ranks may have validated and saved."""
+        """See WeightServer. The first round begins here: before it, all ranks may have validated and saved."""
         self.begun_s = time.monotonic()
         return super().serve(number, rate)
 

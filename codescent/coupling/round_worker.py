@@ -10,10 +10,10 @@ import torch
 
 from codescent.base.stopwatch import waiting
 from codescent.checkpoint.box import Box
-from codescent.coupling.coupling import Turn
+from codescent.coupling.coupling import WorkItem
 from codescent.coupling.local_steps import OwnSteps
-from codescent.coupling.parameter_server import ParameterServer
-from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.parameter_server import WeightServer
+from codescent.coupling.services import Services, WeightUpdater
 from codescent.coupling.worker import Worker, gather
 from codescent.plan import Instruction, Plan
 from codescent.transport import Client
@@ -35,10 +35,10 @@ class RoundWorker(OwnSteps, Worker):
     def __init__(
         self,
         plan: Plan,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         services: Services,
         clients: Sequence[Client],
-        server: ParameterServer | None = None,
+        server: WeightServer | None = None,
     ) -> None:
         tensors = [weight.tensor for weight in optimizer.weights]
         super().__init__(plan, optimizer, services, tensors, clients, server)
@@ -47,7 +47,7 @@ class RoundWorker(OwnSteps, Worker):
         self.losses = 0  # of this push, also those of skipped steps
         self.begun_s = 0.0
 
-    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+    def work(self, number: int, rate: float) -> Iterator[WorkItem]:
         """See Coupling. A turn for each step of the rounds that this rank takes until step `number` is complete.
 
         The program of the last step of a round pushes and pulls.
@@ -62,7 +62,7 @@ class RoundWorker(OwnSteps, Worker):
             for offset in range(self.first, last + 1):
                 self.step = begin + offset - self.first
                 in_round = self.period - 1 if offset == last else min(offset, self.period - 2)
-                yield Turn(self.step, in_round, self.services.rate_of(self.step))
+                yield WorkItem(self.step, in_round, self.services.rate_of(self.step))
 
     def _begin(self) -> None:
         self.steps.zero_()
@@ -109,6 +109,6 @@ class RoundWorker(OwnSteps, Worker):
                 found[f"replica{self.plan.replica(self.services.rank)}.{name}"] = weight.named(value)
         return found
 
-    def optimizers(self) -> Sequence[Optimizer]:
+    def optimizers(self) -> Sequence[WeightUpdater]:
         """See Coupling."""
         return (self.optimizer, *(() if self.server is None else (self.server.part.optimizer,)))

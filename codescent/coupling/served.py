@@ -14,16 +14,16 @@ import torch
 
 from codescent.coupling.away import Away
 from codescent.coupling.coupling import Coupling, StepSums
-from codescent.coupling.crew import Changes, deaths
+from codescent.coupling.crew import MembershipChange, deaths
 from codescent.coupling.follow import follow
 from codescent.coupling.outer_optimizer import OuterOptimizer
-from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.parameter_server import WeightServer
 from codescent.coupling.queued import told
 from codescent.coupling.regroup import regroup
 from codescent.coupling.round_server import RoundServer
 from codescent.coupling.round_worker import RoundWorker
 from codescent.coupling.server_thread import serve_beside
-from codescent.coupling.services import Services, Weight
+from codescent.coupling.services import Services, TrainedWeight
 from codescent.coupling.worker import Worker
 from codescent.data.loader import Loader
 from codescent.data.loader import Portion as Samples
@@ -41,7 +41,7 @@ class OnlyServes(Coupling):
 
     knows_steps = False
 
-    def __init__(self, plan: Plan, services: Services, server: ParameterServer) -> None:
+    def __init__(self, plan: Plan, services: Services, server: WeightServer) -> None:
         super().__init__(plan, server.part.optimizer, services)
         self.server = server
         self.verbs = {Verb.SERVE: self._serve}
@@ -67,7 +67,7 @@ class OnlyServes(Coupling):
         """See Coupling."""
         return True
 
-    def meet(self, step: int) -> Changes:
+    def meet(self, step: int) -> MembershipChange:
         """See Coupling."""
         return regroup(self.services.ranks, self.plan, self.server, step)
 
@@ -88,7 +88,7 @@ class OnlyServes(Coupling):
         self.server.close()
 
 
-def served(plan: Plan, weights: Sequence[Weight], services: Services) -> Coupling:
+def served(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
     """The coupling of a rank of a plan with servers. Its server listens before a worker waits for servers.
 
     Args:
@@ -110,16 +110,16 @@ def served(plan: Plan, weights: Sequence[Weight], services: Services) -> Couplin
     return Worker(plan, optimizer, services, [weight.tensor for weight in weights], clients, server)
 
 
-def _listening(plan: Plan, services: Services) -> ParameterServer:
+def _listening(plan: Plan, services: Services) -> WeightServer:
     """A server of its part. It listens on the interface of the route to the other ranks, and tells them where."""
     ranks, rank = services.ranks, services.rank
     index = plan.servers.index(rank)
     facts = (ranks.servers, services.first_step, services.stop_requested)
     part = services.server_weights(index)
     if plan.layout.served_rounds:
-        server: ParameterServer = RoundServer(plan, index, OuterOptimizer(part, plan), *facts)
+        server: WeightServer = RoundServer(plan, index, OuterOptimizer(part, plan), *facts)
     else:
-        server = ParameterServer(plan, index, services.server_optimizer(part), *facts)
+        server = WeightServer(plan, index, services.server_optimizer(part), *facts)
     server.patience.timeout_s = ranks.timeout.total_seconds()
     listener = listen(ranks.meeting.address)
     if index == 0:
@@ -134,7 +134,7 @@ def _listening(plan: Plan, services: Services) -> ParameterServer:
     return server
 
 
-def _watch_workers(server: ParameterServer, plan: Plan, services: Services) -> None:
+def _watch_workers(server: WeightServer, plan: Plan, services: Services) -> None:
     """The first server hears who has died: of the launcher, if it has started all ranks, else by their connections."""
     pages = services.ranks.pages
     if pages is None:

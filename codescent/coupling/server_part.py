@@ -9,7 +9,7 @@ import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.coupling.pushes import Push
-from codescent.coupling.services import Optimizer
+from codescent.coupling.services import WeightUpdater
 from codescent.plan import Plan
 
 
@@ -22,7 +22,7 @@ class ServerPart:
         optimizer: over the pieces of this server.
     """
 
-    def __init__(self, plan: Plan, index: int, optimizer: Optimizer) -> None:
+    def __init__(self, plan: Plan, index: int, optimizer: WeightUpdater) -> None:
         self.pieces, self.optimizer = plan.pieces[index], optimizer
         self.numel = sum(piece.numel for piece in self.pieces)
         self._narrow = TORCH_DTYPE[plan.work.precision]
@@ -48,7 +48,7 @@ class ServerPart:
         Args:
             pushes: whose gradients this server has; the first one's memory is used for the sum.
             rate: learning rate.
-            agree: see `Optimizer.step`, whose result is returned.
+            agree: see `WeightUpdater.step`, whose result is returned.
         """
         first, *others = sorted(pushes, key=lambda push: (push.portion, push.worker))
         total = first.gradients

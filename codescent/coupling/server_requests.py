@@ -16,7 +16,7 @@ from codescent.coupling.followers import Followers
 from codescent.coupling.patience import Patience
 from codescent.coupling.pushes import Push, Step
 from codescent.coupling.server_part import ServerPart
-from codescent.coupling.services import Optimizer
+from codescent.coupling.services import WeightUpdater
 from codescent.coupling.told import (
     AMOUNT,
     FLAG,
@@ -68,7 +68,7 @@ class Requests:
     """
 
     def __init__(
-        self, plan: Plan, index: int, optimizer: Optimizer, first_step: int, stop_requested: Callable[[], bool]
+        self, plan: Plan, index: int, optimizer: WeightUpdater, first_step: int, stop_requested: Callable[[], bool]
     ) -> None:
         self.plan, self.index, self.stop_requested = plan, index, stop_requested
         self.part = ServerPart(plan, index, optimizer)

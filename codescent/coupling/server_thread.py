@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 
 from codescent.base.stopwatch import beside
-from codescent.coupling.parameter_server import LOOK_S, ParameterServer
+from codescent.coupling.parameter_server import LOOK_S, WeightServer
 
 
 def serve_beside(
-    server: ParameterServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]
+    server: WeightServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]
 ) -> threading.Thread:
     """SERVE in a thread.
 
@@ -26,9 +26,7 @@ def serve_beside(
     return thread
 
 
-def _serve_all(
-    server: ParameterServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]
-) -> None:
+def _serve_all(server: WeightServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]) -> None:
     beside()
     try:
         while not (server.closed or server.has_ended):

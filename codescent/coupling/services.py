@@ -19,7 +19,7 @@ from codescent.plan import Plan
 from codescent.strategies.strategy import ThisRank
 
 
-class Weight(Protocol):
+class TrainedWeight(Protocol):
     """A trained tensor of this rank: see train/optimize.py."""
 
     @property
@@ -42,11 +42,11 @@ class Weight(Protocol):
         """A tensor of a checkpoint: a Box if it is a shard."""
 
 
-class Optimizer(Protocol):
+class WeightUpdater(Protocol):
     """What updates weights: see train/optimize.py."""
 
     @property
-    def weights(self) -> Sequence[Weight]:
+    def weights(self) -> Sequence[TrainedWeight]:
         """In the plan's order."""
 
     def step(
@@ -73,7 +73,7 @@ class Optimizer(Protocol):
         """Drop all references to process groups."""
 
 
-class Ranks(Protocol):
+class RunRanks(Protocol):
     """The ranks of the run: see `World` in train/world.py."""
 
     @property
@@ -129,7 +129,7 @@ class Services:
         server_weights: the weights of a server, by its number, with initial values.
     """
 
-    ranks: Ranks
+    ranks: RunRanks
     this_rank: ThisRank
     device: torch.device
     first_step: int

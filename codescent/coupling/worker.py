@@ -13,12 +13,12 @@ import torch
 from codescent.base.progress import OwnPage
 from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.coupling.coupling import Turn
-from codescent.coupling.crew import Changes
-from codescent.coupling.parameter_server import ParameterServer
+from codescent.coupling.coupling import WorkItem
+from codescent.coupling.crew import MembershipChange
+from codescent.coupling.parameter_server import WeightServer
 from codescent.coupling.queued import Known, Queued
 from codescent.coupling.regroup import regroup
-from codescent.coupling.services import Optimizer, Services
+from codescent.coupling.services import Services, WeightUpdater
 from codescent.plan import Instruction, Plan, Verb
 from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
@@ -46,11 +46,11 @@ class Worker(Queued):
     def __init__(
         self,
         plan: Plan,
-        optimizer: Optimizer,
+        optimizer: WeightUpdater,
         services: Services,
         weights: Sequence[torch.Tensor],
         clients: Sequence[Client],
-        server: ParameterServer | None = None,
+        server: WeightServer | None = None,
     ) -> None:
         super().__init__(plan, optimizer, services)
         self.weights, self.clients, self.server = list(weights), list(clients), server
@@ -91,7 +91,7 @@ class Worker(Queued):
         self.number, self.after = told["number"], told["applied"]
         return self.known.done
 
-    def turns(self, number: int, rate: float) -> Iterator[Turn]:
+    def work(self, number: int, rate: float) -> Iterator[WorkItem]:
         """See Coupling."""
         self._let_serve(number)
         while self.known.done <= number and not self.known.stops:
@@ -99,7 +99,7 @@ class Worker(Queued):
                 self.pull()
             else:
                 self.step = self.portion.step
-                yield Turn(self.step, number, rate)
+                yield WorkItem(self.step, number, rate)
 
     def _let_serve(self, number: int) -> None:
         """This rank's own server may go on until the end of the segment of step `number`."""
@@ -228,7 +228,7 @@ class Worker(Queued):
         for part, pieces in zip(self.fetched, self.plan.pieces, strict=True):
             scatter(part, self.weights, pieces)
 
-    def meet(self, step: int) -> Changes:
+    def meet(self, step: int) -> MembershipChange:
         """See Coupling."""
         return regroup(self.services.ranks, self.plan, self.server, step)
 

@@ -15,10 +15,11 @@ from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.record import RunFolder
-from codescent.train.assemble import Trainer, assemble
+from codescent.train.assemble import assemble
 from codescent.train.choices import other_machine, restore
 from codescent.train.open import check_same_tokens, connect, open_data
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 
 SECTIONS = ("run", "model", "lora", "data", "train", "optimizer")
 """Sections of the config that a run of one process has as the run of many ranks has them."""

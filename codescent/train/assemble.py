@@ -3,9 +3,7 @@ Does not run a step, write a file or name a strategy: it applies the list ORDER 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,8 +14,7 @@ from codescent import models
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.checkpoint.box import Box
-from codescent.coupling import Coupling, Services
+from codescent.coupling import Services
 from codescent.coupling import of as coupling_of
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
@@ -28,64 +25,14 @@ from codescent.strategies.gradients import gradients_of
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
+from codescent.train.optimize import Optimizer, Weight, learning_rate
 from codescent.train.server_weights import server_weights
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
-
-
-@dataclass(frozen=True)
-class Trainer:
-    """The objects with which one rank trains."""
-
-    executor: Executor
-    parts: list[nn.Module]
-    coupling: Coupling
-    loader: Loader | None
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """Of the weights that this rank updates."""
-        return cast(Optimizer, self.coupling.optimizer)
-
-    def tensors(self) -> dict[str, torch.Tensor | Box]:
-        """The tensors of a checkpoint, by name. Collective where replicas have different weights."""
-        executor, weights = self.executor, {weight.name: weight for weight in self.optimizer.weights}
-        found, rank = self.coupling.tensors(), executor.world.place.rank
-        for name, value in {**executor.gradients.state(), **self.coupling.state()}.items():
-            _, of_parameter, parameter = name.partition(".model.")
-            if of_parameter:  # ranks that hold the same part of the parameter have the same values
-                found[name] = weights[parameter].named(value)
-            else:
-                found[f"rank{rank}.{name}"] = value
-        return found
-
-    @contextmanager
-    def with_means(self) -> Iterator[None]:
-        """Put the mean of the replicas into the weights for a while, where they have different weights. Collective."""
-        means = self.coupling.means()
-        if means is None:
-            yield
-            return
-        places = [weight.tensor for weight in self.optimizer.weights]
-        before = [place.detach().clone() for place in places]
-        with torch.no_grad():
-            copy(places, means)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                copy(places, before)
-
-    def close(self) -> None:
-        """Stop reading ahead and drop the references to process groups."""
-        if self.loader is not None:
-            self.loader.close()
-        self.executor.close()
-        self.optimizer.close()
 
 
 def assemble(

@@ -7,12 +7,14 @@ from typing import Any
 
 from codescent.base.command import resume_command
 from codescent.base.counted import counted
+from codescent.base.output import say
 from codescent.config.effects import value_of
 from codescent.config.load import load, to_toml
 from codescent.config.sections import Optimizer
 from codescent.record import CONFIG
 from codescent.train.open import OpenRun
 from codescent.train.optimize import learning_rate
+from codescent.train.outcome import Outcome
 from codescent.train.validations import Validations
 
 FILES = ("data.tokenizer", "data.chat_template")
@@ -23,6 +25,22 @@ def how_to_continue(run: OpenRun) -> str:
     """The command that continues a run that was stopped. Without a launcher it starts as many ranks as before."""
     launched = run.world.place.world_size != run.config.parallel.ranks
     return f"continue{', with your launcher' if launched else ''}: {resume_command(run.path)}"
+
+
+def done_already(run: OpenRun) -> Outcome | None:
+    """The outcome of a resumed run that has nothing to do; None: it has steps to do. Collective.
+
+    Nothing in its folder changes, except new places of its files, which other commands need.
+    """
+    lines = nothing_to_do(run)
+    if not lines:
+        return None
+    keys: list[str] = run.world.from_first(lambda: write_new_places(run))
+    if run.world.is_first:
+        say([*lines, *([f"{run.path} now has the new value of {' and '.join(keys)}"] if keys else [])])
+    is_early, keeps_best = run.first_step < run.config.train.num_steps, run.config.checkpoint.keep_best
+    suggests_best = is_early and keeps_best and run.checkpoints.best_loss() is not None
+    return Outcome(run.path, run.first_step, 0, suggests_best, has_trained=False)
 
 
 def nothing_to_do(run: OpenRun) -> list[str]:

@@ -1,5 +1,5 @@
 """In: the results of steps that were skipped. Out: the rank that alone gave what is not finite, in words with its host.
-Does not find it (coupling/parameter_server.py and coordinate.py do, for ranks that send what they compute to another rank)."""
+Does not find it: coupling/parameter_server.py and coordinate.py do, for ranks that send what they compute."""
 
 from __future__ import annotations
 

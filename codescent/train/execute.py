@@ -4,13 +4,13 @@ Does not decide which instructions a step has (the plan does). cost/simulate.py 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from codescent.base.range_names import NEXT_BATCH, WAITING
-from codescent.base.ranges import Recording, named
+from codescent.base.ranges import named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.coupling import Coupling
@@ -18,6 +18,7 @@ from codescent.data.loader import Batch, Loader, Portion
 from codescent.plan import AXES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.train.chunk import Chunk, InFlight
+from codescent.train.instruments import Instruments
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import message_shape
 from codescent.train.result import ALONE, COLUMN, WAIT_COLUMN, Pending, StepResult
@@ -25,8 +26,6 @@ from codescent.train.world import World
 
 OF_COUPLINGS = (Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE, Verb.PUSH, Verb.PULL, Verb.SERVE)
 """Verbs of which a rank executes those of its coupling."""
-PROFILER = "profiler"
-"""What a profile costs between instructions. It is in no metrics column but other_s."""
 
 
 class Executor:
@@ -65,7 +64,6 @@ class Executor:
         self.pipelined = plan.mesh.pp > 1
         self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device, WAIT_COLUMN)
-        self.columns = COLUMN if plan.world_size > 1 else ALONE
         arms = {verb: getattr(self, f"_{verb}") for verb in Verb if verb not in OF_COUPLINGS}
         self.arms: dict[Verb, Callable[[Instruction], None]] = {**arms, **coupling.verbs}
         self.number = 0
@@ -76,6 +74,7 @@ class Executor:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
         self.memory = MemoryWatch(self)
+        self.instruments = Instruments(world, self.watch, self.memory, COLUMN if plan.world_size > 1 else ALONE)
         coupling.bind(self)
 
     def step(self, number: int, rate: float) -> StepResult:
@@ -91,32 +90,23 @@ class Executor:
 
     def _launch(self, number: int, rate: float) -> Pending:
         self.watch.start(COLUMN[Verb.LOAD])
-        for turn in self.coupling.turns(number, rate):
-            self.number, self.rate = turn.step, turn.rate
-            self.program = self.plan.schedule.program(self.world.stage, turn.listed)
+        for item in self.coupling.work(number, rate):
+            self.number, self.rate = item.step, item.rate
+            self.program = self.plan.schedule.program(self.world.stage, item.listed)
             self._walk(number)
             self.coupling.finished()
         self.world.at(number + 1)
         return Pending(self.coupling.result(number), self.watch.stop())
 
     def _walk(self, number: int) -> None:
-        """Execute the instructions of a step once."""
+        """Execute the instructions of a turn once, in step `number`."""
         self.loss_sum.zero_()
         self._read_portion()
-        self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
-        for done, instruction in enumerate(self.program, start=1):
-            self.world.at(number + done / (len(self.program) + 1), instruction.verb)
-            self.watch.part = column = self.columns[instruction.verb]
-            with named(instruction):
-                if Recording.on:
-                    self.watch.lap(PROFILER)
-                self._wait(instruction)
-                with named(WAITING) if column == WAIT_COLUMN else nullcontext():
-                    self.arms[instruction.verb](instruction)
-                    self.watch.lap(column)
-            self.memory.after(done - 1)
+        for index, instruction in enumerate(self.program):
+            with self.instruments.around(number + (index + 1) / (len(self.program) + 1), index, instruction):
+                self.arms[instruction.verb](instruction)
 
     def gradients_of(self, portion: Portion, number: int, first_sample: int) -> tuple[Sequence[torch.Tensor], float]:
         """Gradients of a part of step `number`, and its loss. The weights stay as they are.
@@ -144,6 +134,7 @@ class Executor:
             if found is not None:
                 self.portion, self.first_sample = found
                 self.note_data(self.number + 1, self.portion)
+        self.watch.lap(COLUMN[Verb.LOAD])
 
     def note_data(self, step: int, portion: Portion) -> None:
         """Note what is not finite in the samples of a portion."""
@@ -206,9 +197,7 @@ class Executor:
         return chunk, chunk.in_flight[instruction.microbatch]
 
     def _wait(self, instruction: Instruction) -> None:
-        """Wait for the message that a computation reads, if it reads one."""
-        if not self.pipelined or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT):
-            return
+        """Wait for the message that a computation reads, if it reads one. The rest of its time is computation."""
         _, one = self._operands(instruction)
         if one.message is None:
             return
@@ -225,6 +214,7 @@ class Executor:
         self.batch = self.portion.batches[instruction.microbatch].to(self.device, self.dtype)
 
     def _forward(self, instruction: Instruction) -> None:
+        self._wait(instruction)
         chunk, one = self._operands(instruction)
         assert instruction.microbatch is not None
         samples = self.sample_ids[instruction.microbatch]
@@ -244,11 +234,13 @@ class Executor:
             one.outputs = chunk.part(inputs, **extras)
 
     def _backward(self, instruction: Instruction) -> None:
+        self._wait(instruction)
         chunk, one = self._operands(instruction)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk, step=self.number)
         chunk.backward(one)
 
     def _backward_input(self, instruction: Instruction) -> None:
+        self._wait(instruction)
         chunk, one = self._operands(instruction)
         chunk.backward_input(one)
 

@@ -8,25 +8,22 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from codescent.base.agreement import together, with_past
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
-from codescent.base.output import say
 from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
 from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
-from codescent.train.alike import Diverged, compare, replicated_tensors
-from codescent.train.assemble import Trainer, assemble
-from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, VALIDATION, Beside
-from codescent.train.continuing import nothing_to_do, write_new_places
-from codescent.train.culprit import Culprit
+from codescent.train.assemble import assemble
+from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
+from codescent.train.continuing import done_already
+from codescent.train.dues import Dues
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
@@ -37,9 +34,13 @@ from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.result import Pending, StepResult
+from codescent.train.saving import Saving
+from codescent.train.skips import Skips
 from codescent.train.slow_steps import SlowSteps
+from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
 from codescent.train.validate import loss_on_all_ranks
 from codescent.train.validations import Validations
 
@@ -81,7 +82,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
             StopRequest(alone=place.world_size == 1, end_s=end_s) as stop,
             closing(open_run(config, plan, dataset, world, folder, resume=resume)) as run,
         ):
-            outcome = _nothing_to_do(run) if resume else None
+            outcome = done_already(run) if resume else None
             if outcome is None:
                 compiles = run.machine["compile"]["choice"]
                 with (
@@ -97,22 +98,6 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         if outcome.exit_code:
             world.leave()
         return outcome
-
-
-def _nothing_to_do(run: OpenRun) -> Outcome | None:
-    """The outcome of a resumed run that has nothing to do; None: it has steps to do.
-
-    Nothing in its folder changes, except new places of its files, which other commands need.
-    """
-    lines = nothing_to_do(run)
-    if not lines:
-        return None
-    keys: list[str] = run.world.from_first(lambda: write_new_places(run))
-    if run.world.is_first:
-        say([*lines, *([f"{run.path} now has the new value of {' and '.join(keys)}"] if keys else [])])
-    is_early, keeps_best = run.first_step < run.config.train.num_steps, run.config.checkpoint.keep_best
-    suggests_best = is_early and keeps_best and run.checkpoints.best_loss() is not None
-    return Outcome(run.path, run.first_step, 0, suggests_best, has_trained=False)
 
 
 @dataclass(frozen=True)
@@ -135,22 +120,18 @@ class _Steps:
     def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest, profiler: Profiler) -> None:
         self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
         self.config, self.plan, self.coupling = run.config, run.plan, trainer.coupling
-        self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
-        self.slow_steps = SlowSteps()
-        self.times, self.beside = RankTimes(), Beside(run.world)
-        self.skipped = 0  # consecutive skipped steps, up to the current step
-        self.culprit = Culprit(run.world.store)
-        self.good = run.first_step  # the last step that all ranks know, and none has skipped
-        self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
-        self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
-        self.validations = Validations(self.config.train.stop_after)
-        self.last = self.config.train.num_steps  # an early end makes an earlier step the last one
+        train = self.config.train
+        self.standing = Standing(run.first_step, train.num_steps, Validations(train.stop_after))
+        self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
+        self.saving = Saving(run, trainer, report, self.standing, self.dues, self.beside)
+        self.skips = Skips(trainer.executor, report, self.standing)
+        self.slow_steps, self.times = SlowSteps(), RankTimes()
 
     def take(self) -> Outcome:
         """Take the remaining steps."""
         step = self._begin()
         before: _Launched | None = None  # a step whose result is not read yet
-        while step < self.last:
+        while step < self.standing.last:
             stops, launched = False, self._launch(step + 1)
             step = launched.step
             if before is not None:
@@ -159,14 +140,14 @@ class _Steps:
             if stops or launched.pending.result is not None:
                 stops, before = self._finish(launched, newest=True), None
             self._profiled(step)
-            if stops and step < self.last:
+            if stops and step < self.standing.last:
                 self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
-        self._rotate()
+        self.saving.rotate()
         self.report.beside(step, self.beside.take())
-        self.report.ended(step, self.validations)
-        has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
+        self.report.ended(step, self.standing.validations)
+        has_best = self.config.checkpoint.keep_best and self.standing.validations.saved < math.inf
         return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
 
     def _begin(self) -> int:
@@ -180,10 +161,10 @@ class _Steps:
         run.load(self.trainer)
         self.coupling.begin(run.path, run.first_step)
         self.report.start()
-        self._compare(run.first_step)
-        self.validations.recall(run)
-        if self.validations.exhausted:  # by the last step of an earlier command
-            self.last = run.first_step
+        self.saving.compare(run.first_step)
+        self.standing.validations.recall(run)
+        if self.standing.validations.exhausted:  # by the last step of an earlier command
+            self.standing.last = run.first_step
         return run.first_step
 
     def _profiled(self, step: int) -> None:
@@ -191,7 +172,7 @@ class _Steps:
         begin = time.perf_counter()
         if self.profiler.stepped(step):
             self.beside.add(PROFILE, time.perf_counter() - begin)
-            if step < self.last:
+            if step < self.standing.last:
                 self.beside.meet()
 
     def _launch(self, step: int) -> _Launched:
@@ -209,15 +190,12 @@ class _Steps:
 
     def _reads_at_once(self, step: int) -> bool:
         """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""
-        train = self.config.train
-        every = (train.eval_every, train.check_every, self.config.checkpoint.every, self.config.log.every)
         return (
             step == self.run.first_step + 1
-            or step == self.last
-            or any(_is_due(step, number, self.last) for number in every)
+            or self.dues.anything(step, self.standing.last)
             or self.coupling.needs_result(step)
-            or self.overdue
-            or self.validations.exhausted
+            or self.standing.overdue
+            or self.standing.validations.exhausted
             or self.profiler.has_steps_left
         )
 
@@ -236,13 +214,14 @@ class _Steps:
         changes = self.coupling.meet(step)
         self.report.members(changes)
         if changes.joined:
-            self._tell()
+            self.standing.tell(self.run.world)
         if not self.coupling.knows_steps:
-            result = self._shared(result)
+            result, path = self.skips.as_rank0_knows(result, lambda: str(self.run.follow()))
+            self.run.path = Path(path)
         self.coupling.write_order(self.run.path)
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
-        if not stops and step < self.last:  # else the ranks meet until they end
+        if not stops and step < self.standing.last:  # else the ranks meet until they end
             self.beside.meet()
             self.run.world.meets(0)
         return stops
@@ -250,169 +229,53 @@ class _Steps:
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
         if not self.coupling.knows_steps:
-            self.skipped = self.skipped + 1 if result.skipped else 0
-            self.culprit.note(result)
-            if self.skipped:
-                self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self.skips.count_alone(step, result)
         parts = result.parts(result.step_s)
         self.report.late(step, result.late)
         self.report.step(step, rate, result, parts, result.step_s, None, last=False)
         self.times.add(result.step_s, parts)
 
-    def _tell(self) -> None:
-        """Those who have come late learn what the others know of the run. Collective."""
-        known: list[Any] = [self.good, self.overdue, self.unproven, self.last, asdict(self.validations)]
-        *known, validations = self.run.world.from_first(lambda: known)
-        self.good, self.overdue, self.unproven, self.last = known
-        self.validations = Validations(**validations)
-
-    def _shared(self, result: StepResult) -> StepResult:
-        """What rank 0 knows of the last step of a segment; on each rank the same. Servers may count pushes in another
-        order, and only rank 0 is told of every step. It alone knows if the run folder was renamed, too."""
-        assert result.staleness is not None
-        mean, most = result.staleness
-        mine: list[Any] = [result.train_loss, result.grad_norm, mean, result.skips, most, self.skipped, result.culprit]
-        mine += [self.culprit.found]
-        *mine, path = self.run.world.from_first(lambda: [*mine, str(self.run.follow())])
-        loss, norm, mean, skips, most, self.skipped, culprit, self.culprit.found = mine
-        self.run.path = Path(path)
-        stop = not self.run.world.all_agree(not result.stop)
-        result = replace(result, train_loss=loss, grad_norm=norm, skips=skips, staleness=(mean, most), stop=stop)
-        return replace(result, culprit=culprit)
-
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
-        num_steps, seconds = self.config.train.num_steps, result.step_s
+        standing, seconds = self.standing, result.step_s
         self.report.slow(step, self.slow_steps.add(seconds))
-        self._count(step, result)
+        skipped_before = standing.skipped
+        self.skips.count(step, result)
+        if not result.skipped:
+            self.saving.rotate()
+        elif not skipped_before:  # the cause may be one rank's weights
+            self.saving.compare(step)
         self.report.late(step, result.late)
-        if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
-            self._save(step, None)
-        val_loss = self._validate(step) if _is_due(step, self.config.train.eval_every, num_steps) else None
-        if self.validations.exhausted and not (self.skipped or result.stop):  # after a skipped step: the next good one
-            self.last = step
-        parts = result.parts(seconds)
-        with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
-            self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
-        self.times.add(seconds, parts)
-        if result.stop or self._is_due(step, self.config.log.every, self.last):
-            self.report.beside(step, self.beside.take())
-            memory = self.trainer.executor.memory.numbers()
-            self.report.ranks(
-                *self.times.gather(step, peak_memory_bytes(self.run.world.device), memory, self.run.world.living)
-            )
-        if self.skipped and (result.stop or step == self.last or self.skipped >= SKIPS_ALLOWED):
-            why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
-            raise self.report.failed(step, why, ruined_step=self.good, culprit=self.culprit.words)
+        if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process
+            self.saving.save(step, None)
+        val_loss = self._validate(step) if self.dues.validation(step) else None
+        if standing.validations.exhausted and not (standing.skipped or result.stop):  # else: after the next good step
+            standing.last = step
+        self._write(step, rate, result, val_loss)
+        if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
+            why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
+            raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.skips.culprit.words)
         if not result.stop:
-            saved = self._save_if_due(step, val_loss)
-            if not saved and self._is_due(step, self.config.train.check_every, self.last):
-                with self.beside.doing(COMPARISON):
-                    self._compare(step)
-        elif self._is_best(val_loss):  # replace the checkpoint that has no validation loss
-            self._save(step, val_loss)
+            self.saving.if_due(step, val_loss)
+        elif self.saving.is_best(val_loss):  # replace the checkpoint that has no validation loss
+            self.saving.save(step, val_loss)
 
-    def _is_due(self, step: int, every: int, last: int) -> bool:
-        """Whether a multiple of `every` is among the steps since the ranks agreed before, or `step` is the last one."""
-        before = self.plan.schedule.agreed_before(step)
-        return bool(every) and (step == last or step // every > before // every)
-
-    def _count(self, step: int, result: StepResult) -> None:
-        """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted.
-
-        Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
-        """
-        before = self.skipped
-        self.skipped = self.skipped + self.coupling.skips_of_each(result.skips) if result.skipped else 0
-        self.culprit.note(result)
-        if self.skipped:
-            self.report.skipped(step, result, self.culprit.of(result.culprit))
-            self._look_at_data(step)
-        else:
-            self.report.bad_data.clear()
-            self.good = step
-            self._rotate()
-            if result.skips:
-                self.report.skipped_before(step, result.skips)
-        if self.skipped and not before:  # the cause may be one rank's weights
-            self._compare(step)
-
-    def _save_if_due(self, step: int, val_loss: float | None) -> bool:
-        """Save if a checkpoint is due now, or was due at an earlier step that could not be saved, or is the best one.
-
-        Returns:
-            whether a checkpoint was saved.
-
-        Raises:
-            RunFailed: the last step cannot be saved.
-        """
-        checkpoint = self.config.checkpoint
-        at_end = checkpoint.last and step == self.last
-        due, why = at_end or bool(checkpoint.every and step % checkpoint.every == 0), ""
-        if self.skipped:
-            why = "steps are skipped"
-        elif val_loss is not None and not math.isfinite(val_loss):
-            why = f"the validation loss is {val_loss}"
-        if why and step == self.last:
-            raise self.report.failed(step, why, ruined_step=step)
-        if why and due:
-            self.report.not_saved(step, why)
-        self.overdue |= due
-        if why or not (self.overdue or self._is_best(val_loss)):
-            return False
-        self._save(step, val_loss)
-        return True
-
-    def _is_best(self, val_loss: float | None) -> bool:
-        """Whether `checkpoint.keep_best` keeps a checkpoint with this loss: it is lower than that of every other."""
-        return self.config.checkpoint.keep_best and val_loss is not None and val_loss < self.validations.saved
+    def _write(self, step: int, rate: float, result: StepResult, val_loss: float | None) -> None:
+        """Write the step's row, and if a line is due the times and the memory of all ranks."""
+        parts, last = result.parts(result.step_s), self.standing.last
+        with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
+            self.report.step(step, rate, result, parts, result.step_s, val_loss, last=step == last)
+        self.times.add(result.step_s, parts)
+        if result.stop or self.dues.line(step, last):
+            self.report.beside(step, self.beside.take())
+            memory, world = self.trainer.executor.memory.numbers(), self.run.world
+            self.report.ranks(*self.times.gather(step, peak_memory_bytes(world.device), memory, world.living))
 
     def _validate(self, step: int) -> float:
         source = self.run.source("validation")
         with self.beside.doing(VALIDATION), self.trainer.with_means():
             loss = loss_on_all_ranks(self.trainer.executor, source, self.config.train.eval_samples)
-        self.validations.add(step, loss)
+        self.standing.validations.add(step, loss)
         if not math.isfinite(loss):
-            self._look_at_data(step)
+            self.skips.look_at_data(step)
         return loss
-
-    def _look_at_data(self, step: int) -> None:
-        """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
-        read, rank = self.trainer.executor.bad_data, self.run.world.place.rank
-        lines = [f"rank {rank}: {what}" for number in sorted(read) if number <= step for what in read.pop(number)]
-        self.report.not_finite_data(step, [line for of_rank in together(UserError, lambda: lines) for line in of_rank])
-
-    def _compare(self, step: int) -> None:
-        """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""
-        try:
-            compare(self.copies, f"{self.run.path}: step {step}")
-        except Diverged as error:
-            self.report.diverged(step, error)
-            raise
-
-    def _save(self, step: int, val_loss: float | None) -> None:
-        with self.beside.doing(SAVE):
-            self._save_now(step, val_loss)
-
-    def _save_now(self, step: int, val_loss: float | None) -> None:
-        self._compare(step)
-        begin = time.perf_counter()
-        if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
-            raise self.report.failed(step, "weights or the optimizer's state are not finite", ruined_step=step)
-        path = self.run.save(step, self.trainer.tensors(), val_loss)
-        self.report.saved(step, path, time.perf_counter() - begin, best=self._is_best(val_loss))
-        self.overdue, self.unproven = False, True
-        if val_loss is not None:
-            self.validations.saved = min(self.validations.saved, val_loss)
-
-    def _rotate(self) -> None:
-        if self.unproven:
-            with self.beside.doing(REMOVAL):
-                if self.run.world.is_first:
-                    self.run.checkpoints.rotate()
-        self.unproven = False
-
-
-def _is_due(step: int, every: int, last: int) -> bool:
-    """Whether `step` is a multiple of `every` or the last step; False if `every` is 0."""
-    return bool(every) and (step == last or step % every == 0)

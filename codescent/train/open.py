@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import torch
 
     from codescent.checkpoint.box import Box
-    from codescent.train.assemble import Trainer
+    from codescent.train.trainer import Trainer
 
 OF_A_MACHINE = ("data.corpus", "data.validation", "data.folder")
 """Keys whose values may differ between machines. The samples are compared instead."""

@@ -23,10 +23,10 @@ from codescent.record import RunFolder, order
 from codescent.record.order import Applied
 from codescent.strategies.wire_messages import Messages
 from codescent.train.alone import trainer_alone
-from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, learning_rate
 from codescent.train.replay_rounds import Inner, was_refused
 from codescent.train.server_weights import server_weights
+from codescent.train.trainer import Trainer
 
 
 class _Server:

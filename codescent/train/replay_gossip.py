@@ -18,8 +18,8 @@ from codescent.record import gossip_order
 from codescent.record.order import FOLDER
 from codescent.servers.changes import AGREED, AVERAGED, MERGED, SENT, STEPPED, Changed
 from codescent.train.alone import trainer_alone
-from codescent.train.assemble import Trainer
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
+from codescent.train.trainer import Trainer
 
 Average = tuple[int, int, int, int]
 """Names an average: the active replica, the passive one, the step at which the ranks had last met, the number since."""

@@ -12,8 +12,8 @@ from codescent.config.sections import Config
 from codescent.data.loader import Portion
 from codescent.plan import Plan
 from codescent.record.order import Applied
-from codescent.train.assemble import Trainer
 from codescent.train.optimize import learning_rate
+from codescent.train.trainer import Trainer
 
 
 def was_refused(rows: Sequence[Applied], events: Iterable[Mapping[str, Any]], steps: int) -> bool:

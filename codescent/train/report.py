@@ -21,7 +21,7 @@ from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
-from codescent.coupling.crew import Changes
+from codescent.coupling.crew import MembershipChange
 from codescent.huggingface.folder import inert_keys, open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
@@ -336,7 +336,7 @@ class Report:
             self.late_portions += portions
             self._event("late", step=step, portions=portions)
 
-    def members(self, changes: Changes) -> None:
+    def members(self, changes: MembershipChange) -> None:
         """Report workers that have died, and those that have come again."""
         for lost in changes.lost:
             self._event("worker_lost", **asdict(lost))

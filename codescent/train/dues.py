@@ -1,0 +1,57 @@
+"""In: the keys of a run that act every so many steps. Out: what is due at a step, in one table.
+Does not do it (loop.py does)."""
+
+from __future__ import annotations
+
+from codescent.config.sections import Config
+from codescent.plan import Schedule
+
+
+class Dues:
+    """What is due at a step (from 1).
+
+    Args:
+        config: of the run.
+        schedule: where replicas agree only after rounds, what was due within one is due at its end.
+    """
+
+    def __init__(self, config: Config, schedule: Schedule) -> None:
+        train = config.train
+        self._schedule, self._num_steps = schedule, train.num_steps
+        self._eval_every, self._check_every = train.eval_every, train.check_every
+        self._log_every, self._save_every, self._saves_last = (
+            config.log.every,
+            config.checkpoint.every,
+            config.checkpoint.last,
+        )
+
+    def validation(self, step: int) -> bool:
+        """Whether the model is validated."""
+        return _is_due(step, self._eval_every, self._num_steps)
+
+    def line(self, step: int, last: int) -> bool:
+        """Whether rank 0 prints a line, and all ranks send it their times. `last`: the last step of the run."""
+        return self._since_agreed(step, self._log_every, last)
+
+    def comparison(self, step: int, last: int) -> bool:
+        """Whether the ranks compare their copies of tensors."""
+        return self._since_agreed(step, self._check_every, last)
+
+    def save(self, step: int, last: int) -> bool:
+        """Whether a checkpoint is due."""
+        return (self._saves_last and step == last) or bool(self._save_every and step % self._save_every == 0)
+
+    def anything(self, step: int, last: int) -> bool:
+        """Whether something may be due, so that the result of the step is needed at once."""
+        every = (self._eval_every, self._check_every, self._save_every, self._log_every)
+        return step == last or any(_is_due(step, number, last) for number in every)
+
+    def _since_agreed(self, step: int, every: int, last: int) -> bool:
+        """Whether a multiple of `every` is among the steps since the ranks agreed before, or `step` is the last one."""
+        before = self._schedule.agreed_before(step)
+        return bool(every) and (step == last or step // every > before // every)
+
+
+def _is_due(step: int, every: int, last: int) -> bool:
+    """Whether `step` is a multiple of `every` or the last step; False if `every` is 0."""
+    return bool(every) and (step == last or step % every == 0)

@@ -1,0 +1,81 @@
+"""In: results of steps, some of which were skipped. Out: how many in a row, who gave what is not finite, what is said.
+Does not skip a step (optimize.py does) and does not end a run (loop.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
+from codescent.train.culprit import Culprit
+from codescent.train.execute import Executor
+from codescent.train.report import Report
+from codescent.train.result import StepResult
+from codescent.train.standing import Standing
+
+
+class Skips:
+    """The steps that were skipped in a row, up to the present one.
+
+    Args:
+        executor: of this rank, which notes what its samples have.
+        report: says it.
+        standing: of the run; it has the number.
+    """
+
+    def __init__(self, executor: Executor, report: Report, standing: Standing) -> None:
+        self.executor, self.report, self.standing = executor, report, standing
+        self.culprit = Culprit(executor.world.store)
+
+    def count_alone(self, step: int, result: StepResult) -> None:
+        """Count a step of which this rank alone has been told."""
+        self._count(result, 1)
+        if self.standing.skipped:
+            self.report.skipped(step, result, self.culprit.of(result.culprit))
+
+    def count(self, step: int, result: StepResult) -> None:
+        """Count a step of which all ranks know. Collective if it was skipped.
+
+        Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
+        """
+        self._count(result, self.executor.coupling.skips_of_each(result.skips))
+        if result.skipped:
+            self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self.look_at_data(step)
+            return
+        self.report.bad_data.clear()
+        self.standing.good = step
+        if result.skips:
+            self.report.skipped_before(step, result.skips)
+
+    def _count(self, result: StepResult, number: int) -> None:
+        self.standing.skipped = self.standing.skipped + number if result.skipped else 0
+        self.culprit.note(result)
+
+    def look_at_data(self, step: int) -> None:
+        """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
+        read, rank = self.executor.bad_data, self.executor.world.place.rank
+        lines = [f"rank {rank}: {what}" for number in sorted(read) if number <= step for what in read.pop(number)]
+        self.report.not_finite_data(step, [line for of_rank in together(UserError, lambda: lines) for line in of_rank])
+
+    def as_rank0_knows(self, result: StepResult, path: Callable[[], str]) -> tuple[StepResult, str]:
+        """The result of a step of which only rank 0 was told, on all ranks. Collective.
+
+        Servers may count pushes in another order. Rank 0 alone knows if the run folder was renamed, too.
+
+        Args:
+            result: as this rank knows it.
+            path: of the run folder, on rank 0.
+        """
+        assert result.staleness is not None
+        mean, most = result.staleness
+        known: list[Any] = [result.train_loss, result.grad_norm, mean, most, result.skips, result.culprit]
+        known += [self.standing.skipped, self.culprit.found]
+        world = self.executor.world
+        *known, where = world.from_first(lambda: [*known, path()])
+        loss, norm, mean, most, skips, culprit, self.standing.skipped, self.culprit.found = known
+        stop = not world.all_agree(not result.stop)
+        result = replace(result, train_loss=loss, grad_norm=norm, skips=skips, stop=stop)
+        return replace(result, staleness=(mean, most), culprit=culprit), where
