@@ -284,13 +284,13 @@ def killed(step: str) -> None:
 
 def validation_without_a_number() -> None:
     """The first validation loss is NaN."""
-    whole, seen = loop.validation_loss, []
+    whole, seen = loop.loss_on_all_ranks, []
 
     def patched(*arguments: Any) -> float:
         seen.append(whole(*arguments))
         return seen[-1] if len(seen) > 1 else torch.nan
 
-    loop.validation_loss = patched
+    loop.loss_on_all_ranks = patched
 
 
 def little_memory(more: str) -> None:
