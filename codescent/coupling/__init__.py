@@ -62,4 +62,4 @@ COUPLINGS: dict[type[Strategy], Make] = {
 }
 """By strategy. With several that are active, the last one's: servers of rounds are also local SGD."""
 
-__all__ = ["Coupling", "Present", "Services", "StepSums", "ThisRank", "WorkItem", "of"]
+__all__ = ["Coupling", "Present", "Services", "StepSums", "ThisRank", "TrainedWeight", "WorkItem", "of"]
