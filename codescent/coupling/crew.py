@@ -65,10 +65,17 @@ class RejoinedWorker:
 
 @dataclass(frozen=True)
 class MembershipChange:
-    """Who has died, and who has come, since the ranks met before. A worker may be in both."""
+    """Who has died, and who has come, since the ranks met before. A worker may be in both.
+
+    Attributes:
+        lost: those that have died.
+        joined: those that have come.
+        replaces: this generation ends here: process groups and trainers are made anew, from a checkpoint.
+    """
 
     lost: tuple[LostWorker, ...] = ()
     joined: tuple[RejoinedWorker, ...] = ()
+    replaces: bool = False
 
 
 class Crew:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from codescent.base.agreement import together, with_past
@@ -18,12 +18,14 @@ from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
 from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
+from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
-from codescent.train.assemble import assemble
 from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
 from codescent.train.continuing import done_already
+from codescent.train.culprit import Culprit
 from codescent.train.dues import Dues
+from codescent.train.generation import Generation
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
@@ -33,14 +35,13 @@ from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
-from codescent.train.result import Pending, StepResult
+from codescent.train.result import Launched, StepResult
 from codescent.train.saving import Saving
 from codescent.train.skips import Skips
 from codescent.train.slow_steps import SlowSteps
 from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
-from codescent.train.trainer import Trainer
 from codescent.train.validate import loss_on_all_ranks
 from codescent.train.validations import Validations
 
@@ -84,29 +85,18 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         ):
             outcome = done_already(run) if resume else None
             if outcome is None:
-                compiles = run.machine["compile"]["choice"]
                 with (
                     Explained(run) as explained,
-                    closing(assemble(config, plan, world, dataset, run.first_step, stop, compiles)) as trainer,
+                    closing(Generation(run, stop)) as generation,
                     Report(run, loggers, notes) as report,
                     Profiler(run, report) as profiler,
                     ends_soon(place.world_size),
                 ):
-                    explained.watch = trainer.executor.memory
-                    outcome = _Steps(run, trainer, report, stop, profiler).take()
+                    outcome = _Steps(run, generation, report, stop, profiler, explained).take()
             world.at(ENDED)
         if outcome.exit_code:
             world.leave()
         return outcome
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A step that is launched: its number (from 1), its learning rate, and its result, which may come later."""
-
-    step: int
-    rate: float
-    pending: Pending
 
 
 class _Steps:
@@ -117,20 +107,35 @@ class _Steps:
     decide this alike, because they read the same results.
     """
 
-    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest, profiler: Profiler) -> None:
-        self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
-        self.config, self.plan, self.coupling = run.config, run.plan, trainer.coupling
+    def __init__(
+        self,
+        run: OpenRun,
+        generation: Generation,
+        report: Report,
+        stop: StopRequest,
+        profiler: Profiler,
+        explained: Explained,
+    ) -> None:
+        self.run, self.generation, self.report, self.stop = run, generation, report, stop
+        self.profiler, self.explained, self.config, self.plan = profiler, explained, run.config, run.plan
         train = self.config.train
         self.standing = Standing(run.first_step, train.num_steps, Validations(train.stop_after))
         self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
-        self.saving = Saving(run, trainer, report, self.standing, self.dues, self.beside)
-        self.skips = Skips(trainer.executor, report, self.standing)
+        self.culprit, self.replaces = Culprit(run.world.store), False
+        self._attach()
         self.slow_steps, self.times = SlowSteps(), RankTimes()
+
+    def _attach(self) -> None:
+        """Work with the trainer of the present generation."""
+        self.trainer = self.generation.trainer
+        self.coupling, self.explained.watch = self.trainer.coupling, self.trainer.executor.memory
+        self.saving = Saving(self.run, self.trainer, self.report, self.standing, self.dues, self.beside)
+        self.skips = Skips(self.trainer.executor, self.report, self.standing, self.culprit)
 
     def take(self) -> Outcome:
         """Take the remaining steps."""
         step = self._begin()
-        before: _Launched | None = None  # a step whose result is not read yet
+        before: Launched | None = None  # a step whose result is not read yet
         while step < self.standing.last:
             stops, launched = False, self._launch(step + 1)
             step = launched.step
@@ -144,6 +149,8 @@ class _Steps:
                 self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
+            if self.replaces and before is None and not self.standing.skipped and step < self.standing.last:
+                self._replace(step)
         self.saving.rotate()
         self.report.beside(step, self.beside.take())
         self.report.ended(step, self.standing.validations)
@@ -167,6 +174,15 @@ class _Steps:
             self.standing.last = run.first_step
         return run.first_step
 
+    def _replace(self, step: int) -> None:
+        """Another generation goes on after `step`, from a checkpoint of it. Collective."""
+        path = self.saving.save(step, None)
+        self.run.saved = Saved(step, path, None, {})
+        self.generation.replace()
+        self.replaces = False
+        self._attach()
+        self.coupling.begin(self.run.path, step)
+
     def _profiled(self, step: int) -> None:
         """Tell the profiler that a step is done. At the end of a window it writes files, on all ranks."""
         begin = time.perf_counter()
@@ -175,14 +191,14 @@ class _Steps:
             if step < self.standing.last:
                 self.beside.meet()
 
-    def _launch(self, step: int) -> _Launched:
+    def _launch(self, step: int) -> Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
         rate = self._rate(step)
         with self.profiler.step(step):
             pending = self.trainer.executor.launch(step - 1, rate)
             if not pending.is_late or self._reads_at_once(step):
                 pending.read()
-        return _Launched(pending.completed, self._rate(pending.completed), pending)
+        return Launched(pending.completed, self._rate(pending.completed), pending)
 
     def _rate(self, step: int) -> float:
         """Learning rate of step `step` (from 1)."""
@@ -195,11 +211,12 @@ class _Steps:
             or self.dues.anything(step, self.standing.last)
             or self.coupling.needs_result(step)
             or self.standing.overdue
+            or self.replaces
             or self.standing.validations.exhausted
             or self.profiler.has_steps_left
         )
 
-    def _finish(self, launched: _Launched, *, newest: bool) -> bool:
+    def _finish(self, launched: Launched, *, newest: bool) -> bool:
         """Read the result of a step; validate, report and save if due. Returns whether the ranks have to stop.
 
         `newest`: no other step is launched yet. Otherwise a request to stop counts for that one.
@@ -213,6 +230,7 @@ class _Steps:
             return False
         changes = self.coupling.meet(step)
         self.report.members(changes)
+        self.replaces |= changes.replaces
         if changes.joined:
             self.standing.tell(self.run.world)
         if not self.coupling.knows_steps:
@@ -254,7 +272,7 @@ class _Steps:
         self._write(step, rate, result, val_loss)
         if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
-            raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.skips.culprit.words)
+            raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
         if not result.stop:
             self.saving.if_due(step, val_loss)
         elif self.saving.is_best(val_loss):  # replace the checkpoint that has no validation loss

@@ -139,3 +139,12 @@ class Pending:
                 culprit=self.known.culprit,
             )
         return self.result
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that is launched: its number (from 1), its learning rate, and its result, which may come later."""
+
+    step: int
+    rate: float
+    pending: Pending

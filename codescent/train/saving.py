@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.beside import COMPARISON, REMOVAL, SAVE, Beside
@@ -70,12 +71,12 @@ class Saving:
             self.report.diverged(step, error)
             raise
 
-    def save(self, step: int, val_loss: float | None) -> None:
-        """Save step `step`. Raises RunFailed: weights or state are not finite."""
+    def save(self, step: int, val_loss: float | None) -> Path:
+        """Save step `step`. Returns its folder. Raises RunFailed: weights or state are not finite."""
         with self.beside.doing(SAVE):
-            self._save_now(step, val_loss)
+            return self._save_now(step, val_loss)
 
-    def _save_now(self, step: int, val_loss: float | None) -> None:
+    def _save_now(self, step: int, val_loss: float | None) -> Path:
         self.compare(step)
         begin = time.perf_counter()
         if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
@@ -85,6 +86,7 @@ class Saving:
         self.standing.overdue, self.standing.unproven = False, True
         if val_loss is not None:
             self.standing.validations.saved = min(self.standing.validations.saved, val_loss)
+        return path
 
     def rotate(self) -> None:
         """Remove checkpoints that are not kept, once a finite step has followed the newest one."""

@@ -23,11 +23,11 @@ class Skips:
         executor: of this rank, which notes what its samples have.
         report: says it.
         standing: of the run; it has the number.
+        culprit: of the steps that were skipped.
     """
 
-    def __init__(self, executor: Executor, report: Report, standing: Standing) -> None:
-        self.executor, self.report, self.standing = executor, report, standing
-        self.culprit = Culprit(executor.world.store)
+    def __init__(self, executor: Executor, report: Report, standing: Standing, culprit: Culprit) -> None:
+        self.executor, self.report, self.standing, self.culprit = executor, report, standing, culprit
 
     def count_alone(self, step: int, result: StepResult) -> None:
         """Count a step of which this rank alone has been told."""

@@ -1,0 +1,56 @@
+"""In: an open run. Out: the process groups and the trainer of a generation, which can be let go of and made anew.
+Does not decide when (a coupling does, where all ranks meet) and does not take steps (loop.py does)."""
+
+from __future__ import annotations
+
+import gc
+
+from codescent.train.assemble import assemble
+from codescent.train.open import OpenRun
+from codescent.train.stop import StopRequest
+from codescent.train.trainer import Trainer
+
+
+class Generation:
+    """What of a run depends on who takes part: process groups, and the trainer with its coupling and its memory.
+
+    The run folder, the store, the report and what ranks know of the run stay when a generation is replaced.
+
+    Args:
+        run: of this rank.
+        stop: its request to stop.
+
+    Attributes:
+        number: of this generation, from 0.
+        trainer: of this generation.
+    """
+
+    trainer: Trainer
+
+    def __init__(self, run: OpenRun, stop: StopRequest) -> None:
+        self.run, self.stop, self.number = run, stop, 0
+        self._make()
+
+    def _make(self) -> None:
+        run = self.run
+        compiles = run.machine["compile"]["choice"]
+        self.trainer = assemble(run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
+
+    def replace(self) -> None:
+        """Let go of this generation, and make the next one, which goes on from `run.saved`. Collective.
+
+        Its process groups have other names: a message of the old ones that is late reaches none of the new ones.
+        """
+        self.trainer.close()
+        del self.trainer
+        gc.collect()
+        self.number += 1
+        world = self.run.world
+        world.go_on_with(world.living, self.run.plan, f"generation {self.number}")
+        self._make()
+        self.run.load(self.trainer)
+
+    def close(self) -> None:
+        """Let go of this generation."""
+        if hasattr(self, "trainer"):
+            self.trainer.close()
