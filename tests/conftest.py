@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Why tests were skipped: each reason once, with the number of tests."""
     reports = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in reports)
+    reasons = Counter(str(report.longrepr[-1]).removeprefix("Skipped: ").partition("\n")[0] for report in reports)
     for reason, number in reasons.most_common():
         terminalreporter.write_line(f"skipped {number}: {reason}")
 

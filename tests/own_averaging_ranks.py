@@ -192,6 +192,21 @@ def resumed(
     return {"now": now, "runs": found, "file": {name: own_ranks.whole(value) for name, value in file.items()}}
 
 
+def lacking(folder: str) -> dict[str, Any]:
+    """Momentum of a layer that all ranks but the last one train, equal on these: this rank's, and a save's."""
+    ranks = codescent.init(device="cpu")
+    module = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+    rule = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    codescent.distribute(module, rule, average_every=4)
+    x = torch.ones(1, 2)
+    (module[0](x) + (0 if ranks.rank == ranks.world_size - 1 else module[1](x))).sum().backward()
+    rule.step()
+    own = rule.state.get(module[1].bias, {}).get("momentum_buffer")
+    saved = read_tensors(codescent.save(Path(folder) / "saves", module, rule))
+    (name,) = [name for name in saved if name.startswith("optimizer.") and "1.bias" in name]
+    return {"own": None if own is None else own.tolist(), "saved": saved[name].tolist()}
+
+
 def moved(folder: str, saves: dict[str, Any] | None, loads: dict[str, Any], alone: bool = False) -> Any:
     """Save after 3 steps with some options; or load into a module with others and go on for 4. Returns the weights."""
     ranks = codescent.init(device="cpu")

@@ -129,6 +129,18 @@ def unused(folder: str) -> dict[str, Any]:
     return {name: None if p.grad is None else p.grad.tolist() for name, p in module.named_parameters()}
 
 
+def earlier(folder: str) -> dict[str, Any]:
+    """With ddp, gradients of two passes that add, of which the last one does not use the second layer."""
+    codescent.init(device="cpu")
+    module = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), "ddp")
+    x = torch.ones(1, 2)
+    with codescent.accumulate(module):
+        (module[0](x) + module[1](x)).sum().backward()
+    module[0](x).sum().backward()
+    return {name: None if p.grad is None else p.grad.tolist() for name, p in module.named_parameters()}
+
+
 def copies(folder: str) -> list[int]:
     """How many tensors a backward pass makes from Python numbers: with all gradients, with all but one on rank 1."""
     ranks = codescent.init(device="cpu")

@@ -80,11 +80,16 @@ def disconnected(step: str, *servers: str) -> None:
             peer.shutdown(socket.SHUT_RDWR)
         time.sleep(0.3)  # so that the servers notice it before they are asked again
 
+    before_push(int(step), lose)
+
+
+def before_push(step: int, act: Callable[[Worker], object]) -> None:
+    """Act before the push of a portion of this step (from 1)."""
     whole = Worker._push
 
     def push(self: Worker, *arguments: Any) -> None:
-        if self.step == int(step) - 1:
-            lose(self)
+        if self.step == step - 1:
+            act(self)
         whole(self, *arguments)
 
     Worker._push = push  # type: ignore[method-assign]
@@ -99,12 +104,12 @@ def stand(seconds: str) -> None:
 
 def stopped(step: str, seconds: str) -> None:
     """In this step the process stands still for so many seconds."""
-    layout_ranks.at_step(int(step), "_push", lambda _: stand(seconds))
+    before_push(int(step), lambda _: stand(seconds))
 
 
 def hung(step: str, seconds: str) -> None:
     """In this step the process computes nothing for so many seconds; its threads and its connections live."""
-    layout_ranks.at_step(int(step), "_push", lambda _: time.sleep(float(seconds)))
+    before_push(int(step), lambda _: time.sleep(float(seconds)))
 
 
 def in_push(number: int, act: Callable[[Worker], None]) -> None:

@@ -18,7 +18,7 @@ from codescent.config.load import load, to_toml
 from codescent.preflight import plan_of
 from codescent.record import METRICS, RunFolder
 from codescent.results import open_run
-from codescent.results.compare import Change, Times, Way
+from codescent.results.compare import Change, Times, Way, times
 from codescent.results.differences import Alike, Facts, facts, losses
 from codescent.results.statistics import Interval
 from codescent.results.typical import rows_of
@@ -247,6 +247,19 @@ def test_losses_are_compared_step_by_step(project: Path, write: Writer) -> None:
     found = losses([a], [d])
     assert found is not None
     assert (found.alike, found.first_step, found.worst) == (Alike.DIFFERENT, 8, float("inf"))
+    parting = [loss * (1 + 1e-7 * 4**step) for step, loss in enumerate(base)]
+    found = losses([a], [open_run(write(steps=20, losses=parting))])
+    assert found is not None
+    assert found.first < 1e-6
+    assert (found.alike, found.worst_step) == (Alike.DIFFERENT, 20)
+
+
+def test_a_step_of_more_tokens_may_take_longer(write: Writer) -> None:
+    one, other = (open_run(write(seed=1)) for _ in range(2))
+    other.columns["tokens"][:] *= 2
+    found = times([one], [other])
+    assert found.scale == 0.5
+    assert found.step.share.value == pytest.approx(-0.5)
 
 
 def test_folders_of_older_versions_have_one_part_for_both_passes(project: Path, write: Writer) -> None:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
 from codescent.doctor import meeting as meeting_module
+from codescent.doctor import pairs as pairs_module
 from codescent.doctor.devices import chosen, visible
 from codescent.doctor.examine import _came, _key, examine
 from codescent.doctor.facts import cores_of_the_job, facts_of, hosts_of
@@ -42,7 +44,7 @@ from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import Gathered, Roll, gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
-from codescent.doctor.network import Measured, tournament
+from codescent.doctor.network import Measured, _Walk, tournament
 from codescent.doctor.pairs import PairServer
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
@@ -327,6 +329,56 @@ def test_interfaces_are_named_as_gloo_and_nccl_read_them(name: str, value: str, 
     there = [{"name": one, "addresses": ["10.0.0.1"], "mtu": 1500} for one in ("lo", "eth0")]
     every = {0: facts(0, "a", interfaces=there, named_interfaces={f"{name}_SOCKET_IFNAME": value})}
     assert [one.check for one in judge_hosts(hosts_of(every), 1)] == ["interfaces"] * (not is_there)
+
+
+class LateOnce:
+    """Four hosts. The first answer of host b to host a is late."""
+
+    def __init__(self) -> None:
+        self.pings = 0
+
+    def ask(self, requests: dict[int, dict[str, Any]]) -> dict[int, Any]:
+        if next(iter(requests.values()))["do"] == "serve":
+            return {rank: {"tcp": 1, "udp": 2} for rank in requests}
+        self.pings += 1
+        late = {(0, "1"): 0.02} if self.pings == 1 else {}
+        return {
+            rank: {other: {"latency_s": late.get((rank, other), 1e-4)} for other in one["peers"]}
+            for rank, one in requests.items()
+        }
+
+
+@linux
+def test_an_answer_that_is_late_once_is_no_finding() -> None:
+    hub: Any = LateOnce()
+    walk = _Walk(hosts_of({rank: facts(rank, host) for rank, host in enumerate(HOSTS)}), hub)
+    walk.ping()
+    assert judge.late_pairs(walk.measured.latencies) == [("a", "b")]
+    assert walk.late_again() == []
+
+
+@linux
+def test_the_warm_up_of_a_volley_counts_neither_bytes_nor_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Peer:
+        def settimeout(self, seconds: float) -> None:
+            assert seconds > 0
+
+        def recv_into(self, buffer: bytearray) -> int:
+            now[0] += 0.125
+            return 1000
+
+    monkeypatch.setattr(pairs_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    peer: Any = Peer()
+    found = pairs_module._drained(peer, 1.0)
+    assert (found["bytes"], found["seconds"]) == (6000, 0.75)
+
+
+@linux
+@pytest.mark.parametrize(("world_size", "checks"), [(8, []), (1000, ["limits"])])
+def test_a_rank_opens_files_for_each_other_rank(world_size: int, checks: list[str]) -> None:
+    assert [one.check for one in judge_hosts(hosts_of({0: facts(0, "a")}), world_size)] == checks
 
 
 @linux

@@ -19,6 +19,7 @@ from disks import small_disk
 from runs import called, make_project, train
 
 from codescent.build import saved_plan
+from codescent.config.load import load
 from codescent.jobs import checks, room
 from codescent.jobs.device import device_of
 from codescent.jobs.submitted import keep, new_folder
@@ -241,6 +242,13 @@ def test_ranks_on_cpus_share_the_memory_of_a_node(project: Path) -> None:
     assert notes(project, *words, "site.memory=0")  # all of the node
 
 
+def test_the_fullest_host_must_have_the_memory(project: Path) -> None:
+    words = [*GPT2, CPU, "--to", "ssh", "site.memory=3G", "train.global_batch_size=12", "train.microbatch_size=3"]
+    assert notes(project, *words, "--hosts", "node1:1,node2:1")
+    (problem,) = refused(project, *words, "--hosts", "node1:1,node2:3")
+    assert "of 3 ranks of a node take " in problem
+
+
 # the data
 
 
@@ -452,6 +460,12 @@ def test_a_disk_without_room_for_the_checkpoints(project: Path) -> None:
         assert launch(project, *fits, "--submit").returncode == 0
         once = [*words, "checkpoint.every=0", "train.eval_every=0"]  # the last step alone is saved
         assert launch(project, *once, "--submit", "run.folder=disk/once").returncode == 0
+
+
+@pytest.mark.parametrize(("every", "eval_every", "most"), [(100, 40, 9), (100, 50, 6), (0, 100, 3), (300, 0, 1)])
+def test_a_step_that_two_periods_save_is_one_checkpoint(every: int, eval_every: int, most: int) -> None:
+    words = [f"checkpoint.every={every}", f"train.eval_every={eval_every}", "train.num_steps=300"]
+    assert room.most_checkpoints(load("gpt2_124m", [*words, "checkpoint.keep_last=20"]).config) == most
 
 
 def test_the_plan_knows_the_size_of_a_checkpoint(begun: Path) -> None:

@@ -106,6 +106,7 @@ def test_a_job_that_is_refused_leaves_nothing(
     ("answer", "number"),
     [
         ("4711.server", "4711.server"),
+        ("12\n4711.server\n", "4711.server"),
         ("1\nHave a nice day\n", "1"),
         ("Project 12 has 3 hours left.\n\udcff\n4711[].server\n", "4711[].server"),
     ],

@@ -184,6 +184,11 @@ def test_gradients_of_what_some_ranks_use(run: Run) -> None:
         assert found["2.weight"] is None
 
 
+def test_a_gradient_of_an_earlier_pass_counts(run: Run) -> None:
+    for found in run(2, "earlier"):
+        assert (found["0.bias"], found["1.bias"]) == ([2.0, 2.0], [1.0, 1.0])
+
+
 def test_a_backward_pass_with_all_gradients_copies_no_number_to_the_device(run: Run) -> None:
     assert run(2, "copies") == [[0, 0, 0], [0, 0, 1]]
 

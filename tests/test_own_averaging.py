@@ -148,6 +148,12 @@ def test_a_checkpoint_of_data_parallelism_goes_on_in_rounds(run: Run) -> None:
         assert end != mean
 
 
+def test_state_that_a_rank_lacks_is_the_mean_of_the_others(run: Run) -> None:
+    one, two, three = run(3, "lacking")
+    assert (one["own"], three["own"]) == (two["own"], None)
+    assert one["saved"] == one["own"] is not None
+
+
 def test_averaged_lends_the_means_within_a_round(run: Run) -> None:
     one, two = run(2, "lent")
     for name, mean in one["mean"].items():

@@ -18,6 +18,7 @@ from forker import Forker
 
 import codescent
 from codescent.base.errors import UserError
+from codescent.own import metrics
 from codescent.own.failure import ErrorHook, _place
 
 Run = Callable[..., list[Any]]
@@ -141,6 +142,17 @@ def test_a_script_that_may_continue_begins_where_nothing_was_saved(run: Run, tmp
     assert "deleted" not in said[0]
     assert "deleted 5 rows, of an earlier start, which saved nothing" in said[1]
     assert "deleted 2 rows, written after the save that was loaded" in said[2]
+
+
+def test_rows_after_a_load_stay_if_their_folder_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, empty in (("_tables", {}), ("_kept", {}), ("_begins", False)):
+        monkeypatch.setattr(metrics, name, empty)
+    metrics.continue_from(tmp_path, {"numbers": 0})
+    for step in range(2):
+        codescent.Metrics(tmp_path / "numbers").log(step=step)
+    assert (tmp_path / "numbers" / "metrics.csv").read_text().split() == ["step", "0", "1"]
 
 
 _PATH = "must be a path (str or pathlib.Path), not"

@@ -214,6 +214,13 @@ def test_runs_with_the_same_losses_are_both_seen(tmp_path: Path) -> None:
     assert "b has the losses of a (broad line): in 100 rows at most 1.0e-06 apart" in figure.texts[0].get_text()
 
 
+def test_losses_that_differ_at_one_step_do_not_coincide(tmp_path: Path) -> None:
+    rows = falling(100)
+    rows[50]["train_loss"] += 0.5
+    runs = [read(make(tmp_path / name, of), name) for name, of in (("a", falling(100)), ("b", rows))]
+    assert coinciding(runs) == []
+
+
 def test_a_long_run_makes_no_larger_picture(tmp_path: Path) -> None:
     figures = [draw([read(make(tmp_path / str(steps), falling(steps)), "run")]) for steps in (1000, 4000)]
     points = [max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines[:1]) for figure in figures]

@@ -177,6 +177,13 @@ def test_one_push_a_version_and_a_bound_of_two() -> None:
     assert (ledger.version, ledger.granted, ledger.refused) == (4, {}, {})
 
 
+def test_a_second_pull_replaces_the_first() -> None:
+    ledger = Ledger(0)
+    first, again = tickets(ledger, 0, 0)
+    assert ledger.push(0, 1, first).verdict is Verdict.REFUSED
+    assert ledger.push(0, 1, again).verdict is Verdict.APPLY
+
+
 def test_a_dead_worker_holds_nobody_up() -> None:
     ledger = Ledger(0, together=2)
     first, dead = tickets(ledger, 0, 1)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -374,3 +375,10 @@ def test_the_offset_of_a_clock_is_found_within_its_error(served: Served, monkeyp
     both = clocks.Offset(10.0, 4.0).mean(clocks.Offset(16.0, 5.0))
     assert both == clocks.Offset(13.0, 8.0)  # it has drifted by 6
     assert clocks.clock_of() == clocks.clock_of()
+
+
+def test_the_clock_is_that_of_the_shortest_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, there = iter([0, 100, 200, 210, 300, 400]), iter([1090, 1205, 1390])
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(time_ns=lambda: next(mine)))
+    store: Any = SimpleNamespace(clock=lambda: next(there))
+    assert clocks.measure(store, 3) == clocks.Offset(1000, 5.0)

@@ -317,6 +317,12 @@ def test_runs_of_other_machines_are_collected(project: Path, forker: Forker) -> 
     assert any("has not ended" in mark for mark in point.marks)
     again = called(project, "study", "study.toml", "--collect", "elsewhere/one")
     assert "is repeat 1 of ranks=1 batch=4 already" in again.stdout
+    folder = project / "study-runs" / "tiny" / "ranks-1_batch-4"
+    for end in ("", ".json"):  # the first repeat is missing
+        (folder / f"1{end}").rename(folder / f"2{end}")
+    shutil.copytree(project / "elsewhere" / "one", project / "elsewhere" / "two")
+    more = called(project, "study", "study.toml", "--collect", "elsewhere/two")
+    assert "elsewhere/two: repeat 1 of ranks=1 batch=4" in more.stdout, more.stderr
     (project / "study-runs" / "tiny" / "ranks-2_batch-8").mkdir()
     forker.run(project, 2, [*words, "train.global_batch_size=8", "run.folder=study-runs/tiny/ranks-2_batch-8/1"])
     states = {point.name: point.state for group in study_of(project).groups for point in group.points}

@@ -15,6 +15,8 @@ from codescent.study.accept import refusals
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.file import read_study
 from codescent.study.points import specs_of
+from codescent.study.repeat import Repeat
+from codescent.study.result import Group
 from codescent.study.shipped import find, shipped_studies
 from codescent.study.table import lacking, read_table
 
@@ -292,6 +294,27 @@ def test_the_work_of_a_weak_table_without_tokens_grows_with_the_ranks(project: P
     assert eight.points[-1].speed_up == third.speed_up
     assert one.points[0].speed_up.total is not None
     assert one.points[0].speed_up.total.value == pytest.approx(1.0), "twice the batch in twice the time"
+
+
+def strong(seconds: dict[int, list[float]], *crowded: int) -> Group:
+    """The group of a study of ranks. `crowded`: those with more threads than cores."""
+    taken = []
+    for ranks, times in seconds.items():
+        notes = ("oversubscribed: 4 threads on 2 cores",) if ranks in crowded else ()
+        repeats = [Repeat(step_s, number, tokens=64.0, notes=notes) for number, step_s in enumerate(times, 1)]
+        taken.append(Taken({"ranks": ranks}, ranks, PointState.DONE, repeats=repeats))
+    return evaluated("s", Kind.STRONG, {"ranks": 1}, taken).groups[0]
+
+
+def test_the_interval_of_a_serial_share_contains_it() -> None:
+    share = strong({1: [1.0, 1.01, 0.99], 4: [0.4, 0.42, 0.41]}).points[1].serial_share
+    assert share is not None
+    assert share.low < share.value < share.high
+
+
+def test_points_without_a_core_for_each_thread_are_no_part_of_a_fit() -> None:
+    group = strong({1: [1.0], 2: [0.55], 4: [0.325], 8: [3.0]}, 8)
+    assert group.fits[0].parameters["serial share"].value == pytest.approx(0.1)
 
 
 def test_repeats_that_spread_are_counted_where_each_thread_has_a_core(project: Path) -> None:

@@ -262,6 +262,13 @@ def test_slow_links_make_a_step_longer_and_fast_ones_do_not() -> None:
     assert makespans[3] - makespans[2] == pytest.approx(sent * 10_000 / unit_flops, rel=1e-3)
 
 
+def test_frozen_weights_have_no_weight_gradients() -> None:
+    words = ("parallel.pp=2", "parallel.schedule=zero-bubble")
+    whole, adapted = (lengths(plan(2, *words, *more)).costs for more in ((), ("lora.rank=4",)))
+    assert whole.backward_weight_s == pytest.approx(whole.forward_s)
+    assert max(adapted.backward_weight_s) < 0.5 * min(whole.backward_weight_s)
+
+
 def test_sums_of_gradients_do_not_hold_up_the_stages_before() -> None:
     """Each stage waits for its own sums, after it has sent its last gradients. So their times do not add up."""
     alone, replicas = plan(4, "parallel.pp=4"), plan(8, "parallel.pp=4", "train.global_batch_size=16")

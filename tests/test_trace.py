@@ -43,7 +43,7 @@ POINTS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=12)
 def test_intervals_are_sets_of_points(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
     one, other = (union((begin, begin + length) for begin, length in points) for points in (first, second))
     inside = [
-        {point for begin, end in intervals for point in range(int(begin), int(end))} for intervals in (one, other)
+        {point for begin, length in points for point in range(begin, begin + length)} for points in (first, second)
     ]
     assert round(seconds(one) * 1e6) == len(inside[0])
     assert round(seconds(intersection(one, other)) * 1e6) == len(inside[0] & inside[1])
@@ -137,6 +137,13 @@ def test_self_time_is_without_the_operators_inside(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match=said):
             operators.read_csv(path)
+
+
+def test_an_operator_that_begins_with_the_one_inside() -> None:
+    found = Operators()
+    for event in (span("inner", 1e6, 1e6), span("outer", 1e6, 6e6)):
+        found.add(event)
+    assert [(row.operator, row.self_s) for row in found.rows()] == [("outer", 5.0), ("inner", 1.0)]
 
 
 def test_ranks_are_merged_on_one_clock(tmp_path: Path) -> None:
