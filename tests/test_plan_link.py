@@ -375,6 +375,9 @@ def test_servers_have_a_load_and_a_staleness(tmp_path: Path) -> None:
     assert "versions on average, at most " in found["staleness"][0]
     assert "period" not in found
     assert "rank 4" in (tmp_path / "a.svg").read_text()
+    code, out, _ = asked(*PLAN, *words, *LINK[2:], "--per-host", "5")
+    assert code == 0
+    assert "load" not in rows(out), "its messages have no link"
 
 
 def test_steps_that_are_fewer_than_a_round_have_no_line_of_their_own() -> None:

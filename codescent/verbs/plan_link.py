@@ -254,7 +254,7 @@ def link_rows(plan: Plan, links: Links, found: Walk, coding: Coding, apart: Apar
     mean = f", mean of {counted(period, 'step')}" if period > 1 else ""
     yield "  step", [f"{of_seconds(found.step_s)}{mean}: {tokens}"]
     yield "  waiting", [_waiting(found)]
-    if found.servers:
+    if any(found.servers):  # else no message of a server has a link: see `free_rows`
         yield "  load", [f"busiest link of a server: {of_share(max(found.servers))} of the time"]
     if found.staleness:
         mean_age = sum(found.staleness) / len(found.staleness)
