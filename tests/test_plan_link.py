@@ -230,10 +230,13 @@ def test_a_reduce_scatter_is_a_ring_on_cuda_alone() -> None:
 def test_what_does_not_fit_has_no_time() -> None:
     code, out, err = asked(*PLAN, *LINK, "--memory", "1GB")
     assert (code, out) == (2, "")
-    assert err.startswith("error: --memory ")
+    assert err.startswith("error: --memory 1GB (953.67 MiB): ")
     assert "without activations" in err
     code, _, err = asked(*PLAN, *LINK, "--memory", "8GB")
     assert (code, err) == (0, "")
+    code, out, err = asked(*PLAN, *LINK, "--memory", "8")
+    assert (code, out) == (2, "")
+    assert "--memory: '8' is 8 bytes, less than any device has; with a unit, such as 8GB" in err
 
 
 def test_copies_of_offload_take_time() -> None:
