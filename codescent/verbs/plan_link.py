@@ -211,8 +211,8 @@ def refuse_absent(links: Links, plan: Plan) -> None:
     if links.memory is not None and needed > links.memory.size_bytes:
         problems.append(
             f"--memory {links.memory.text} ({of_bytes(links.memory.size_bytes)}): the weights, gradients and optimizer "
-            f"state of a rank take {of_bytes(needed)} on its device, without activations. So the run cannot be, and has no time. Give more "
-            "ranks of dp_shard, tp or pp, or parallel.offload"
+            f"state of a rank take {of_bytes(needed)} on its device, without activations. So the run cannot be, and "
+            "has no time. Give more ranks of dp_shard, tp or pp, or parallel.offload"
         )
     if problems:
         raise UserError(*problems)
