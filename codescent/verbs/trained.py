@@ -201,7 +201,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
     if before not in (None, dataset.fingerprint, dataset.earlier):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")
     unsummed = verified.unsummed()
-    if unsummed and trained.config.data.verify != "changed":
+    if unsummed and trained.request.data.verify != "changed":
         reading = command("data", dataset.path, "--verify")
         warn(f"{verified.unnoticed(sum(unsummed.values()))}; {reading} reads them")
     return dataset
