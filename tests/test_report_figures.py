@@ -204,7 +204,7 @@ def test_the_tables_of_a_study() -> None:
     assert isinstance(rates, Table)
     assert isinstance(marks, Words)
     row = dict(zip([column.title for column in times.columns], times.rows[1], strict=True))
-    assert (row["point"].text, row["speed-up"].text, row["efficiency"].text) == ("ranks=2 batch=4", "2.3x", "110 %")
+    assert (row["point"].text, row["speed-up"].text, row["efficiency"].text) == ("ranks=2 batch=4", "2.3x", "115 %")
     assert (row["step"].text, row["marks"].text) == ("3.50 s ± 15 %", "1")
     assert marks.paragraphs[0] == "1. ranks=2 batch=4: super-linear"
     row = dict(zip([column.title for column in rates.columns], rates.rows[1], strict=True))
