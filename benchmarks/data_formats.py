@@ -34,10 +34,10 @@ from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 FORMATS = ("memory", "hdf5", "pt", "safetensors")
-FOUNDING_S = {"memory": 950e-6, "hdf5": 3e-3}
-"""The slowest data-loading steps that the founding document measured, on its machine."""
+LAB_S = {"memory": 950e-6, "hdf5": 3e-3}
+"""The slowest data-loading steps of the lab experiment that `synthetic_transformer` repeats, on the lab's machine."""
 
-NOTES = """A step is that of the founding experiment: torch.nn.Transformer with its default sizes, {batch} samples of
+NOTES = """A step is that of a lab experiment: torch.nn.Transformer with its default sizes, {batch} samples of
 source {source} and target {target}, fp32, forward, backward, Adam. A data-loading step reads samples of
 random numbers in random order, equal for all formats, into one array. Files are in the system's cache. us in a step:
 not prefetched, read when the step needs them. prefetched: read by a thread, up to {prefetch} steps ahead; the column is
@@ -172,7 +172,7 @@ def entry(name: str, times: Times, prefetch: int) -> dict[str, Any]:
         "format": name,
         "alone_median_s": statistics.median(times.alone),
         "alone_slowest_s": max(times.alone),
-        "founding_slowest_s": FOUNDING_S.get(name),
+        "lab_slowest_s": LAB_S.get(name),
         "exposed_median_s": statistics.median(times.exposed[0]),
         "prefetched_exposed_median_s": statistics.median(hidden),
         "prefetched_exposed_slowest_s": max(hidden),

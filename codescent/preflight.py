@@ -12,7 +12,7 @@ from codescent import models, tasks
 from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.build import Began, build, needs_vocab_size, on_resume, resolve, saved_plan, task_request
+from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.config import decided, effects
 from codescent.config.contradictions import late_windows
 from codescent.config.load import LoadedConfig
@@ -52,9 +52,11 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     request = task_request(config)
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
+        check_sizes(config, world_size)
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
     dataset = None
     if not without_data and decided.averages_in_epochs(config):
+        check_sizes(config, world_size)
         dataset = tasks.prepare_and_open(request, progress=True)
     elif not without_data and decided.needs_samples(config):
         dataset = prepared(config)
@@ -200,6 +202,8 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     folder = RunFolder.open(path) if resume else None
     if folder is None and creates_folder:
         refuse_taken(path)
+    if folder is None:
+        check_sizes(config, world_size)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
     config, plan = plan_with(config, dataset, world_size, None if folder is None else Began.of(saved_plan(folder)))

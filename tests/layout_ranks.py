@@ -26,7 +26,7 @@ from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
 from codescent.strategies.fully_shard import send_ourselves
-from codescent.train import loop, machine, profile, range_test, world
+from codescent.train import loop, machine, profile, range_test, verification, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 from codescent.train.result import Pending
@@ -123,6 +123,11 @@ def earlier_fingerprint() -> None:
         return dataclasses.replace(made, fingerprint=made.earlier)
 
     dataset.open_foreign = opened
+
+
+def all_data_is_large() -> None:
+    """No data is small enough to be read before a run."""
+    verification.SMALL_BYTES, verification.SHARE = 0, 0.0
 
 
 def reads_no_file_whole() -> None:
@@ -329,6 +334,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         validation_without_a_number,
         earlier_fingerprint,
         reads_no_file_whole,
+        all_data_is_large,
         flip,
         not_finite,
         flip_at_start,

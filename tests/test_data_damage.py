@@ -258,7 +258,9 @@ def test_a_shard_that_is_cut_under_a_run_ends_it_with_a_sentence(tmp_path: Path)
     _, said = run.communicate(timeout=120)
     assert run.returncode == 2, said
     assert f"{shard.name}: truncated while it was in use: ends at byte 4096" in said
-    assert "--resume" in said
+    folder = shard.parent.relative_to(tmp_path)
+    again = f"restore the file, or delete {folder} and prepare it again"
+    assert f"{again}; then continue the run: codescent train --resume runs/cut\n" in said
     assert "Traceback" not in said
 
 
@@ -288,6 +290,30 @@ def test_a_bit_that_turned_on_the_disk_itself_is_found(ranks: int, project: Path
         assert not (project / "runs" / f"{verify}{ranks}").exists()
 
 
+def test_data_is_trusted_aloud_if_nobody_knows_its_blocks(project: Path, forker: Forker) -> None:
+    """Large data with checksums is compared as it is read. Without them it is not, and the user is told."""
+    words = ("data.folder=unsummed", "train.num_steps=2")
+    forker.train(project, "unsummed", 1, *words)
+    (shard,) = (project / "unsummed").glob("*/train_000000.bin")
+    time.sleep(verified.SETTLED_NS / 1e9 + 0.1)
+    assert called(project, "data", str(shard.parent), "--verify").returncode == 0
+    place, _ = verified._read_cache(shard.parent)
+    assert place is not None
+    for sums in place.parent.glob(f"{place.stem}-*.crc32"):
+        sums.unlink()
+    done = forker.run(project, 1, [*words, "run.name=large"], fault="all_data_is_large")
+    assert done.codes == [0], done.said
+    assert "GB are not read again, as size and times of the files are those of an earlier reading" in done.said
+    scored = called(project, "evaluate", "runs/unsummed")
+    assert scored.returncode == 0
+    reads = f"; codescent data {shard.parent.relative_to(project)} --verify reads them"
+    assert reads in scored.stderr
+    assert called(project, "data", str(shard.parent), "--verify").returncode == 0
+    assert "not read again" not in called(project, "evaluate", "runs/unsummed").stderr
+    done = forker.run(project, 1, [*words, "run.name=again"], fault="all_data_is_large")
+    assert "not read again" not in done.said
+
+
 def test_a_bit_that_turns_after_the_start_is_found_as_it_is_read(tmp_path: Path, forker: Forker) -> None:
     """As for data that is too large to be read twice: nothing reads the whole file, and a step reads the block."""
     make_project(tmp_path)
@@ -306,8 +332,9 @@ def test_a_bit_that_turns_after_the_start_is_found_as_it_is_read(tmp_path: Path,
     # A stamp is taken when a file is opened: that of the changed file, as on a disk that turns a bit.
     changed = FileArray(Watched(shard, sha256), "<u2", 0, len(right))
     assert np.array_equal(changed[0:2048], right[0:2048]), "the other blocks are right"
-    with pytest.raises(UserError, match="the 4096 bytes from byte 4096 on are not those that were verified"):
+    with pytest.raises(UserError, match="the 4096 bytes from byte 4096 on are not those that were verified") as caught:
         changed[2048:2060]
+    assert str(caught.value).endswith(f": restore the file, or delete {shard.parent} and prepare it again")
     verified.compare_reads(False)
     try:
         assert len(FileArray(Watched(shard, sha256), "<u2", 0, len(right))[0:4096]) == 4096, 'data.verify = "changed"'
@@ -358,6 +385,13 @@ def test_large_data_is_read_again_only_if_the_run_is_long(
         said = capsys.readouterr().err
         assert opened == ["again"] * again
         assert ("1.0 GB are not read again" in said) == (not again and verify is None)
+    monkeypatch.setattr(verified, "unsummed", lambda: {Path("shard"): 10**8})  # half a second
+    opened.clear()
+    verify_again(None, plan, 100, dataset, world, reopen)
+    assert opened == ["again"], "the file without checksums is small enough"
+    assert "not read again" not in capsys.readouterr().err
+    monkeypatch.setattr(verified, "unsummed", dict)
     bytes_of_notes.clear()
+    opened.clear()
     verify_again("always", plan, 1, dataset, world, reopen)
     assert opened == []  # all was read now: no second pass

@@ -103,7 +103,7 @@ def prepared(project: Path) -> Path:
 
 
 def test_twelve_ranks_on_four_devices_and_forty_accumulations(project: Path) -> None:
-    """The founding notebook: nproc_per_node=12 on nodes of four devices, batch 64, 40 accumulations: 40 % 12 = 4."""
+    """A notebook of a course: nproc_per_node=12 on nodes of four devices, batch 64, 40 accumulations: 40 % 12 = 4."""
     batch = ["train.microbatch_size=64", "train.global_batch_size=2560"]
     node = ["--to", "torchrun", "--devices", "12", "site.node_devices=4"]
     assert refused(project, *GPT2, *batch, *node) == [
@@ -134,7 +134,7 @@ def test_twelve_ranks_on_four_devices_and_forty_accumulations(project: Path) -> 
     ],
 )
 def test_two_ranks_on_four_slots(project: Path, words: list[str], where: str) -> None:
-    """The founding document: `-np 2` on node1:2,node2:2 starts two ranks, not four."""
+    """A script of a course had `-np 2` on node1:2,node2:2, which starts two ranks, not four."""
     assert refused(project, *TINY, *MPI, *words) == [
         f"{where}: the script starts a rank on each slot of node1:2,node2:2, which is 4 ranks; leave it out; for "
         "2 ranks: --hosts node1:1,node2:1"

@@ -183,7 +183,7 @@ def test_a_printed_script_of_pbs_does_not_guess_its_file(tmp_path: Path, capsys:
 def test_mpirun_starts_as_many_ranks_as_there_are_slots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mpi: str, words: list[str]
 ) -> None:
-    """The founding documents' `-np 2` on node1:2,node2:2 started two ranks, where four were meant."""
+    """In a script of a course `-np 2` on node1:2,node2:2 started two ranks, where four were meant."""
     text = script_of([*CONFIG, *TARGETS[mpi]], capsys)
     code, found = run_script(text, tmp_path, STOPS_mpirun="75", VIRTUAL_ENV="/v", EDITOR="vi")
     mpirun = starts(found, "mpirun")

@@ -230,10 +230,13 @@ def test_a_reduce_scatter_is_a_ring_on_cuda_alone() -> None:
 def test_what_does_not_fit_has_no_time() -> None:
     code, out, err = asked(*PLAN, *LINK, "--memory", "1GB")
     assert (code, out) == (2, "")
-    assert err.startswith("error: --memory ")
+    assert err.startswith("error: --memory 1GB (953.67 MiB): ")
     assert "without activations" in err
     code, _, err = asked(*PLAN, *LINK, "--memory", "8GB")
     assert (code, err) == (0, "")
+    code, out, err = asked(*PLAN, *LINK, "--memory", "8")
+    assert (code, out) == (2, "")
+    assert "--memory: '8' is 8 bytes, less than any device has; with a unit, such as 8GB" in err
 
 
 def test_copies_of_offload_take_time() -> None:
@@ -375,6 +378,9 @@ def test_servers_have_a_load_and_a_staleness(tmp_path: Path) -> None:
     assert "versions on average, at most " in found["staleness"][0]
     assert "period" not in found
     assert "rank 4" in (tmp_path / "a.svg").read_text()
+    code, out, _ = asked(*PLAN, *words, *LINK[2:], "--per-host", "5")
+    assert code == 0
+    assert "load" not in rows(out), "its messages have no link"
 
 
 def test_steps_that_are_fewer_than_a_round_have_no_line_of_their_own() -> None:

@@ -3,12 +3,14 @@ Does not judge beauty: people have looked at the figures."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from codescent.report import study_figures, study_tables
 from codescent.report.content import Picture, Table, Words
@@ -76,12 +78,12 @@ def pictures(study: Study) -> dict[str, Picture]:
     return {picture.name: picture for picture in study_figures.pictures(study)}
 
 
-def test_a_study_has_the_figures_of_the_founding_documents() -> None:
+def test_a_study_has_a_figure_for_each_quantity() -> None:
     found = pictures(STUDY)
     both = [f"{name}{end}" for name in ("time", "speed_up", "efficiency", "flops") for end in ("", "_compute")]
     assert list(found) == [*both, "mfu", "overhead", "parts", "memory"]
     units = {
-        "time": "seconds", "speed_up": "speed-up (times the baseline)", "efficiency": "efficiency (%)",
+        "time": "seconds of a step", "speed_up": "speed-up (times the baseline)", "efficiency": "efficiency (%)",
         "flops": "GFLOP/s, all ranks", "overhead": "% of a step", "memory": "GiB, the fullest rank",
     }  # fmt: skip
     for name, unit in units.items():
@@ -91,6 +93,29 @@ def test_a_study_has_the_figures_of_the_founding_documents() -> None:
     (axes,) = found["parts"].draw().axes
     assert axes.get_xlabel() == "seconds of a step"
     assert len(axes.patches) == 5 * len(PART_NAMES)
+
+
+def test_labels_of_short_steps_differ() -> None:
+    """Also on the page, which shortens the coordinates of a figure."""
+    points = [point(1, 4, 0.015), point(2, 4, 0.0105), point(4, 4, 0.009)]
+    found = pictures(replace(STUDY, groups=[Group("", points, points[0].name, [])]))
+    for name in ("time", "time_compute", "efficiency"):
+        figure = found[name].draw()
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert len(set(labels)) == len(labels)
+        on_page = re.findall(r"<text[^>]*>([^<]+)</text>", inline_svg(found[name]))
+        assert set(labels[1:-1]) <= set(on_page), "those at the ends may be outside the axes"
+        assert ("time" in name) == (axes.get_ylabel() == "milliseconds of a step")
+    small = Picture("small", "", "", lambda: _figure_of(0.0004, 0.0008))
+    assert {"0.00040", "0.00065", "0.00080"} <= set(re.findall(r"<text[^>]*>([^<]+)</text>", inline_svg(small)))
+
+
+def _figure_of(low: float, high: float) -> Figure:
+    figure = Figure()
+    figure.add_subplot().plot([low, high], [low, high])
+    return figure
 
 
 def test_overhead_is_all_but_computation() -> None:
@@ -179,7 +204,7 @@ def test_the_tables_of_a_study() -> None:
     assert isinstance(rates, Table)
     assert isinstance(marks, Words)
     row = dict(zip([column.title for column in times.columns], times.rows[1], strict=True))
-    assert (row["point"].text, row["speed-up"].text, row["efficiency"].text) == ("ranks=2 batch=4", "2.3x", "110 %")
+    assert (row["point"].text, row["speed-up"].text, row["efficiency"].text) == ("ranks=2 batch=4", "2.3x", "115 %")
     assert (row["step"].text, row["marks"].text) == ("3.50 s ± 15 %", "1")
     assert marks.paragraphs[0] == "1. ranks=2 batch=4: super-linear"
     row = dict(zip([column.title for column in rates.columns], rates.rows[1], strict=True))

@@ -9,7 +9,7 @@ from codescent.build import build
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.handed import segments_of
-from codescent.cost.network import PIECES, Link
+from codescent.cost.network import PIECES, HostLinks, Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan, Verb
@@ -51,7 +51,11 @@ def test_the_load_of_a_server_is_the_share_of_the_time_for_which_its_card_is_bus
     pushed, pulled = sizes(plan, Collective.PUSH), [2 * sum(piece.numel for piece in part) for part in plan.pieces]
     whole_s = steps * (COMPUTE_S + sum(pushed) / RATE) + (steps + 1) * sum(pulled) / RATE
     busy_s = [max(steps * push, (steps + 1) * pull) / RATE for push, pull in zip(pushed, pulled, strict=True)]
-    assert walked(plan).servers == pytest.approx([seconds / whole_s for seconds in busy_s], rel=1e-6)
+    expected = pytest.approx([seconds / whole_s for seconds in busy_s], rel=1e-6)
+    assert walked(plan).servers == expected
+    inside = HostLinks(Link(1e12), inside=Link(RATE))
+    on_one_host = walk(plan, arithmetic(plan, COMPUTE_S), inside, ranks_per_host=plan.world_size)
+    assert on_one_host.servers == expected, "its link inside the host is the busiest one"
 
 
 def test_two_servers_carry_twice_as_much_as_one() -> None:

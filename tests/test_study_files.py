@@ -121,8 +121,8 @@ def published(baseline: dict[str, object]) -> Study:
     return evaluated("bert_squad", Kind.STRONG, baseline, read_table(PUBLISHED, Kind.STRONG, file.axis_names))
 
 
-def test_what_it_says_of_the_founding_table_of_bert() -> None:
-    """The document: 0.94, 1.67, 2.72 against Hugging Face's Trainer; "almost linear"; FSDP 1.30 and 2.92."""
+def test_what_it_says_of_the_published_table_of_bert() -> None:
+    """Its authors say: 0.94, 1.67, 2.72 against Hugging Face's Trainer; "almost linear"; FSDP 1.30 and 2.92."""
     study = published({"strategy": "HF"})
     points = {(point.axes["strategy"], point.workers): point for group in study.groups for point in group.points}
 
@@ -359,7 +359,7 @@ COMPILED = [f"data={data} mode=compile profiler={on}" for data in ("memory", "hd
         ("compile_profile", 6, []),
     ],
 )
-def test_the_shipped_studies_have_the_points_of_the_founding_documents(
+def test_the_shipped_studies_have_their_points(
     name: str, points: int, refused: list[str], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.amounts import of_measured
-from codescent.results import PARTS
+from codescent.results import PARTS, Interval
 from codescent.study import Kind, PointState
 from codescent.study.batch import Line, batch_that_keeps
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.repeat import Repeat
-from codescent.study.words import folded
+from codescent.study.words import efficiency_of, folded, times
 
 WORKERS = [1, 2, 4, 8, 16]
 SHARES = st.floats(0.001, 0.9)
@@ -90,6 +90,22 @@ def test_the_repeats_of_each_point_are_drawn_by_themselves() -> None:
 )  # fmt: skip
 def test_a_number_has_the_digits_that_its_spread_allows(value: float, half: float, said: str) -> None:
     assert of_measured(value, half) == said
+
+
+@pytest.mark.parametrize(
+    ("gain", "half", "workers", "said"),
+    [
+        (2.9, 1.2, 2, ("2.9", "145 %")), (2.9, 4.0, 2, ("2.9", "145 %")), (1.925, 0.2, 2, ("1.9", "95 %")),
+        (1.976, 0.02, 2, ("1.98", "99 %")), (45.2, 9.0, 64, ("45", "70 %")), (1.669, math.nan, 2, ("1.67", "83 %")),
+        (0.0042, math.nan, 8, ("0.00420", "0.1 %")),
+    ],
+)  # fmt: skip
+def test_rounding_lets_no_efficiency_contradict_its_speed_up(
+    gain: float, half: float, workers: int, said: tuple[str, str]
+) -> None:
+    found = Interval(gain, gain - half, gain + half)
+    share = Interval(*(end / workers for end in found))
+    assert (times(found), efficiency_of(found, share)) == said
 
 
 def test_marks_that_differ_in_numbers_are_one() -> None:

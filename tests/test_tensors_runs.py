@@ -121,7 +121,7 @@ def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
     assert "synthetic: random numbers" in said.stdout
 
 
-def test_the_shipped_experiment_has_the_founding_numbers() -> None:
+def test_the_shipped_experiment_has_the_numbers_of_the_lab() -> None:
     config = load("synthetic_transformer").config
     plan = build(config, None, 4)
     assert plan.num_parameters == 44_140_544  # torch.nn.Transformer()

@@ -68,6 +68,18 @@ def test_bad_text(tmp_path: Path, content: bytes, expected: str) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("train",), ("train", "--ranks", "2"), *((verb, "data.tokenizer=char") for verb in ("train", "plan"))]
+)
+def test_a_model_without_sizes_is_refused_before_the_data_is_prepared(command: tuple[str, ...], tmp_path: Path) -> None:
+    config = make_project(tmp_path)
+    config.write_text(config.read_text().replace("num_heads = 2\n", "").replace("\nseq_len = 16", ""))
+    done = called(tmp_path, command[0], "run.toml", *command[1:])
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: model.num_heads, model.seq_len: not given; give them, or model.preset")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "run.toml"]
+
+
 def test_divergence_stops_the_run_and_keeps_the_weights(project: Path) -> None:
     words = ("optimizer.kind=sgd", "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=0", "train.eval_every=0")
     done = called(project, "train", "run.toml", "run.name=diverged", *words, "optimizer.warmup_steps=0")

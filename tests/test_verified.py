@@ -122,6 +122,33 @@ def test_a_damaged_note_does_not_count(folder: Path) -> None:
     assert {name: entry["sha256"] for name, entry in found["files"].items()} == expected
 
 
+@pytest.mark.parametrize("how", ["missing", "damaged", "of another file"])
+def test_blocks_are_unknown_if_their_checksums_are_missing_or_damaged(
+    how: str, folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle()
+    hashes(folder, FILES)
+    of_a, of_b = (verified._place_of_sums(note(), name) for name in FILES)
+    match how:
+        case "missing":
+            of_a.unlink()
+        case "damaged":
+            of_a.write_bytes(b"\1" + of_a.read_bytes()[1:])
+        case _:
+            of_a.write_bytes(of_b.read_bytes())
+    monkeypatch.setattr(verified, "_sums", {})  # as in another process
+    monkeypatch.setattr(verified, "_from_notes", {})
+    sha256 = hashes(folder, FILES)[0]["a.bin"]
+    assert verified.sums_of(folder / "a.bin", sha256) is None
+    assert verified.unsummed() == {folder / "a.bin": 3_000_000}
+    with verified.without_notes(verified.unsummed()):
+        hashes(folder, FILES)
+    assert read[2:] == ["a.bin"]
+    assert verified.unsummed() == {}
+    monkeypatch.setattr(verified, "_sums", {})
+    assert verified.sums_of(folder / "a.bin", sha256) is not None, "another rank knows them, too"
+
+
 def test_without_a_place_for_notes_every_file_is_read(
     folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,17 +62,17 @@ def of_number(number: float | None) -> str:
     return three_digits(float(f"{number:.4g}"))
 
 
-def of_measured(value: float | None, half: float = math.nan) -> str:
+def of_measured(value: float | None, half: float = math.nan, least: int = 1) -> str:
     """A measured number down to the digit in which the half width of its interval begins, such as "4,800", "2.2".
 
-    At least one digit counts, and at most three where they are behind the point. `half`: NaN or 0 give `of_number`.
+    At least `least` digits count, and at most three where they are behind the point. `half`: NaN or 0 give `of_number`.
     """
     if value is None or not math.isfinite(value):
         return NOTHING
     if not value or not math.isfinite(half) or not half:
         return of_number(value)
     first = math.floor(math.log10(abs(value)))
-    place = min(first, max(first - 2, math.floor(math.log10(abs(half)))))
+    place = min(first + 1 - least, max(first - 2, math.floor(math.log10(abs(half)))))
     return f"{round(value, -place):,.{max(0, -place)}f}"
 
 

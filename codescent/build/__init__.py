@@ -3,9 +3,20 @@ Does not start a process, allocate a tensor or import torch."""
 
 from __future__ import annotations
 
+from codescent.build.accept import check_sizes
 from codescent.build.plan import build
 from codescent.build.resolve import Resolved, needs_vocab_size, resolve, task_request
 from codescent.build.resume import Began, on_resume
 from codescent.build.saved import saved_plan
 
-__all__ = ["Began", "Resolved", "build", "needs_vocab_size", "on_resume", "resolve", "saved_plan", "task_request"]
+__all__ = [
+    "Began",
+    "Resolved",
+    "build",
+    "check_sizes",
+    "needs_vocab_size",
+    "on_resume",
+    "resolve",
+    "saved_plan",
+    "task_request",
+]

@@ -14,7 +14,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build.resolve import Resolved, resolve_into
+from codescent.build.resolve import Resolved, has_sizes, needs_vocab_size, resolve_into
 from codescent.config.decided import undivided, with_samples
 from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
 from codescent.strategies import ORDER, Candidate
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MAX_MICROBATCHES = 100_000
 """Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
+
+ANY_VOCAB_SIZE = 1 << 16
+"""Stands for a vocabulary that is not known yet."""
 
 MOST_TRIED = 64
 """Changes, or combinations of them, that are tried. Each takes some milliseconds, also of a large model."""
@@ -58,6 +61,17 @@ def accepted(config: Config, vocab_size: int | None, world_size: int) -> Accepte
         return fewer and set(map(_key, left)) <= set(map(_key, problems))
 
     raise UserError(*(_with_changes(problem, does) for problem in problems))
+
+
+def check_sizes(config: Config, world_size: int) -> None:
+    """Check the sizes of the model before the data is prepared, which may take hours.
+
+    Raises:
+        UserError: sizes are missing or do not fit each other; with them all other problems that need no data.
+    """
+    vocab_size = ANY_VOCAB_SIZE if needs_vocab_size(config) else None
+    if not has_sizes(config, vocab_size):
+        accepted(config, vocab_size, world_size)
 
 
 def changed(config: Config, change: Change) -> Config:

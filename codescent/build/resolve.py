@@ -88,6 +88,11 @@ def task_request(config: Config) -> tasks.TaskRequest:
     return tasks.request_of(config.data, config.model, config.run.seed, config.train.compile)
 
 
+def has_sizes(config: Config, vocab_size: int | None) -> bool:
+    """Whether the sizes of the model are complete and fit each other."""
+    return _shape(config, task_request(config), vocab_size, []) is not None
+
+
 def needs_vocab_size(config: Config) -> bool:
     """Whether the model's vocabulary size comes from the tokenizer, because the config does not give it."""
     model = config.model

@@ -235,6 +235,10 @@ class Network:
             self.clock.happens(meeting.complete)
         return meeting.done
 
+    def cards_of(self, rank: int) -> list[Card]:
+        """The card of a rank's host, and its own for what stays inside, if that has a link."""
+        return [self.cards[self.hosts[rank]], *self.inside[rank : rank + 1]]
+
     def _carry(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
         if self._takes_time(sender, receiver):
             arrives_s = self._transfer(sender, receiver, payload_bytes) + self.latency_s(sender, receiver)

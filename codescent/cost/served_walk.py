@@ -243,7 +243,6 @@ class Servers(Handed):
             self._settle(queue)
 
     def cards(self) -> Iterator[float]:
-        """For each server the seconds in which its card receives or sends, whichever is longer."""
+        """For each server the seconds in which its busiest card receives or sends, whichever is longer."""
         for queue in self.queues:
-            card = self.network.cards[self.network.hosts[queue.rank]]
-            yield max(card.sending_s, card.receiving_s)
+            yield max(max(card.sending_s, card.receiving_s) for card in self.network.cards_of(queue.rank))

@@ -48,7 +48,8 @@ class Walk:
         step_s: seconds of a step of all ranks: see `mean_step_s`.
         tokens_per_s: of all ranks together.
         ranks: by rank.
-        servers: for each server the share of the time in which its card receives or sends, whichever is longer.
+        servers: for each server the share of the time in which its busiest card receives or sends, whichever is longer:
+            the card of its host, or its own inside the host.
         staleness: for each applied push, by how many versions its weights were older; with asynchronous gossip for each
             update, by how many averages.
         timeline: the instructions of the measured rounds, with `Span.stage` the rank; times from their begin.

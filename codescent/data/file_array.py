@@ -12,10 +12,13 @@ import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.base.reading import open_regular, open_unbuffered
+from codescent.data.prepared import DESCRIPTION
 from codescent.data.sums import BLOCK_BYTES, Sums, around, first_wrong
 from codescent.data.verified import hash_of, stamp_of, sums_of
 
-RESTORE = "restore the file, then continue the run: codescent train --resume RUN"
+
+class FileChanged(UserError):
+    """A file of data has no longer the content that was verified. The sentence says how the user gets it back."""
 
 
 class Watched:
@@ -36,7 +39,7 @@ class Watched:
         self._knows_sums = False
 
     def check(self) -> None:
-        """Raise UserError if the content has changed or the file cannot be read."""
+        """Raise FileChanged if the content has changed, UserError if the file cannot be read."""
         try:
             stamp = stamp_of(os.fstat(self._file.fileno()))
             if stamp == self._stamp:
@@ -44,7 +47,7 @@ class Watched:
             if stamp[0] < self._stamp[0]:
                 raise self._truncated(stamp[0])
             if hash_of(self._file.fileno()) != self._sha256:
-                raise UserError(f"{self.path}: changed while it was in use: {RESTORE}")
+                raise self._changed("changed while it was in use")
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read: {error.strerror}") from error
         self._stamp = stamp
@@ -52,8 +55,8 @@ class Watched:
     def read_into(self, buffer: memoryview, offset_bytes: int) -> None:
         """Fill `buffer` with the bytes from `offset_bytes` on.
 
-        Raises UserError: the file is too short or unreadable, or its bytes do not have the checksums that they had when
-        the file was hashed. Where these are not known, nothing is compared.
+        Raises UserError: the file cannot be read. FileChanged: it is too short, or its bytes do not have the checksums
+        that they had when the file was hashed. Where these are not known, nothing is compared.
         """
         if not self._knows_sums:  # at the first reading: by then the run has decided whether it compares
             self._sums, self._knows_sums = sums_of(self.path, self._sha256), True
@@ -66,9 +69,9 @@ class Watched:
         whole = memoryview(bytearray(end - first))
         self._fill(whole, first)
         if (wrong := first_wrong(whole, first, self._sums)) is not None:
-            raise UserError(
-                f"{self.path}: changed on the disk, although size and times are the same: the {BLOCK_BYTES} bytes from "
-                f"byte {wrong} on are not those that were verified: {RESTORE}"
+            raise self._changed(
+                f"changed on the disk, although size and times are the same: the {BLOCK_BYTES} bytes from byte {wrong} "
+                "on are not those that were verified"
             )
         buffer[:] = whole[offset_bytes - first : offset_bytes - first + len(buffer)]
 
@@ -82,10 +85,13 @@ class Watched:
                 raise self._truncated(offset_bytes)
             buffer, offset_bytes = buffer[count:], offset_bytes + count
 
-    def _truncated(self, size_bytes: int) -> UserError:
-        return UserError(
-            f"{self.path}: truncated while it was in use: ends at byte {size_bytes}, had {self._stamp[0]}: {RESTORE}"
-        )
+    def _truncated(self, size_bytes: int) -> FileChanged:
+        return self._changed(f"truncated while it was in use: ends at byte {size_bytes}, had {self._stamp[0]}")
+
+    def _changed(self, what: str) -> FileChanged:
+        folder = self.path.parent
+        again = f", or delete {folder} and prepare it again" if (folder / DESCRIPTION).is_file() else ""
+        return FileChanged(f"{self.path}: {what}: restore the file{again}")
 
 
 class FileArray:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -39,7 +39,8 @@ SETTLED_NS = 2_000_000_000
 
 _from_notes: dict[Path, int] = {}
 """Bytes of each file whose hash this process knows from a note alone."""
-_ignores_notes = False
+_ignored: frozenset[Path] = frozenset()
+"""Files whose notes do not count now."""
 _sums: dict[Path, tuple[str, Sums]] = {}
 """The sha256 and the checksums of each file that this process has hashed, or asked for."""
 _compares_reads = True
@@ -61,15 +62,28 @@ def relied_on() -> dict[Path, int]:
     return dict(_from_notes)
 
 
+def unsummed() -> dict[Path, int]:
+    """Those of `relied_on` whose blocks nobody knows: their checksums are not beside the note, or are damaged there."""
+    return {path: size_bytes for path, size_bytes in relied_on().items() if _noted_sums(path) is None}
+
+
+def unnoticed(size_bytes: int) -> str:
+    """What a user should know where so many bytes of `unsummed` are not read again."""
+    return (
+        f"data: {size_bytes / 1e9:,.1f} GB are not read again, as size and times of the files are those of an earlier "
+        "reading: a bit that turned on the disk is not noticed"
+    )
+
+
 @contextmanager
-def without_notes() -> Iterator[None]:
-    """Read the files of `relied_on` that are opened in the block. What this process has read is not read twice."""
-    global _ignores_notes  # as a cache: one for each process
-    _ignores_notes = True
+def without_notes(files: Collection[Path]) -> Iterator[None]:
+    """Read those of the files that are opened in the block, unless this process has read them: notes do not count."""
+    global _ignored  # as a cache: one for each process
+    _ignored = frozenset(files)
     try:
         yield
     finally:
-        _ignores_notes = False
+        _ignored = frozenset()
 
 
 def compare_reads(wanted: bool) -> None:
@@ -78,29 +92,30 @@ def compare_reads(wanted: bool) -> None:
     _compares_reads = wanted
 
 
-def have_sums(path: Path) -> bool:
-    """Whether checksums of a file that is known by a note are in the note, too."""
-    return bool(_read_cache(path.parent)[1].get(path.name, {}).get("sums"))
-
-
 def sums_of(path: Path, sha256: str) -> Sums | None:
     """The checksums of a file with this sha256, as this process or an earlier one has computed them; None: unknown."""
     if not _compares_reads:
         return None
     known = _sums.get(path)
-    if known is None:
-        place, files = _read_cache(path.parent)
-        entry = files.get(path.name, {})
-        if place is None or not entry.get("sums"):
-            return None
-        try:
-            data = read_bytes(_place_of_sums(place, path.name), MOST_SUMS_BYTES)
-        except OSError:
-            return None
-        if hashlib.sha256(data).hexdigest() != entry["sums"]:
-            return None
-        known = _sums[path] = entry["sha256"], np.frombuffer(data, "<u4")
-    return known[1] if known[0] == sha256 else None
+    if known is None or known[0] != sha256:
+        known = _noted_sums(path)
+    return known[1] if known is not None and known[0] == sha256 else None
+
+
+def _noted_sums(path: Path) -> tuple[str, Sums] | None:
+    """The sha256 of a file by its note, and the checksums beside the note; None: they are missing or damaged."""
+    place, files = _read_cache(path.parent)
+    entry = files.get(path.name, {})
+    if place is None or not entry.get("sums"):
+        return None
+    try:
+        data = read_bytes(_place_of_sums(place, path.name), MOST_SUMS_BYTES)
+    except OSError:
+        return None
+    if hashlib.sha256(data).hexdigest() != entry["sums"]:
+        return None
+    _sums[path] = entry["sha256"], np.frombuffer(data, "<u4")
+    return _sums[path]
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -145,7 +160,7 @@ def hashes(
         name: entry["sha256"]
         for name, expected in files.items()
         if not again
-        and not (_ignores_notes and folder / name in _from_notes)
+        and not (folder / name in _ignored and folder / name in _from_notes)
         and (entry := known.get(name))
         and expected in (None, entry["sha256"])
         and entry["stamp"] == _stamp(folder / name)

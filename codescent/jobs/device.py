@@ -8,7 +8,7 @@ import difflib
 from dataclasses import dataclass
 
 from codescent.base.counted import counted
-from codescent.base.sizes import size_bytes
+from codescent.base.sizes import memory_size
 from codescent.plan.device_specs import GB, SPECS, DeviceSpec, specs_like
 
 
@@ -41,7 +41,7 @@ def device_of(text: str) -> Device:
     if "{n}" in text:
         raise ValueError('names the device, such as "A100-80GB"; how devices are asked for is site.devices')
     try:
-        return Device(text, size_bytes(text))
+        return Device(text, memory_size(text).size_bytes)
     except argparse.ArgumentTypeError:
         specs = specs_like(text)
     sizes = sorted({spec.memory_bytes // GB for spec in specs})

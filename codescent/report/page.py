@@ -123,11 +123,16 @@ def inline_svg(picture: Picture) -> Markup:
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda found: _themed(found[0]), text)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", "\n", text))
+    text = re.sub(r"<[^>]+>", lambda tag: _shortened(tag[0]), re.sub(r"\s*\n\s*", "\n", text))
     label = escape(picture.title)
     root = re.search(r'viewBox="([^"]*)"', text)
     begin = f'<svg viewBox="{root[1] if root else ""}" role="img" aria-label="{label}">'
     return Markup(begin + text[text.index(">") + 1 :].strip())
+
+
+def _shortened(tag: str) -> str:
+    """The tag with at most two digits behind the points of its coordinates. Words and numbers between tags stay."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
 
 
 def _themed(colour: str) -> str:

@@ -80,7 +80,9 @@ def _quantities(study: Study) -> Iterator[Quantity]:
             **more,  # type: ignore[arg-type]
         )
 
-    yield from both("time", "Time of a step", "seconds", lambda point: point.step_s)
+    times = [found.value for group in study.groups for point in group.points if (found := point.step_s.total)]
+    scale, unit = seconds_axis(max(times, default=1.0))
+    yield from both("time", "Time of a step", unit, lambda point: point.step_s, scale=scale)
     speed_up = "speed-up (times the baseline)"
     yield from both("speed_up", "Speed-up", speed_up, lambda point: point.speed_up, ideal=lambda n, base: n / base)
     share = "efficiency (%)"

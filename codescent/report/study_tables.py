@@ -15,7 +15,7 @@ from codescent.report.style import PARTS
 from codescent.report.summary import Summary
 from codescent.results import Interval
 from codescent.study.result import Point, PointState, Study
-from codescent.study.words import KIND_WORDS, Folded, folded, states_said, times
+from codescent.study.words import KIND_WORDS, Folded, efficiency_of, folded, states_said, times
 
 
 def about(study: Study) -> str:
@@ -76,7 +76,7 @@ def _times_of(point: Point) -> list[Cell]:
         interval(point.step_s.compute),
         _times(point.speed_up.total),
         _times(point.speed_up.compute),
-        _share(point.efficiency.total),
+        _efficiency(point.speed_up.total, point.efficiency.total),
         _share(point.serial_share),
     ]
 
@@ -101,6 +101,10 @@ def _marks_of(point: Point, marks: Sequence[Folded]) -> list[Cell]:
 
 def _times(found: Interval | None) -> Cell:
     return NO_CELL if found is None else number(found.value, f"{times(found)}x")
+
+
+def _efficiency(gain: Interval | None, found: Interval | None) -> Cell:
+    return NO_CELL if found is None else number(found.value, efficiency_of(gain, found))
 
 
 def _share(found: Interval | None) -> Cell:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from codescent.base.amounts import of_change, of_measured, of_measured_share, of_share
+from codescent.base.amounts import of_change, of_measured, of_number, of_share
 from codescent.base.counted import counted
 from codescent.results import PART_WORDS, PARTS, Interval
 from codescent.study.batch import KEPT, said_of
@@ -22,6 +22,8 @@ from codescent.study.result import Group, Kind, Point, PointState, Study
 ALMOST_LINEAR = 0.95
 """Efficiency from which scaling is called almost linear."""
 
+WIDE = 0.01
+"""Half the width of an interval of a speed-up, from which it decides how many digits are shown."""
 SUPER_LINEAR = "super-linear"
 """The mark of a point whose efficiency is clearly above 1."""
 
@@ -128,7 +130,7 @@ def _speed(point: Point, group: Group, unit: str) -> str:
     """The speed-up of a point in a sentence."""
     assert point.speed_up.total is not None
     gain, efficiency = point.speed_up.total, point.efficiency.total
-    share = "" if efficiency is None else of_measured_share(efficiency.value, efficiency.half)
+    share = efficiency_of(gain, efficiency)
     of = f", an efficiency of {share}" if share else ""
     base = next((one for one in group.points if one.name == group.baseline), None)
     than = short_name(base, group, unit) if base else f"the baseline ({group.baseline})"
@@ -139,8 +141,19 @@ def _speed(point: Point, group: Group, unit: str) -> str:
 
 
 def times(gain: Interval) -> str:
-    """A speed-up, with the digits that its interval allows."""
-    return f"{gain.value:.2f}" if math.isnan(gain.half) or gain.half < 0.01 else of_measured(gain.value, gain.half)
+    """A speed-up, with the digits that its interval allows; at least two."""
+    if gain.half >= WIDE:
+        return of_measured(gain.value, gain.half, least=2)
+    return f"{gain.value:.2f}" if gain.value >= 0.1 else of_number(gain.value)
+
+
+def efficiency_of(gain: Interval | None, efficiency: Interval | None) -> str:
+    """An efficiency in per cent; empty: unknown. Where `times` shows a rounded speed-up, it is that of the rounded one:
+    the two do not contradict each other."""
+    if gain is None or efficiency is None:
+        return ""
+    shown = float(times(gain).replace(",", "")) if gain.half >= WIDE else gain.value
+    return of_share(efficiency.value * shown / gain.value)
 
 
 def _judged(point: Point, unit: str) -> str:

@@ -1,4 +1,5 @@
-"""In: an error of a run on one rank. Out: if memory ran out, `OutOfMemory`: what held the memory, and what needs less.
+"""In: an error of a run on one rank. Out: `OutOfMemory`, with what held the memory and what needs less; or FileChanged,
+with the command that continues the run.
 Does not see a kill by the kernel (launch/memory_kills.py does) and does not count (memory.py does)."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.command import resume_command
 from codescent.base.errors import UserError
 from codescent.build.less_memory import Shortage, advice, held_in_words
+from codescent.data.file_array import FileChanged
 from codescent.record import RunFolder
 from codescent.record.memory import PARTS
 from codescent.train.failed_allocation import OutOfMemory, asked_bytes, is_out_of_memory
@@ -20,7 +22,7 @@ from codescent.train.open import OpenRun
 
 class Explained:
     """A block of a run. If memory runs out in it, it raises OutOfMemory, and the run folder gets the event
-    "out_of_memory".
+    "out_of_memory". FileChanged gets a sentence: how to continue the run.
 
     `watch`: of the run's executor, as soon as there is one.
     """
@@ -34,6 +36,8 @@ class Explained:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, FileChanged):
+            raise FileChanged(f"{error}; then continue the run: {resume_command(self.run.path)}") from error
         if error is None or not is_out_of_memory(error):
             return
         short, asked = self._shortage(), asked_bytes(error)

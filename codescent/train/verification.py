@@ -4,7 +4,9 @@ Does not hash (data/verified.py does) and does not compare (the dataset does).""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Literal
 
 from codescent.base.agreement import together
@@ -35,7 +37,8 @@ def verify_again(
     """Read the files again that only a note says are unchanged, on the first rank of each machine. Collective.
 
     Unless data.verify is "changed", what a step reads is compared with the checksums of the file's blocks, too. So data
-    that is too large to be read twice is checked as it is read. Rank 0 says if neither is done.
+    that is too large to be read twice is checked as it is read. Files without checksums get them by being read again,
+    if they alone are small enough. Rank 0 says if neither is done.
 
     Args:
         verify: data.verify; None: auto.
@@ -49,27 +52,22 @@ def verify_again(
         UserError: on every rank: a file has changed although size and times are the same.
     """
     verified.compare_reads(verify != "changed")
+    if verify == "changed":
+        return
+    kinds = verified.relied_on, verified.unsummed
     reads = world.place.rank == 0 or world.place.rank in world.leaders  # the others have the hashes of these ranks
-    known = together(UserError, lambda: _bytes_by_notes() if reads else [0, 0])
-    largest, unsummed = (max(of_rank[place] for of_rank in known) for place in (0, 1))
-    wanted = verify or ("always" if largest <= _most_bytes(plan, num_steps, world) else "changed")
-    if wanted == "always" and largest:
-        world.in_turn(lambda: _read_again(dataset, opened) if reads else None, "verified")
-    elif verify is None and unsummed and world.is_first:
-        warn(
-            f"data: {unsummed / 1e9:,.1f} GB are not read again, as size and times of the files are those of an "
-            'earlier reading: a bit that turned on the disk is not noticed; data.verify = "always" reads them'
-        )
+    known = together(UserError, lambda: [sum(files().values()) for files in kinds] if reads else [0, 0])
+    sizes = [max(of_ranks) for of_ranks in zip(*known, strict=True)]
+    most_bytes = math.inf if verify else _most_bytes(plan, num_steps, world)
+    again = next((files for files, size_bytes in zip(kinds, sizes, strict=True) if 0 < size_bytes <= most_bytes), None)
+    if again is not None:
+        world.in_turn(lambda: _read_again(again(), dataset, opened) if reads else None, "verified")
+    elif (unsummed := sizes[1]) and world.is_first:
+        warn(f'{verified.unnoticed(unsummed)}; data.verify = "always" reads them')
 
 
-def _bytes_by_notes() -> list[int]:
-    """The bytes of the files that this process knows from a note alone; and of those without checksums in it."""
-    found = verified.relied_on()
-    return [sum(found.values()), sum(size for path, size in found.items() if not verified.have_sums(path))]
-
-
-def _read_again(dataset: AnyDataset, opened: Callable[[], AnyDataset]) -> None:
-    with verified.without_notes():
+def _read_again(files: Collection[Path], dataset: AnyDataset, opened: Callable[[], AnyDataset]) -> None:
+    with verified.without_notes(files):
         again = opened()
     if again.fingerprint != dataset.fingerprint:
         raise UserError(

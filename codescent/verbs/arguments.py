@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from codescent import __version__
-from codescent.base.sizes import size_bytes
+from codescent.base.sizes import memory_size, size_bytes
 from codescent.verbs.argument_types import Parser, amount, nodes, numbers, path, positive, text, whole
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
@@ -158,7 +158,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     inside_help = "link of each rank inside its host, such as 50GB/s,5us; without it what stays in a host takes no time"
     add("--inside", type=text, metavar="RATE[,LATENCY]", help=inside_help)
     memory_help = "of the device of a rank, such as 8GB: a plan that does not fit has no time"
-    add("--memory", type=size_bytes, metavar="SIZE", help=memory_help)
+    add("--memory", type=memory_size, metavar="SIZE", help=memory_help)
 
 
 def _launch(verb: argparse.ArgumentParser) -> None:

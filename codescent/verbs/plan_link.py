@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.sizes import MemorySize
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
@@ -45,7 +46,7 @@ class Links:
         compute_s, flops_per_s: one of them is given.
         slow: by rank: how many times longer its arithmetic takes.
         memory_bytes_per_s: of a rank, which bounds how fast it codes; None: this processor's coding is measured.
-        device_bytes: memory of a rank's device; None: not given.
+        memory: of a rank's device; None: not given.
     """
 
     link: HostLinks
@@ -54,7 +55,7 @@ class Links:
     slow: Mapping[int, float]
     ranks_per_host: int
     memory_bytes_per_s: float | None = MEMORY_BYTES_PER_S
-    device_bytes: int | None = None
+    memory: MemorySize | None = None
 
     def of_device(self, device: str) -> Links:
         """The same, with the backend of a `train.device`: NCCL's collectives are rings. auto counts as a CPU."""
@@ -207,11 +208,11 @@ def refuse_absent(links: Links, plan: Plan) -> None:
     problems = [f"--link: host {one}: the plan has hosts 0 to {host}{each}" for one in links.link.own if one > host]
     problems += [f"--slow: rank {one}: the plan has ranks 0 to {rank}" for one in links.slow if one > rank]
     needed = state_bytes(plan).device_bytes
-    if links.device_bytes is not None and needed > links.device_bytes:
+    if links.memory is not None and needed > links.memory.size_bytes:
         problems.append(
-            f"--memory {of_bytes(links.device_bytes)}: the weights, gradients and optimizer state of a rank take "
-            f"{of_bytes(needed)} on its device, without activations. So the run cannot be, and has no time. Give more "
-            "ranks of dp_shard, tp or pp, or parallel.offload"
+            f"--memory {links.memory.text} ({of_bytes(links.memory.size_bytes)}): the weights, gradients and optimizer "
+            f"state of a rank take {of_bytes(needed)} on its device, without activations. So the run cannot be, and "
+            "has no time. Give more ranks of dp_shard, tp or pp, or parallel.offload"
         )
     if problems:
         raise UserError(*problems)
@@ -254,7 +255,7 @@ def link_rows(plan: Plan, links: Links, found: Walk, coding: Coding, apart: Apar
     mean = f", mean of {counted(period, 'step')}" if period > 1 else ""
     yield "  step", [f"{of_seconds(found.step_s)}{mean}: {tokens}"]
     yield "  waiting", [_waiting(found)]
-    if found.servers:
+    if any(found.servers):  # else no message of a server has a link: see `free_rows`
         yield "  load", [f"busiest link of a server: {of_share(max(found.servers))} of the time"]
     if found.staleness:
         mean_age = sum(found.staleness) / len(found.staleness)

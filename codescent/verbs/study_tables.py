@@ -17,7 +17,7 @@ from codescent.base.visible import visible
 from codescent.results import Interval
 from codescent.study.points import axes_named
 from codescent.study.result import Kind, Point, PointState, Study
-from codescent.study.words import KIND_WORDS, folded, short_name, states_said, times
+from codescent.study.words import KIND_WORDS, efficiency_of, folded, short_name, states_said, times
 
 ENOUGH = 5
 """Repeats from which the interval of a median can be one of 95 %: even smallest to largest of four miss it in 12 %."""
@@ -57,9 +57,9 @@ def show(study: Study, source: str) -> None:
 def _tables(study: Study) -> list[tuple[str, list[Column]]]:
     """Several small tables: each fits on a terminal of 80 columns. A table of which nothing is known is left out."""
     grows = study.kind is not Kind.GRID
-    share = [("serial", lambda point: _efficiency(point.serial_share))] if grows else []
-    efficient: list[Column] = [("efficiency", lambda point: _efficiency(point.efficiency.total))] if grows else []
-    alone: list[Column] = [("efficiency", lambda point: _efficiency(point.efficiency.compute))] if grows else []
+    share = [("serial", lambda point: _measured_share(point.serial_share))] if grows else []
+    efficient: list[Column] = [("efficiency", _efficiency)] if grows else []
+    alone: list[Column] = [("efficiency", _efficiency_of_computation)] if grows else []
     points = _points(study)
     tables: list[tuple[str, list[Column]]] = [
         (
@@ -79,7 +79,7 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
                 "rate of all",
                 [
                     ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
-                    ("MFU", lambda point: _efficiency(point.mfu)),
+                    ("MFU", lambda point: _measured_share(point.mfu)),
                     ("tokens/s", lambda point: _rate(point.tokens_per_s)),
                     ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
                     ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
@@ -195,7 +195,15 @@ def _share(value: float | None) -> str:
     return "" if value is None else of_share(value)
 
 
-def _efficiency(found: Interval | None) -> str:
+def _efficiency(point: Point) -> str:
+    return efficiency_of(point.speed_up.total, point.efficiency.total)
+
+
+def _efficiency_of_computation(point: Point) -> str:
+    return efficiency_of(point.speed_up.compute, point.efficiency.compute)
+
+
+def _measured_share(found: Interval | None) -> str:
     return of_measured_share(found.value, found.half) if found else ""
 
 

@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from codescent import models, tasks
-from codescent.base.command import resume_command
+from codescent.base.command import command, resume_command
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import Resolved, resolve, saved_plan
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
 from codescent.config.sections import Config
+from codescent.data import verified
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
@@ -190,7 +192,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
 
 
 def dataset_of(trained: Trained) -> AnyDataset:
-    """Open the run's dataset; prepare it again if it was deleted.
+    """Open the run's dataset; prepare it again if it was deleted. Says so if only size and times of files are known.
 
     Raises UserError: it cannot be prepared, or differs from the dataset that the model was trained on.
     """
@@ -198,6 +200,10 @@ def dataset_of(trained: Trained) -> AnyDataset:
     before = trained.saved.state.get("dataset")
     if before not in (None, dataset.fingerprint, dataset.earlier):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")
+    unsummed = verified.unsummed()
+    if unsummed and trained.request.data.verify != "changed":
+        reading = command("data", dataset.path, "--verify")
+        warn(f"{verified.unnoticed(sum(unsummed.values()))}; {reading} reads them")
     return dataset
 
 
