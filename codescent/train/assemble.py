@@ -162,6 +162,8 @@ def assemble(
             optimizer = Optimizer(weights, config.optimizer, (), world.device)
         copies = [Copy(weight.master, weight.tensor, weight.counted) for weight in weights]
         worker = connected(plan, world, copies, first_step, _rates(config, plan))
+        if server is not None:
+            serve_beside(server, _rates(config, plan), world.give_up, worker.close)
         executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested, None, worker, server)
         return Trainer(executor, parts, optimizer, loader)
     optimizer = Optimizer(weights, config.optimizer, matrix_rounds(this_rank, world.device), world.device)
@@ -179,9 +181,7 @@ def _served_beside(
         return Optimizer([], config.optimizer, (), world.device), None
     weights = served_weights(plan, plan.servers.index(world.place.rank), replaced=first_step > 0)
     optimizer = _server_optimizer(config, plan, weights)
-    serving = listening(plan, world, optimizer, first_step, stop.is_requested)
-    serving.thread = serve_beside(serving, _rates(config, plan), world.give_up)
-    return optimizer, serving
+    return optimizer, listening(plan, world, optimizer, first_step, stop.is_requested)
 
 
 def _rates(config: Config, plan: Plan) -> Rates:

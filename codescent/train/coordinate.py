@@ -3,6 +3,7 @@ Does not average (strategies/pair_exchange.py does) and has no weights: servers 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -14,10 +15,10 @@ from codescent.train.away import Away
 from codescent.train.patience import Patience
 from codescent.train.pushes import Step
 from codescent.train.serve_requests import MOST_TOLD
-from codescent.train.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, Fields, Nonsense, check, up_to
+from codescent.train.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, SQUARE, Fields, Nonsense, check, up_to
 
 REPORT: Fields = {
-    "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": NUMBER, "stop": FLAG, "skipped": FLAG,
+    "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": SQUARE, "stop": FLAG, "skipped": FLAG,
     "staleness": NUMBER,
 }  # fmt: skip
 LOOK_S = 0.05
@@ -160,13 +161,15 @@ class Coordinator:
         step = self.step
         self.count += 1
         step.pushes += 1
-        step.loss += report["loss"]
-        step.losses += report["losses"]
         step.stops += report["stop"]
-        step.square += report["square"] / self.workers
-        step.skips += report["skipped"]
-        if report["skipped"]:
+        if report["skipped"]:  # this update alone; the loss is the mean of the others
+            step.skips += 1
+            step.square = math.nan
             step.unsound.add(sender)
+        else:
+            step.loss += report["loss"]
+            step.losses += report["losses"]
+            step.square += report["square"] / self.workers
         step.stale += report["staleness"]
         step.most_stale = max(step.most_stale, report["staleness"])
         if report["stop"] and not self.stopping:

@@ -27,7 +27,7 @@ from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.beside import COMPARISON, LOGGERS, PROFILE, REMOVAL, SAVE, VALIDATION, Beside
 from codescent.train.continuing import nothing_to_do, write_new_places
-from codescent.train.culprit import Culprit
+from codescent.train.culprit import SKIPS_ALLOWED, Culprit
 from codescent.train.late import join, refuse_restarts
 from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
@@ -46,9 +46,6 @@ from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_
 from codescent.train.stop import StopRequest
 from codescent.train.validate import validation_loss
 from codescent.train.validations import Validations
-
-SKIPS_ALLOWED = 10
-"""The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
 
 
 def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -258,9 +255,9 @@ class _Steps:
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
         if self.plan.layout.hands_out:
-            self.skipped = self.skipped + 1 if result.skipped else 0
-            self.culprit.note(result)
-            if self.skipped:
+            self.skipped = self.culprit.note(result, self.skipped)
+            self.stop.must_meet |= self.run.world.is_first and self.skipped >= SKIPS_ALLOWED  # it knows of each step
+            if result.skipped:
                 self.report.skipped(step, result, self.culprit.of(result.culprit))
         parts = result.parts(result.step_s)
         self.report.late(step, result.late)
@@ -331,12 +328,11 @@ class _Steps:
         Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
         """
         before, of_each = self.skipped, result.skips // self.plan.mesh.dp_replicate if self.plan.apart else 1
-        self.skipped = self.skipped + max(1, of_each) if result.skipped else 0
-        self.culprit.note(result)
-        if self.skipped:
+        self.skipped = self.culprit.note(result, self.skipped, max(1, of_each))
+        if result.skipped:
             self.report.skipped(step, result, self.culprit.of(result.culprit))
             self._look_at_data(step)
-        else:
+        elif not self.skipped:
             self.report.bad_data.clear()
             self.good = step
             self._rotate()

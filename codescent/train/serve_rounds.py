@@ -15,7 +15,7 @@ from codescent.plan.served import momentum_every
 from codescent.servers import Arrivals, Ledger, Portion, Speeds
 from codescent.strategies.delayed import Delayed
 from codescent.train.optimize import Optimizer, Weight
-from codescent.train.pushes import Push
+from codescent.train.pushes import Push, is_finite
 from codescent.train.serve import LOOK_S, Serving
 from codescent.train.told import nonsense
 
@@ -101,7 +101,7 @@ class RoundServing(Serving):
 
     def _add(self, push: Push, staleness: int) -> None:
         facts = push.facts
-        if facts["finite"] and not bool(push.gradients.isfinite().all()):  # it would be added to the weights
+        if facts["finite"] and not is_finite(push.gradients):  # it would be added to the weights
             raise nonsense(self.who(push.worker), "a push", "with a change that is not finite, and says that it is")
         super()._add(push, staleness)
         self.step.skips += int(facts["skips"])
@@ -147,6 +147,7 @@ class RoundServing(Serving):
         counts = [push.facts["count"] for push in pushes]
         whole = sum(counts) if self.quorum is not None else self.period * self.workers
         self.step.square += sum(push.square * count for push, count in zip(pushes, counts, strict=True)) / whole
+        self._note_refused([push for push in pushes if not push.facts["finite"]])
         total = mean_change(pushes)
         if total is not None:
             views, begin = [], 0

@@ -56,7 +56,7 @@ def listening(
         serving: Serving = RoundServing(plan, index, optimizer, *facts)
     else:
         serving = Serving(plan, index, optimizer, *facts)
-    serving.patience.timeout_s = world.timeout.total_seconds()
+    serving.patience.timeout_s, serving.tells = world.timeout.total_seconds(), world.pages is None
     listener = listen(world.meeting.address)
     if index == 0:
         _watch_workers(serving, plan, world)
