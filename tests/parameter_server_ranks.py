@@ -208,6 +208,22 @@ def loses_losses(number: str, pushes: str) -> None:
     Worker._push = push  # type: ignore[method-assign]
 
 
+def forfeits(number: str) -> None:
+    """The push of that number of this rank is a change of NaN, and says so."""
+    whole, count = Worker._send, 0
+
+    def send(self: Worker, facts: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == int(number):
+            facts = {**facts, "finite": False}
+            for part in self.sent:
+                part.fill_(math.nan)
+        whole(self, facts, **options)
+
+    Worker._send = send  # type: ignore[method-assign]
+
+
 def killed_in_push(number: str) -> None:
     """SIGKILL before the push of that number of this rank."""
     in_push(int(number), lambda _: os.kill(os.getpid(), signal.SIGKILL))
@@ -299,6 +315,7 @@ layout_ranks.FAULTS |= {
     "lies": lies,
     "poisons": poisons,
     "damages": damages,
+    "forfeits": forfeits,
     "loses_losses": loses_losses,
     "forgets_pulls": forgets_pulls,
     "sends_outside": sends_outside,

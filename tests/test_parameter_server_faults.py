@@ -28,7 +28,9 @@ from test_parameter_server import final_weights
 from test_train_resume import wait_for_step
 
 from codescent.record import RunFolder, order
+from codescent.servers import Portion
 from codescent.train import report
+from codescent.train.pushes import Push, untrue
 
 FP64 = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=0")
 MODES = {"synchronous": (), "asynchronous": ("parallel.updates=asynchronous",)}
@@ -251,6 +253,37 @@ def test_a_run_ends_after_ten_skipped_steps_wherever_its_ranks_meet(runs: Runs, 
     assert int(ended) < 100, done.said
     assert re.search(r"skipped steps in a row: [1-9][0-9]\n", done.said)
     assert runs.last().read_metrics()[-1]["step"] == int(ended)
+
+
+REFUSED = {
+    "within a bound": ("loses_losses 3 1", ("parallel.staleness=1",), 2),
+    "rounds": ("forfeits 2", ("parallel.average_every=5",), 1),
+    "rounds within a bound": ("forfeits 2", ("parallel.average_every=5", "parallel.staleness=1"), 1),
+}
+"""The fault of a rank, further keys, and the pushes that change nothing."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_replay_applies_no_push_that_the_run_has_refused(runs: Runs, case: str) -> None:
+    fault, more, number = REFUSED[case]
+    words = ("parallel.servers=2", *MODES["asynchronous"], *more)
+    found = with_fault(runs, f"refused-{case.replace(' ', '-')}", 4, fault, *words)
+    for server in (0, 1):
+        rows = order.read(found.path, server, 20, 2, 5 if "rounds" in case else 1)
+        assert sum(row.refused for row in rows) == number
+    replayed = called(runs.project, "prove", "--replay", str(found.path))
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+def test_gradients_whose_sum_alone_is_infinite_are_no_nonsense() -> None:
+    def push(worker: int, value: float, square: float) -> Push:
+        return Push(worker, 1, 0, Portion(0, worker), torch.full((2,), value), 1.0, 1, square, False, {})
+
+    large = [push(0, math.inf, 1.8e77), push(1, 3e38, 1.8e77)]  # the first one's memory has the sum
+    assert untrue(large, large[0].gradients) == set()
+    assert untrue([push(0, math.nan, 1.0), push(1, 1.0, 2.0)], torch.tensor([math.nan, 1.0])) == {0}
+    assert untrue([push(0, math.nan, 1.0), push(1, math.nan, 2.0)], torch.full((2,), math.nan)) == {1}
+    assert untrue([push(0, math.nan, math.nan)], torch.full((2,), math.nan)) == set()
 
 
 def test_an_asynchronous_push_without_a_loss_is_refused_alone(runs: Runs) -> None:
