@@ -17,6 +17,7 @@ from typing import Any
 
 import layout_ranks
 import psutil
+import torch
 from rank_server import Place
 
 from codescent.coupling.pairs import PairedReplicas
@@ -199,6 +200,48 @@ def poisons(number: str) -> None:
     Worker._send = send  # type: ignore[method-assign]
 
 
+def damages(number: str, server: str = "0") -> None:
+    """From the push of that number on, its gradients for a server are NaN; this rank has computed a finite norm."""
+    whole, count = Worker._sent_to_all, 0
+
+    def push(self: Worker, facts: Any, messages: Any) -> bool:
+        nonlocal count
+        count += 1
+        if count >= int(number):
+            messages[int(server)].view(torch.uint8).fill_(255)
+        return whole(self, facts, messages)
+
+    Worker._sent_to_all = push  # type: ignore[method-assign]
+
+
+def loses_losses(number: str, pushes: str) -> None:
+    """From the push of that number on, the loss of so many pushes of this rank is NaN; their gradients are good."""
+    whole, count = Worker._sent_to_all, 0
+
+    def push(self: Worker, facts: Any, messages: Any) -> bool:
+        nonlocal count
+        count += 1
+        return whole(self, {**facts, "loss": math.nan} if 0 <= count - int(number) < int(pushes) else facts, messages)
+
+    Worker._sent_to_all = push  # type: ignore[method-assign]
+
+
+def forfeits(number: str) -> None:
+    """The push of that number of this rank is a change of NaN, and says so."""
+    whole, count = Worker._send, 0
+
+    def send(self: Worker, facts: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == int(number):
+            facts = {**facts, "finite": False}
+            for part in self.sent:
+                part.fill_(math.nan)
+        whole(self, facts, **options)
+
+    Worker._send = send  # type: ignore[method-assign]
+
+
 def killed_in_push(number: str) -> None:
     """SIGKILL before the push of that number of this rank."""
     in_push(int(number), lambda _: os.kill(os.getpid(), signal.SIGKILL))
@@ -288,6 +331,9 @@ layout_ranks.FAULTS |= {
     "deaf": deaf,
     "lies": lies,
     "poisons": poisons,
+    "damages": damages,
+    "forfeits": forfeits,
+    "loses_losses": loses_losses,
     "forgets_pulls": forgets_pulls,
     "sends_outside": sends_outside,
     "disconnected": disconnected,

@@ -138,6 +138,7 @@ LIES = [
     ('PUSH portion "none"', MODES["asynchronous"]),
     ('PUSH loss "NaN"', MODES["synchronous"]),
     ("PUSH losses -1", MODES["synchronous"]),
+    ("PUSH square -1", MODES["asynchronous"]),
     ("PUSH ticket", MODES["asynchronous"]),
     ("PUSH stop 0.5", MODES["synchronous"]),
     ("PUSH count 1e999", ROUNDS),

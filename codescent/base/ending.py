@@ -48,12 +48,17 @@ _failure: _Failure | None = None  # a process ends once
 
 @contextmanager
 def ends_soon(ranks: int) -> Iterator[None]:
-    """A block of one of so many ranks. If an error leaves it, this process ends within LIMIT_S, even if it hangs."""
+    """A block of one of so many ranks. If an error leaves it, this process ends within LIMIT_S, even if it hangs.
+
+    If another thread has failed before, its error leaves the block instead: it is the cause.
+    """
     try:
         yield
     except BaseException as error:
         if ranks > 1:
             fail(error)
+        if _failure is not None and _failure.error is not error:
+            raise _failure.error from error
         raise
 
 

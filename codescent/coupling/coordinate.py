@@ -3,6 +3,7 @@ Does not average (pair_exchange.py does) and has no weights: servers have a coor
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -13,11 +14,11 @@ from codescent.coupling.away import Away
 from codescent.coupling.patience import Patience
 from codescent.coupling.pushes import Step
 from codescent.coupling.server_requests import MOST_TOLD
-from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, Fields, Nonsense, check, up_to
+from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, SQUARE, Fields, Nonsense, check, up_to
 from codescent.servers import Portion, Portions
 
 REPORT: Fields = {
-    "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": NUMBER, "stop": FLAG, "skipped": FLAG,
+    "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": SQUARE, "stop": FLAG, "skipped": FLAG,
     "staleness": NUMBER,
 }  # fmt: skip
 LOOK_S = 0.05
@@ -160,13 +161,15 @@ class Coordinator:
         step = self.step
         self.count += 1
         step.pushes += 1
-        step.loss += report["loss"]
-        step.losses += report["losses"]
         step.stops += report["stop"]
-        step.square += report["square"] / self.workers
-        step.skips += report["skipped"]
-        if report["skipped"]:
+        if report["skipped"]:  # this update alone; the loss is the mean of the others
+            step.skips += 1
+            step.square = math.nan
             step.unsound.add(sender)
+        else:
+            step.loss += report["loss"]
+            step.losses += report["losses"]
+            step.square += report["square"] / self.workers
         step.stale += report["staleness"]
         step.most_stale = max(step.most_stale, report["staleness"])
         if report["stop"] and not self.stopping:

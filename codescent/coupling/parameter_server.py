@@ -3,8 +3,10 @@ Does not decide who waits (servers/ledger.py does) and does not answer requests 
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,9 +16,10 @@ from codescent.base.errors import RunFailed
 from codescent.base.output import warn
 from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
-from codescent.coupling.pushes import Push, Step, unsound
+from codescent.coupling.pushes import Push, Step, unsound, untrue
 from codescent.coupling.server_requests import Requests
 from codescent.coupling.services import WeightUpdater
+from codescent.coupling.told import nonsense
 from codescent.plan import Plan
 from codescent.record import order
 from codescent.record.order import Applied
@@ -141,7 +144,7 @@ class WeightServer(Requests):
         try:
             return self._serve(number, rate)
         except RunFailed as error:
-            if self.away is not None and self.server is not None:
+            if self.tells and self.server is not None:
                 self.server.refuse_all(str(error), TOLD_S)
             raise
 
@@ -242,8 +245,9 @@ class WeightServer(Requests):
         self.pushes += push.is_last
         step = self.step
         step.pushes += 1
-        step.loss += push.loss
-        step.losses += push.losses
+        if self.in_steps or math.isfinite(push.loss + push.square):  # else it is refused, alone
+            step.loss += push.loss
+            step.losses += push.losses
         step.stops += push.stop
         step.stale += staleness
         step.most_stale = max(step.most_stale, staleness)
@@ -283,22 +287,38 @@ class WeightServer(Requests):
             self.updating = False
 
     def _update(self, rate: float) -> None:
-        """One step of the optimizer, with the sum of the pushes since the last one."""
+        """One step of the optimizer, with the sum of the pushes since the last one. What is not finite is refused.
+
+        Raises Nonsense: a worker has sent gradients that are not finite, and a finite norm of them.
+        """
         pushes, self.summed = self.summed, []
         loss = sum(push.loss for push in pushes)
 
         def agree(square: torch.Tensor) -> torch.Tensor:
             if not self.in_steps:
-                return torch.tensor([loss, pushes[0].square], dtype=torch.float64)
+                return torch.tensor([loss, float(square), pushes[0].square], dtype=torch.float64)
             sums = torch.stack((torch.tensor(loss, dtype=torch.float64), square.cpu()))
             if self.group is not None:
                 self._sum_over_servers(sums[1:])
             return sums
 
         sums = self.part.update(pushes, rate, agree)
-        share = self.workers if not self.in_steps else 1
-        self.step.square += float(sums[-1]) / share
-        if not bool(sums.isfinite().all()):
+        sound = bool(sums.isfinite().all())
+        if self.in_steps:
+            self.step.square += float(sums[-1])
+        else:
+            self.step.square += pushes[0].square / self.workers if sound else math.nan
+        if not sound:
             self.step.skips += 1
             ordered = sorted(pushes, key=lambda push: (push.portion, push.worker))
+            for worker in untrue(ordered, ordered[0].gradients):
+                raise nonsense(self.who(worker), "a push", "with gradients that are not finite and a norm that is")
             self.step.unsound |= unsound(ordered, ordered[0].gradients)
+            self._note_refused(pushes)
+
+    def _note_refused(self, pushes: Collection[Push]) -> None:
+        """Pushes in the order have changed nothing: what they sent is not finite."""
+        refused = {(push.worker, push.number) for push in pushes}
+        if self.order is not None and refused:
+            rows = self.order
+            self.order = [replace(row, refused=1) if (row.worker, row.number) in refused else row for row in rows]

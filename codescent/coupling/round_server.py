@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.coupling.parameter_server import LOOK_S, WeightServer
-from codescent.coupling.pushes import Push
+from codescent.coupling.pushes import Push, is_finite
 from codescent.coupling.told import nonsense
 from codescent.plan import Plan
 from codescent.servers import Arrivals, Ledger, Portion, Speeds
@@ -64,7 +64,7 @@ class RoundServer(WeightServer):
 
     def _add(self, push: Push, staleness: int) -> None:
         facts = push.facts
-        if facts["finite"] and not bool(push.gradients.isfinite().all()):  # it would be added to the weights
+        if facts["finite"] and not is_finite(push.gradients):  # it would be added to the weights
             raise nonsense(self.who(push.worker), "a push", "with a change that is not finite, and says that it is")
         super()._add(push, staleness)
         self.step.skips += int(facts["skips"])
@@ -110,6 +110,7 @@ class RoundServer(WeightServer):
         counts = [push.facts["count"] for push in pushes]
         whole = sum(counts) if self.quorum is not None else self.period * self.workers
         self.step.square += sum(push.square * count for push, count in zip(pushes, counts, strict=True)) / whole
+        self._note_refused([push for push in pushes if not push.facts["finite"]])
         total = mean_change(pushes)
         if total is not None:
             views, begin = [], 0

@@ -99,15 +99,18 @@ def served(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> 
     server = _listening(plan, services) if services.rank in plan.servers else None
     if server is not None and plan.only_serves(services.rank):
         return OnlyServes(plan, services, server)
-    if server is not None:
-        server.thread = serve_beside(server, services.rate_of, services.ranks.give_up)
     clients = _clients(plan, services, services.rank, len(plan.servers))
     if services.ranks.pages is None:
         clients[0].keep()
+    worker: Worker
     if plan.layout.served_rounds:
-        return RoundWorker(plan, services.own_optimizer(weights), services, clients, server)
-    optimizer = services.server_optimizer([]) if server is None else server.part.optimizer
-    return Worker(plan, optimizer, services, [weight.tensor for weight in weights], clients, server)
+        worker = RoundWorker(plan, services.own_optimizer(weights), services, clients, server)
+    else:
+        optimizer = services.server_optimizer([]) if server is None else server.part.optimizer
+        worker = Worker(plan, optimizer, services, [weight.tensor for weight in weights], clients, server)
+    if server is not None:
+        serve_beside(server, services.rate_of, services.ranks.give_up, worker.hang_up)
+    return worker
 
 
 def _listening(plan: Plan, services: Services) -> WeightServer:
@@ -120,7 +123,7 @@ def _listening(plan: Plan, services: Services) -> WeightServer:
         server: WeightServer = RoundServer(plan, index, OuterOptimizer(part, plan), *facts)
     else:
         server = WeightServer(plan, index, services.server_optimizer(part), *facts)
-    server.patience.timeout_s = ranks.timeout.total_seconds()
+    server.patience.timeout_s, server.tells = ranks.timeout.total_seconds(), ranks.pages is None
     listener = listen(ranks.meeting.address)
     if index == 0:
         _watch_workers(server, plan, services)

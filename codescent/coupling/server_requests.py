@@ -25,6 +25,7 @@ from codescent.coupling.told import (
     NUMBER,
     PORTION,
     POSITIVE,
+    SQUARE,
     VERSION,
     WHOLE,
     Fields,
@@ -40,7 +41,7 @@ from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
 
 PUSH: Fields = {
-    "portion": PORTION, "ticket": WHOLE, "commits": FLAG, "loss": NUMBER, "losses": AMOUNT, "square": NUMBER,
+    "portion": PORTION, "ticket": WHOLE, "commits": FLAG, "loss": NUMBER, "losses": AMOUNT, "square": SQUARE,
     "stop": FLAG,
 }  # fmt: skip
 """The fields of a push that has payloads."""
@@ -91,7 +92,8 @@ class Requests:
         self.applied = 0  # pushes in this command, also those that end no portion
         self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
         self.crew, self.patience = Crew(), Patience()
-        self.away: Away | None = None  # of the first server, where no launcher sees all ranks
+        self.tells = False  # no launcher sees all ranks: the workers hear from here why the run is over
+        self.away: Away | None = None  # of the first server then
         self.incoming: dict[int, torch.Tensor] = {}
         self.portions: Portions | None = None  # of the first server
         self.sums: list[float] = []

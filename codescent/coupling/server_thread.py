@@ -11,22 +11,30 @@ from codescent.coupling.parameter_server import LOOK_S, WeightServer
 
 
 def serve_beside(
-    server: WeightServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]
-) -> threading.Thread:
+    server: WeightServer,
+    rate_of: Callable[[int], float],
+    give_up: Callable[[BaseException], None],
+    hang_up: Callable[[], None],
+) -> None:
     """SERVE in a thread.
 
     Args:
-        server: the server.
+        server: of this rank.
         rate_of: learning rate of a step.
-        give_up: ends this process, which would wait for its own server.
+        give_up: this process ends by an error.
+        hang_up: ends the requests of the worker in this process. It would wait for its own server, or for another one.
     """
-    arguments = server, rate_of, give_up
-    thread = threading.Thread(target=_serve_all, args=arguments, name="codescent serves", daemon=True)
-    thread.start()
-    return thread
+    arguments = server, rate_of, give_up, hang_up
+    server.thread = threading.Thread(target=_serve_all, args=arguments, name="codescent serves", daemon=True)
+    server.thread.start()
 
 
-def _serve_all(server: WeightServer, rate_of: Callable[[int], float], give_up: Callable[[BaseException], None]) -> None:
+def _serve_all(
+    server: WeightServer,
+    rate_of: Callable[[int], float],
+    give_up: Callable[[BaseException], None],
+    hang_up: Callable[[], None],
+) -> None:
     beside()
     try:
         while not (server.closed or server.has_ended):
@@ -38,3 +46,4 @@ def _serve_all(server: WeightServer, rate_of: Callable[[int], float], give_up: C
                 server.serve(number, rate_of(number))
     except BaseException as error:
         give_up(error)
+        hang_up()

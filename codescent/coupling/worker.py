@@ -127,19 +127,13 @@ class Worker(Queued):
         self.number += 1
         encoded = [one.encode(part) for one, part in zip(self.messages, self.sent, strict=True)]
         if "square" not in facts:
-            facts = {**facts, "square": self._square([meant for _, meant in encoded])}
+            facts = {**facts, "square": sum(square_of(meant) for _, meant in encoded)}
         facts = {**facts, "stop": stop or self.server_stops}
         facts["portion"] = [self.portion.step, self.portion.part]
         if self._sent_to_all(facts, [message for message, _ in encoded]):
             for one in self.messages:
                 one.delivered()
         self.portion = None
-
-    def _square(self, parts: Sequence[torch.Tensor]) -> float:
-        """The squared norm of what is sent, which clips an asynchronous update. Servers know that of a whole step."""
-        if self.plan.layout.in_steps:
-            return 0.0
-        return sum(map(square_of, parts))
 
     def _sent_to_all(self, facts: Mapping[str, Any], messages: Sequence[torch.Tensor]) -> bool:
         """Send each server its part of a push. Returns whether the servers apply it: all of them do, or none.
@@ -253,11 +247,15 @@ class Worker(Queued):
             yield from self.server.buffers()
         yield from (*self.sent, *self.fetched, *(buffer for one in self.messages for buffer in one.buffers()))
 
-    def close(self) -> None:
-        """See Coupling."""
+    def hang_up(self) -> None:
+        """End the connections to the servers: what waits for an answer fails."""
         for client in self.clients:
             client.close()
         self.pool.shutdown()
+
+    def close(self) -> None:
+        """See Coupling."""
+        self.hang_up()
         if self.server is not None:
             self.server.close()
 

@@ -104,6 +104,11 @@ class Layout:
         return self.updates == "synchronous" or self.staleness is not None
 
     @property
+    def updates_alone(self) -> bool:
+        """Whether each portion of a step updates weights by itself, and one that is not finite is refused alone."""
+        return self.averages_beside or (self.served and not (self.in_steps or self.served_rounds))
+
+    @property
     def agrees_at_ends(self) -> bool:
         """Whether all replicas have the same weights at the end of a round."""
         averages = self.gossip == "none" and self.fragments == 1 and self.overlap_steps == 0

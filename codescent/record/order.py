@@ -36,6 +36,7 @@ class Applied:
         step: of the portion (from 0).
         part: of the portion: which of the equal parts of the step's samples.
         first, count: with parallel.average_every: which steps the push has, counted from `step`. Else 0.
+        refused: 1: the push counts, but what it sent is not finite, and has changed nothing.
     """
 
     worker: int
@@ -46,6 +47,7 @@ class Applied:
     part: int
     first: int = 0
     count: int = 0
+    refused: int = 0
 
 
 def file_of(run: Path, server: int) -> Path:
@@ -72,8 +74,8 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _facts(row: Applied) -> dict[str, int]:
-    found = asdict(row)
-    return found if row.count else {key: value for key, value in found.items() if key not in ("first", "count")}
+    left_out = (*(() if row.count else ("first", "count")), *(() if row.refused else ("refused",)))
+    return {key: value for key, value in asdict(row).items() if key not in left_out}
 
 
 def rewind(run: Path, server: int, steps: int) -> int:

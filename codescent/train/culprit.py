@@ -1,4 +1,4 @@
-"""In: the results of steps that were skipped. Out: the rank that alone gave what is not finite, in words with its host.
+"""In: the results of steps. Out: how many were skipped in a row, and the rank that alone gave what is not finite.
 Does not find it: coupling/parameter_server.py and coordinate.py do, for ranks that send what they compute."""
 
 from __future__ import annotations
@@ -7,6 +7,9 @@ import json
 
 from codescent.meeting.store import Store
 from codescent.train.result import StepResult
+
+SKIPS_ALLOWED = 10
+"""The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
 
 
 class Culprit:
@@ -21,9 +24,23 @@ class Culprit:
         self.found: list[int] = []
         """One more than a rank; 0: several ranks, or an unknown one. Of each skipped step, equal ones once."""
 
-    def note(self, result: StepResult) -> None:
-        """A step is complete."""
-        self.found = sorted({*self.found, result.culprit}) if result.skipped else []
+    def note(self, result: StepResult, before: int, steps: int = 1) -> int:
+        """A step is complete. Returns the number of skipped steps in a row.
+
+        After SKIPS_ALLOWED of them the run ends, even if work that was given out before gives a finite step.
+
+        Args:
+            result: of the step.
+            before: skipped steps in a row before it.
+            steps: as many as it counts for, if it was skipped.
+        """
+        if result.skipped:
+            self.found = sorted({*self.found, result.culprit})
+            return before + steps
+        if before < SKIPS_ALLOWED:
+            self.found = []
+            return 0
+        return before
 
     @property
     def words(self) -> str:

@@ -23,7 +23,7 @@ from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
 from codescent.train.continuing import done_already
-from codescent.train.culprit import Culprit
+from codescent.train.culprit import SKIPS_ALLOWED, Culprit
 from codescent.train.dues import Dues
 from codescent.train.generation import Generation
 from codescent.train.loggers import Logger, load
@@ -44,9 +44,6 @@ from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_
 from codescent.train.stop import StopRequest
 from codescent.train.validate import loss_on_all_ranks
 from codescent.train.validations import Validations
-
-SKIPS_ALLOWED = 10
-"""The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
 
 
 def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -130,7 +127,7 @@ class _Steps:
         self.trainer = self.generation.trainer
         self.coupling, self.explained.watch = self.trainer.coupling, self.trainer.executor.memory
         self.saving = Saving(self.run, self.trainer, self.report, self.standing, self.dues, self.beside)
-        self.skips = Skips(self.trainer.executor, self.report, self.standing, self.culprit)
+        self.skips = Skips(self.trainer.executor, self.report, self.standing, self.culprit, self.stop)
 
     def take(self) -> Outcome:
         """Take the remaining steps."""
@@ -259,9 +256,9 @@ class _Steps:
         self.report.slow(step, self.slow_steps.add(seconds))
         skipped_before = standing.skipped
         self.skips.count(step, result)
-        if not result.skipped:
+        if not standing.skipped:
             self.saving.rotate()
-        elif not skipped_before:  # the cause may be one rank's weights
+        elif result.skipped and not skipped_before:  # the cause may be one rank's weights
             self.saving.compare(step)
         self.report.late(step, result.late)
         if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process

@@ -63,16 +63,22 @@ class _Server:
         if not self.needed[version] and version != self.version:
             del self.versions[version]
 
-    def update(self, parts: Sequence[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """One step of the optimizer with the sum of the parts, as coupling/parameter_server.py makes it."""
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        split = torch.split(total, [piece.numel for piece in self.pieces])
-        views = [view.view_as(weight.master) for view, weight in zip(split, self.optimizer.weights, strict=True)]
-        self._apply(views, rate, agree)
+    def update(
+        self, parts: Sequence[torch.Tensor], number: int, rate: float, agree: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """One step of the optimizer with the sum of the parts, as coupling/parameter_server.py makes it.
+
+        `number`: of pushes, also those that were refused. No part: none was good.
+        """
+        if parts:
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+            split = torch.split(total, [piece.numel for piece in self.pieces])
+            views = [view.view_as(weight.master) for view, weight in zip(split, self.optimizer.weights, strict=True)]
+            self._apply(views, rate, agree)
         before, self.version = self.version, self.version + 1
-        self.applied += len(parts)
+        self.applied += number
         self.versions[self.version] = self._flat()
         self._forget(before)
 
@@ -187,20 +193,23 @@ class _Replay:
         (row,), index = self._next(server), self.servers.index(server)
         parts, loss = self.known[_portion(row)]
         scalars = torch.tensor([loss, sum(map(square_of, parts))], dtype=torch.float64)
-        server.update([self._take(row, index)], self._rate(server), lambda _: scalars)
+        part = self._take(row, index)
+        server.update([] if row.refused else [part], 1, self._rate(server), lambda _: scalars)
 
     @torch.no_grad()
     def _update_together(self) -> None:
         """A version of every server: its gradients are clipped by the norm over all of them."""
         rows = [self._next(server) for server in self.servers]
         losses = [sum(self.known[_portion(row)][1] for row in mine) for mine in rows]
-        parts = [[self._take(row, index) for row in mine] for index, mine in enumerate(rows)]
+        taken = [{row: self._take(row, index) for row in mine} for index, mine in enumerate(rows)]
+        good = [{row: part for row, part in found.items() if not row.refused} for found in taken]
+        parts = [list(found.values()) for found in good]
         if self.inner is not None:
-            parts = [self.inner.weighted(taken, mine) for taken, mine in zip(parts, rows, strict=True)]
-        square = sum(torch.stack(mine).sum(0).double().square().sum() for mine in parts)
+            parts = [self.inner.weighted(mine, list(found)) for mine, found in zip(parts, good, strict=True)]
+        square = sum(torch.stack(mine).sum(0).double().square().sum() for mine in parts if mine)
         for server, mine, loss in zip(self.servers, parts, losses, strict=True):
             scalars = torch.tensor([loss, float(square)], dtype=torch.float64)
-            server.update(mine, self._rate(server), lambda _, found=scalars: found)  # type: ignore[misc]
+            server.update(mine, self.together, self._rate(server), lambda _, found=scalars: found)  # type: ignore[misc]
 
 
 def _refuse_other_orders(rows: Sequence[Sequence[Applied]], run: Path, workers: int, together: int) -> None:

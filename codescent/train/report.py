@@ -313,9 +313,12 @@ class Report:
     def skipped(self, step: int, result: StepResult, culprit: str = "") -> None:
         """Report a step whose loss or gradients were not finite. `culprit`: the rank that alone gave them; "": none."""
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
+        updates = self.run.plan.mesh.world_size if self.run.plan.layout.updates_alone else 1
+        some = f"{result.skips} of {updates} updates were refused, the others have changed the weights"
         self.display.say(
-            f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); the weights "
-            f"are not changed{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
+            f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); "
+            f"{some if 0 < result.skips < updates else 'the weights are not changed'}"
+            f"{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
         )
 
     def not_finite_data(self, step: int, lines: list[str]) -> None:

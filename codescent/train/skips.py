@@ -9,11 +9,12 @@ from typing import Any
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
-from codescent.train.culprit import Culprit
+from codescent.train.culprit import SKIPS_ALLOWED, Culprit
 from codescent.train.execute import Executor
 from codescent.train.report import Report
 from codescent.train.result import StepResult
 from codescent.train.standing import Standing
+from codescent.train.stop import StopRequest
 
 
 class Skips:
@@ -24,15 +25,20 @@ class Skips:
         report: says it.
         standing: of the run; it has the number.
         culprit: of the steps that were skipped.
+        stop: has all ranks meet, where only rank 0 knows that the run ends.
     """
 
-    def __init__(self, executor: Executor, report: Report, standing: Standing, culprit: Culprit) -> None:
-        self.executor, self.report, self.standing, self.culprit = executor, report, standing, culprit
+    def __init__(
+        self, executor: Executor, report: Report, standing: Standing, culprit: Culprit, stop: StopRequest
+    ) -> None:
+        self.executor, self.report, self.standing = executor, report, standing
+        self.culprit, self.stop = culprit, stop
 
     def count_alone(self, step: int, result: StepResult) -> None:
-        """Count a step of which this rank alone has been told."""
-        self._count(result, 1)
-        if self.standing.skipped:
+        """Count a step of which this rank was told alone. Rank 0 is told of each, and has all ranks meet at last."""
+        self.standing.skipped = self.culprit.note(result, self.standing.skipped)
+        self.stop.must_meet |= self.executor.world.is_first and self.standing.skipped >= SKIPS_ALLOWED
+        if result.skipped:
             self.report.skipped(step, result, self.culprit.of(result.culprit))
 
     def count(self, step: int, result: StepResult) -> None:
@@ -40,19 +46,16 @@ class Skips:
 
         Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
         """
-        self._count(result, self.executor.coupling.skips_of_each(result.skips))
+        each = self.executor.coupling.skips_of_each(result.skips)
+        self.standing.skipped = self.culprit.note(result, self.standing.skipped, each)
         if result.skipped:
             self.report.skipped(step, result, self.culprit.of(result.culprit))
             self.look_at_data(step)
-            return
-        self.report.bad_data.clear()
-        self.standing.good = step
-        if result.skips:
-            self.report.skipped_before(step, result.skips)
-
-    def _count(self, result: StepResult, number: int) -> None:
-        self.standing.skipped = self.standing.skipped + number if result.skipped else 0
-        self.culprit.note(result)
+        elif not self.standing.skipped:
+            self.report.bad_data.clear()
+            self.standing.good = step
+            if result.skips:
+                self.report.skipped_before(step, result.skips)
 
     def look_at_data(self, step: int) -> None:
         """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""

@@ -42,6 +42,7 @@ class StopRequest:
         self.alone, self.does, self.end_s = alone, does, end_s
         self.signal: int | None = None
         self.is_over = False  # the time limit has come before any signal
+        self.must_meet = False  # this rank has seen that the run ends: all ranks meet, as if it were asked to stop
         self.is_obeyed = False  # this process ends by the request, its own or another rank's
         self._first = 0.0
         self._spares, self._process = spares, os.getpid()
@@ -82,12 +83,12 @@ class StopRequest:
             os.write(2, f"{new_line()}codescent: {why}: {self.does}\n".encode())
 
     def is_requested(self) -> bool:
-        """Whether this rank has received a signal to stop, or the time of its job is nearly over."""
+        """Whether this rank has received a signal to stop, its job's time is nearly over, or the ranks must meet."""
         if self.signal is None and not self.is_over and time.time() >= self.end_s:
             self.is_over = True
             if self.alone:
                 self._say(f"{TIME_LIMIT}{in_words(os.environ)}")
-        return self.is_over or self.signal is not None
+        return self.is_over or self.signal is not None or self.must_meet
 
     def received(self) -> dict[str, Any] | None:
         """What stopped this process, the exit code for it, process id and host; None: nothing has."""
