@@ -60,6 +60,15 @@ def test_the_table_has_each_room_and_leads_to_each_file_with_slow_tests() -> Non
     assert [stem for stem in has_slow if not any(fnmatch(stem, pattern) for pattern in patterns)] == []
 
 
+def test_each_line_of_the_list_names_a_function_that_is_there() -> None:
+    lines = (FOLDER / "listed.txt").read_text(encoding="utf-8").splitlines()
+    names = {line.partition("[")[0].partition("::")[::2] for line in lines if not line.startswith("#")}
+    gone = [
+        f"{file}::{name}" for file, name in names if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert not gone
+
+
 def test_seconds_are_summed_over_the_cases_of_a_function(tmp_path: Path) -> None:
     case = '<testcase classname="tests.test_x" name="test_y[{}]" time="1.5">{}</testcase>'
     cases = [case.format("a", ""), case.format("b::c", ""), case.format("d", "<skipped/>")]
