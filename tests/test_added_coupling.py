@@ -12,6 +12,8 @@ import pytest
 from forker import TESTS, Forker
 from runs import assert_same, called, losses, make_project
 
+from codescent.record import RunFolder
+
 TOY = (
     "parallel.average_every=3",
     "train.precision=fp64",
@@ -26,6 +28,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project in which every process that is started knows the method: Python imports sitecustomize by itself."""
     folder = tmp_path_factory.mktemp("nth")
     make_project(folder)
+    knows_nothing = Forker()
+    knows_nothing.train(folder, "local-sgd", 2, *TOY)
+    knows_nothing.close()
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import every_nth\nevery_nth.register()\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -42,14 +47,15 @@ def ranks(project: Path) -> Iterator[Forker]:
     forker.close()
 
 
-def test_it_trains_saves_and_resumes_as_local_sgd_does(project: Path, ranks: Forker, forker: Forker) -> None:
+def test_it_trains_saves_and_resumes_as_local_sgd_does(project: Path, ranks: Forker) -> None:
     whole = ranks.train(project, "whole", 2, *TOY)
     assert [row["consensus"] is not None for row in whole.read_metrics()] == [number % 3 == 2 for number in range(9)]
-    assert_same(forker.train(project, "local-sgd", 2, *TOY), whole, 1e-12)  # in a process that does not know it
+    assert_same(RunFolder.open(project / "runs/local-sgd"), whole, 1e-12)
     ranks.train(project, "resumed", 2, *TOY, "train.num_steps=6")
     assert losses(ranks.train(project, "resumed", 2, *TOY, resume=True)) == losses(whole)
 
 
+@pytest.mark.slow
 def test_it_is_planned_timed_and_proved(project: Path) -> None:
     link = ("--link", "1gbit,0.1ms", "--compute-s", "0.01")
     plan = called(project, "plan", "run.toml", *TOY, "parallel.dp_replicate=2", "--ranks", "2", *link)

@@ -226,7 +226,8 @@ def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) ->
     for verb, parser in _parser()[1].items():
         for action in parser._actions:
             if action.option_strings and action.dest not in ("help", "prompts"):
-                value = [] if action.nargs == 0 else [next(iter(action.choices or ["1"]))]
+                usual = "8GB" if action.dest == "memory" else "1"
+                value = [] if action.nargs == 0 else [next(iter(action.choices or [usual]))]
                 with pytest.raises(SystemExit) as ended:
                     parse([verb, *[action.option_strings[0], *value] * 2, "a", "b"])
                 assert ended.value.code == 2

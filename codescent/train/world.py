@@ -233,7 +233,7 @@ class World:
         """This worker's number among those that share out samples, and how many they are."""
         if len(self.living) == self.place.world_size:
             return plan.mesh.dp_index(self.place.rank), plan.mesh.dp
-        workers = [rank for rank in self.living if not plan.only_serves(rank)]
+        workers = [rank for rank in self.living if rank < plan.mesh.world_size]
         return workers.index(self.place.rank), len(workers)
 
     def from_first(self, make: Callable[[], T]) -> T:
