@@ -308,8 +308,10 @@ def test_data_is_trusted_aloud_if_nobody_knows_its_blocks(project: Path, forker:
     assert scored.returncode == 0
     reads = f"; codescent data {shard.parent.relative_to(project)} --verify reads them"
     assert reads in scored.stderr
-    assert called(project, "data", str(shard.parent), "--verify").returncode == 0
-    assert "not read again" not in called(project, "evaluate", "runs/unsummed").stderr
+    verify = called(project, "data", str(shard.parent), "--verify")
+    assert verify.returncode == 0
+    known = verified._read_cache(shard.parent), sorted(place.parent.iterdir()), verify.stdout, verify.stderr
+    assert "not read again" not in called(project, "evaluate", "runs/unsummed").stderr, known
     done = forker.run(project, 1, [*words, "run.name=again"], fault="all_data_is_large")
     assert "not read again" not in done.said
 
