@@ -35,6 +35,11 @@ from codescent.verbs.cli import run
 from codescent.verbs.evaluate import evaluate_run
 from codescent.verbs.trained import find
 
+pytestmark = [  # what peft and transformers say of each other
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
+]
+
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "vocab_size": 31, "seq_len": 8},
     "llama": {
