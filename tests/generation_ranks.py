@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import layout_ranks
 from rank_server import Place
@@ -18,11 +20,16 @@ from codescent.train.generation import Generation
 
 def replaced(place: Place, words: list[str], after: Sequence[int]) -> dict[str, list[int]]:
     """Train; all ranks replace their generation after these steps. What this rank held after each replacement."""
-    held: dict[str, list[int]] = {"threads": [], "descriptors": [], "bytes": []}
-    whole = Generation.replace
+    held: dict[str, list[int]] = {"threads": [], "descriptors": [], "bytes": [], "alive": []}
+    whole, make, made = Generation.replace, Generation._make, list[weakref.ref[Any]]()
 
     def meet(self: Coupling, step: int) -> MembershipChange:
         return MembershipChange(replaces=step in after)
+
+    def made_anew(self: Generation) -> None:
+        held["alive"].append(sum(one() is not None for one in made))  # trainers of the generations before
+        make(self)
+        made.append(weakref.ref(self.trainer.executor))
 
     def replace(self: Generation) -> None:
         whole(self)
@@ -33,6 +40,7 @@ def replaced(place: Place, words: list[str], after: Sequence[int]) -> dict[str, 
 
     Coupling.meet = meet  # type: ignore[method-assign]
     Generation.replace = replace  # type: ignore[method-assign]
+    Generation._make = made_anew  # type: ignore[method-assign]
     try:
         layout_ranks.run(place, words, resume=False)
     except SystemExit as end:

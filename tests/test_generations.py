@@ -30,7 +30,7 @@ def test_a_run_whose_generation_is_replaced_is_bitwise_the_run_left_alone(
     alone = forker.train(project, f"alone-{name.replace(' ', '-')}", ranks, *EIGHT, *words)
     call = ["run.name=replaced-" + name.replace(" ", "-"), *EIGHT, *words]
     held = forker.call("generation_ranks:replaced", project, ranks, words=call, after=[4])
-    assert [len(of_rank["threads"]) for of_rank in held] == [1] * ranks
+    assert [of_rank["alive"] for of_rank in held] == [[0, 0]] * ranks  # each is gone before the next one is made
     again = RunFolder.open(project / "runs" / call[0].partition("=")[2])
     assert losses(again) == losses(alone)
     rows = [(row["val_loss"], row["grad_norm"]) for row in again.read_metrics()]

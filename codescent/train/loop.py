@@ -175,6 +175,8 @@ class _Steps:
         """Another generation goes on after `step`, from a checkpoint of it. Collective."""
         path = self.saving.save(step, None)
         self.run.saved = Saved(step, path, None, {})
+        self.explained.watch = None
+        del self.trainer, self.coupling, self.saving, self.skips  # else both generations would need memory at once
         self.generation.replace()
         self.replaces = False
         self._attach()
