@@ -112,7 +112,7 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, 
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)
-    assemble._loader = lambda *_, **__: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
+    assemble._loader = lambda *_: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
     return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 

@@ -3,6 +3,7 @@ Does not run slow tests."""
 
 from __future__ import annotations
 
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -58,6 +59,10 @@ def test_the_table_has_each_room_and_leads_to_each_file_with_slow_tests() -> Non
     has_slow |= {stem for stem in stems if "mark.slow" in (ROOT / f"tests/{stem}.py").read_text(encoding="utf-8")}
     has_slow -= {Path(__file__).stem}
     assert [stem for stem in has_slow if not any(fnmatch(stem, pattern) for pattern in patterns)] == []
+
+
+def test_the_script_of_ci_can_be_read() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
 
 
 def test_each_line_of_the_list_names_a_function_that_is_there() -> None:

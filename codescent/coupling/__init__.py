@@ -25,7 +25,7 @@ Make = Callable[[Plan, Sequence[TrainedWeight], Services], Coupling]
 
 
 def of(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
-    """The coupling of this rank: of the last active strategy that has one; else all ranks take every step together.
+    """The coupling of this rank, by COUPLINGS; where no strategy of it is active, all ranks take every step together.
 
     Args:
         plan: of the run.
@@ -34,6 +34,11 @@ def of(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coup
     """
     found = [make for kind, make in COUPLINGS.items() if any(type(one) is kind for one in active(plan))]
     return (found or [_together])[-1](plan, weights, services)
+
+
+def reads_ahead(plan: Plan) -> bool:
+    """Whether a rank knows its samples before the step: not, where work is given out."""
+    return not plan.layout.hands_out
 
 
 def _together(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> Coupling:
@@ -60,6 +65,6 @@ COUPLINGS: dict[type[Strategy], Make] = {
     PairAveraging: _in_pairs,
     ParameterServer: served,
 }
-"""By strategy. With several that are active, the last one's: servers of rounds are also local SGD."""
+"""By strategy. Of several that are active, the last one of this table."""
 
-__all__ = ["Coupling", "Present", "Services", "StepSums", "ThisRank", "TrainedWeight", "WorkItem", "of"]
+__all__ = ["Coupling", "Present", "Services", "StepSums", "ThisRank", "TrainedWeight", "WorkItem", "of", "reads_ahead"]

@@ -1,5 +1,5 @@
 """In: connections of workers at the first server that end, and are made again. Out: the workers that it takes for dead.
-Does not see a process end (launch/local.py does, on its machine) and does not give out work again (serve.py does)."""
+Sees no process end (launch/local.py does, on its machine) and gives out no work again (parameter_server.py does)."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Coordinator:
         return {"over": self.over} if self.over else None
 
     def _count(self, portions: Portions, sender: int, report: Mapping[str, Any]) -> None:
-        """Count a portion that is computed: see `Hand.finished`."""
+        """Count a portion that is computed: see `PairedReplicas.finished`."""
         portion = Portion(*report["portion"])
         if not portions.holds(sender, portion):
             return  # counted when the same request came before

@@ -70,7 +70,8 @@ class MembershipChange:
     Attributes:
         lost: those that have died.
         joined: those that have come.
-        replaces: this generation ends here: process groups and trainers are made anew, from a checkpoint.
+        replaces: this generation ends here: process groups and trainers are made anew, from a checkpoint. A coupling
+            that says so needs the result of this step (`Coupling.needs_result`), or a device is a step further.
     """
 
     lost: tuple[LostWorker, ...] = ()

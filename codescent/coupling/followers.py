@@ -1,5 +1,5 @@
 """In: pushes that the first server has applied. Out: answers to the other servers, which ask for them.
-Does not apply pushes (serve.py does) and does not ask (follow.py does)."""
+Does not apply pushes (parameter_server.py does) and does not ask (follow.py does)."""
 
 from __future__ import annotations
 

@@ -87,6 +87,8 @@ class Neighbour:
 class PairedReplicas(Queued, LocalSteps):
     """A rank that is given portions of work, updates its weights itself, and averages with neighbours meanwhile.
 
+    What it knows of the run is Queued's; verbs, sums, checkpoints and memory are those of LocalSteps.
+
     Args:
         plan, optimizer, services: see Coupling.
         exchange: of this rank.
@@ -204,9 +206,9 @@ def introduced(plan: Plan, optimizer: WeightUpdater, services: Services, exchang
     server = Server(listener, world.meeting.key, service, rank, ranks)
     if away is not None:
         away.connected = lambda: server.connected
-    world.store.set(f"replica{rank}", json.dumps(listener.getsockname()[:2]))
+    world.store.set(services.key(f"replica{rank}"), json.dumps(listener.getsockname()[:2]))
     needed = [0, *(exchange.pairs.partners(rank) if exchange.is_active else ())]
-    keys = [f"replica{other}" for other in needed]
+    keys = [services.key(f"replica{other}") for other in needed]
     world.store.wait(keys, timedelta(seconds=timeout_s))
     clients, facts = list[Client](), {"host": socket.gethostname()}
     for other, where in zip(needed, world.store.multi_get(keys)):

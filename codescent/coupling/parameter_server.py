@@ -16,7 +16,7 @@ from codescent.base.errors import RunFailed
 from codescent.base.output import warn
 from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
-from codescent.coupling.pushes import Push, Step, unsound, untrue
+from codescent.coupling.pushes import Push, Step, is_finite, unsound, untrue
 from codescent.coupling.server_requests import Requests
 from codescent.coupling.services import WeightUpdater
 from codescent.coupling.told import nonsense
@@ -296,7 +296,8 @@ class WeightServer(Requests):
 
         def agree(square: torch.Tensor) -> torch.Tensor:
             if not self.in_steps:
-                return torch.tensor([loss, float(square), pushes[0].square], dtype=torch.float64)
+                finite = bool(square.isfinite()) or is_finite(pushes[0].gradients)  # a sum of squares may overflow
+                return torch.tensor([loss, 0.0 if finite else math.nan, pushes[0].square], dtype=torch.float64)
             sums = torch.stack((torch.tensor(loss, dtype=torch.float64), square.cpu()))
             if self.group is not None:
                 self._sum_over_servers(sums[1:])

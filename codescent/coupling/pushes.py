@@ -1,5 +1,5 @@
 """In: what a worker says of a push. Out: `Push`, and what the pushes of one step say together.
-Does not decide whether a push is applied (serve.py does) and holds no weights."""
+Does not decide whether a push is applied (parameter_server.py does) and holds no weights."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Queued(Coupling):
         self.begin_work()
 
     def begin_work(self) -> None:
-        """Nothing is given yet."""
+        """Nothing is given yet. All state of this class is made here: PairedReplicas calls it itself."""
         self.known = Known(self.services.first_step)
         self.portion: Portion | None = None
         self.step = self.services.first_step

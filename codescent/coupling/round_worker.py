@@ -22,6 +22,8 @@ from codescent.transport import Client
 class RoundWorker(OwnSteps, Worker):
     """A rank that takes steps with its own optimizer, and sends what they have changed.
 
+    How a step is divided and summed is OwnSteps'; work, pushes and pulls are Worker's.
+
     A push has the weights that were pulled minus those after the last step. The state of the inner optimizer stays on
     the worker, as in DiLoCo (Douillard et al. 2023, arXiv 2311.08105).
 

@@ -131,7 +131,7 @@ def _listening(plan: Plan, services: Services) -> WeightServer:
     server.server = Server(listener, ranks.meeting.key, server, rank, senders)
     if server.away is not None:
         server.away.connected = lambda: () if server.server is None else server.server.connected
-    ranks.store.set(f"server{index}", json.dumps(listener.getsockname()[:2]))
+    ranks.store.set(services.key(f"server{index}"), json.dumps(listener.getsockname()[:2]))
     if index:
         follow(server, _clients(plan, services, plan.mesh.world_size + index, 1)[0])
     return server
@@ -150,7 +150,7 @@ def _watch_workers(server: WeightServer, plan: Plan, services: Services) -> None
 def _clients(plan: Plan, services: Services, sender: int, count: int) -> list[Client]:
     """Clients of the first `count` servers. Waits until they listen."""
     ranks = services.ranks
-    keys, timeout_s = [f"server{index}" for index in range(count)], ranks.timeout.total_seconds()
+    keys, timeout_s = [services.key(f"server{index}") for index in range(count)], ranks.timeout.total_seconds()
     ranks.store.wait(keys, timedelta(seconds=timeout_s))
     clients, facts = [], {"host": socket.gethostname()}
     for index, where in enumerate(ranks.store.multi_get(keys)):

@@ -127,6 +127,7 @@ class Services:
         own_optimizer: makes an optimizer of this rank's weights.
         server_optimizer: makes one of weights in host memory, which a server updates.
         server_weights: the weights of a server, by its number, with initial values.
+        generation: number of the generation that this coupling is of: see train/generation.py.
     """
 
     ranks: RunRanks
@@ -138,11 +139,16 @@ class Services:
     own_optimizer: Callable[[Sequence[Any]], Any]
     server_optimizer: Callable[[Sequence[Any]], Any]
     server_weights: Callable[[int], Sequence[Any]]
+    generation: int = 0
 
     @property
     def rank(self) -> int:
         """The number of this rank."""
         return self.this_rank.rank
+
+    def key(self, name: str) -> str:
+        """A key of the store that is of this generation: addresses of another one are closed."""
+        return f"{name} of generation {self.generation}" if self.generation else name
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum over the ranks of an axis, in place. Collective."""

@@ -14,7 +14,7 @@ from codescent import models
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.coupling import Services
+from codescent.coupling import Services, reads_ahead
 from codescent.coupling import of as coupling_of
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
@@ -43,11 +43,12 @@ def assemble(
     first_step: int,
     stop: StopRequest,
     compiles: str | None = None,
+    generation: int = 0,
 ) -> Trainer:
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
 
     `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model"; None: what
-    train.compile names, nothing if that is auto.
+    train.compile names, nothing if that is auto. `generation`: its number, see generation.py.
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -63,8 +64,8 @@ def assemble(
     gradients = gradients_of(parts, this_rank)
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
-    coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop))
-    loader = _loader(parts, plan, world, dataset, first_step, reads_ahead=coupling.knows_steps) if computes else None
+    loader = _loader(parts, plan, world, dataset, first_step) if computes else None
+    coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop, generation))
     executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested)
     return Trainer(executor, parts, coupling, loader)
 
@@ -81,7 +82,9 @@ def _part(plan: Plan, this_rank: ThisRank, depths: Any, device: torch.device) ->
     return _with_memory(part, this_rank.tensors[0], device)
 
 
-def _services(config: Config, this_rank: ThisRank, world: World, first_step: int, stop: StopRequest) -> Services:
+def _services(
+    config: Config, this_rank: ThisRank, world: World, first_step: int, stop: StopRequest, generation: int
+) -> Services:
     """What the run gives the coupling of this rank."""
     plan, device, host = this_rank.plan, world.device, torch.device("cpu")
     steps, workers = config.train.num_steps, plan.mesh.dp
@@ -95,6 +98,7 @@ def _services(config: Config, this_rank: ThisRank, world: World, first_step: int
         lambda weights: Optimizer(weights, config.optimizer, matrix_rounds(this_rank, device), device),
         lambda weights: Optimizer(weights, config.optimizer, (), host),
         lambda index: server_weights(plan, index, replaced=first_step > 0),
+        generation,
     )
 
 
@@ -208,10 +212,8 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
             part.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
 
 
-def _loader(
-    parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int, *, reads_ahead: bool
-) -> Loader:
-    """The loader of this rank's samples. The parts are told how many losses a sample has. `reads_ahead`: in threads."""
+def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
+    """The loader of this rank's samples. The parts are told how many losses a sample has."""
     work, rank = plan.work, world.place.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
     for part in parts:
@@ -226,7 +228,7 @@ def _loader(
         work.seq_len * (1 if plan.model.vocab_size else plan.model.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
-        work.prefetch if reads_ahead else 0,
+        work.prefetch if reads_ahead(plan) else 0,
         pin_memory=world.device.type == "cuda",
         replica=(replica.start, replica.stop) if plan.apart else None,
     )

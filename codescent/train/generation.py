@@ -32,9 +32,9 @@ class Generation:
         self._make()
 
     def _make(self) -> None:
-        run = self.run
-        compiles = run.machine["compile"]["choice"]
-        self.trainer = assemble(run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
+        run, compiles = self.run, self.run.machine["compile"]["choice"]
+        facts = (run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
+        self.trainer = assemble(*facts, generation=self.number)
 
     def replace(self) -> None:
         """Let go of this generation, and make the next one, which goes on from `run.saved`. Collective.

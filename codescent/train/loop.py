@@ -146,8 +146,8 @@ class _Steps:
                 self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
-            if self.replaces and before is None and not self.standing.skipped and step < self.standing.last:
-                self._replace(step)
+            if before is None:
+                self._replace_if_asked(step)
         self.saving.rotate()
         self.report.beside(step, self.beside.take())
         self.report.ended(step, self.standing.validations)
@@ -171,14 +171,15 @@ class _Steps:
             self.standing.last = run.first_step
         return run.first_step
 
-    def _replace(self, step: int) -> None:
-        """Another generation goes on after `step`, from a checkpoint of it. Collective."""
-        path = self.saving.save(step, None)
-        self.run.saved = Saved(step, path, None, {})
-        self.explained.watch = None
+    def _replace_if_asked(self, step: int) -> None:
+        """Another generation goes on after `step`, from its checkpoint, where all ranks know it. Collective then."""
+        goes_on = step < self.standing.last and not self.standing.skipped
+        if not (self.replaces and goes_on and self.coupling.is_sync_point(step)):
+            return
+        self.run.saved = Saved(step, self.saving.checkpoint_of(step), None, {})
+        self.replaces, self.explained.watch = False, None
         del self.trainer, self.coupling, self.saving, self.skips  # else both generations would need memory at once
         self.generation.replace()
-        self.replaces = False
         self._attach()
         self.coupling.begin(self.run.path, step)
 

@@ -31,6 +31,7 @@ class Saving:
     ) -> None:
         self.run, self.trainer, self.report = run, trainer, report
         self.standing, self.dues, self.beside = standing, dues, beside
+        self.last: tuple[int, Path] | None = None  # step and folder of the checkpoint that was saved last
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
 
     def if_due(self, step: int, val_loss: float | None) -> None:
@@ -71,6 +72,12 @@ class Saving:
             self.report.diverged(step, error)
             raise
 
+    def checkpoint_of(self, step: int) -> Path:
+        """The folder of the checkpoint of a step; saved now, if it is not yet."""
+        if self.last is not None and self.last[0] == step:
+            return self.last[1]
+        return self.save(step, None)
+
     def save(self, step: int, val_loss: float | None) -> Path:
         """Save step `step`. Returns its folder. Raises RunFailed: weights or state are not finite."""
         with self.beside.doing(SAVE):
@@ -86,6 +93,7 @@ class Saving:
         self.standing.overdue, self.standing.unproven = False, True
         if val_loss is not None:
             self.standing.validations.saved = min(self.standing.validations.saved, val_loss)
+        self.last = step, path
         return path
 
     def rotate(self) -> None:

@@ -96,7 +96,7 @@ def changed_files(since: str) -> list[str] | None:
 
 
 def slow_tests() -> list[str]:
-    """The slow test functions, as pytest collects them."""
+    """The slow test functions, as pytest collects them. Ends the program if a line of listed.txt names no test."""
     words = [
         sys.executable,
         "-m",
@@ -109,10 +109,14 @@ def slow_tests() -> list[str]:
         SLOW,
     ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    names = [line.partition("[")[0] for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]
+    cases = [line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]
+    names = list(dict.fromkeys(case.partition("[")[0] for case in cases))
     if not names:
         raise SystemExit(f"pytest collects no slow test:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return list(dict.fromkeys(names))
+    lines = (FOLDER / "listed.txt").read_text(encoding="utf-8").splitlines()
+    if dead := {line for line in lines if not line.startswith("#")} - {*cases, *names}:
+        raise SystemExit("\n".join(["tests/slow/listed.txt names no test:", *sorted(dead)]))
+    return names
 
 
 def measured(reports: Iterable[Path]) -> dict[str, float]:

@@ -52,8 +52,15 @@ def difference(text: str, name: str, settings: Mapping[str, Any]) -> str | None:
         name: the class that the folder names, without "Fast"; see `class_of`.
         settings: the object in tokenizer_config.json.
 
-    Raises nothing: a class that is not known here is None.
+    Raises nothing: a class that is not known here is None, and so is a tokenizer of which the class cannot be made.
     """
+    try:
+        return _difference(text, name, settings)
+    except Exception:  # the library raises a bare Exception; a remark ends no command
+        return None
+
+
+def _difference(text: str, name: str, settings: Mapping[str, Any]) -> str | None:
     if name not in CLASSES or (name == "LlamaTokenizer" and '"ByteLevel"' in text):  # then it reads the file
         return None
     model, parts = CLASSES[name](json.loads(text), settings)
@@ -182,7 +189,7 @@ def _xlm_roberta(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Par
 def _pieces(fields: Mapping[str, Any], unknown: int, scheme: str, ends: Any) -> _Parts:
     splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)]
     parts = {"pre_tokenizer": pre_tokenizers.Sequence(splits), "post_processor": ends}
-    if charsmap := _charsmap(fields["normalizer"]):
+    if charsmap := _charsmap(fields.get("normalizer")):
         parts["normalizer"] = normalizers.Precompiled(base64.b64decode(charsmap))
     return {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}, parts
 
