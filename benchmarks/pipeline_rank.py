@@ -222,7 +222,7 @@ class Case:
         if job.forward_s:
             for chunk, part in zip(executor.chunks, self.trainer.parts, strict=True):
                 chunk.part = cast(Any, Waiting(cast(GPT2, part), job.forward_s / len(executor.chunks)))
-        self.laps = executor.watch = Laps(executor)
+        self.laps = executor.watch = executor.instruments.watch = Laps(executor)
 
     def step(self, number: int) -> list[dict[str, Any]]:
         """Take one step. Returns for each instruction its begin and end, and how long it waited for a message before.

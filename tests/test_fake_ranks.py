@@ -58,7 +58,7 @@ WAITS = {
     "muon": {("copy meta to cpu", "train/optimize.py"): "Muon has no fused kernel: the host clips and skips"},
     "offload": {
         ("copy meta to cpu", "train/optimize.py"): "the host updates the weights, so it clips and skips",
-        ("copy cpu to meta", "train/execute.py"): "the norm of gradients in the host's memory goes to all ranks",
+        ("copy cpu to meta", "coupling/coupling.py"): "the norm of gradients in the host's memory goes to all ranks",
         ("copy meta to cpu", "strategies/collectives.py"): "fully_shard adds micro-batches in the host's memory",
         ("copy cpu to meta", "train/muon.py"): "the momentum is in the host's memory, matrices are computed on devices",
         ("copy meta to cpu", "train/muon.py"): "as above",
