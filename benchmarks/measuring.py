@@ -142,6 +142,7 @@ class Turns:
         executor = self.trainer.executor
         executor.watch = self.measuring if measured else self.silent
         executor.memory = self.memory if measured else cast(Any, self.unwatched)
+        executor.instruments.watch, executor.instruments.memory = executor.watch, executor.memory
         self.world.all_agree(True)  # a barrier: all ranks begin together
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(EVERY):
@@ -164,6 +165,7 @@ class Turns:
         """Laps, waits, positions and collectives of a step."""
         assert self.world.pages is not None, "our launcher has started this rank"
         counting = self.trainer.executor.watch = Counting(self.world.device)
+        self.trainer.executor.instruments.watch = counting
         before, page = OwnPage.current, CountingPage(self.world.pages, self.world.place.rank)
         OwnPage.current = page
         self.trainer.executor.step(self.number, 1e-4)
