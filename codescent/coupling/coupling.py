@@ -113,12 +113,12 @@ class Coupling:
     # --- a step
 
     def work(self, number: int, rate: float) -> Iterator[WorkItem]:
-        """The walks of this rank until step `number` (from 0), of learning rate `rate`, is done."""
+        """The work of this rank until step `number` (from 0), of learning rate `rate`, is done."""
         yield WorkItem(number, number, rate)
 
     def read(self, loader: Loader | None) -> tuple[Portion, int] | None:
-        """The samples of the present turn, and the index of the first one in the step, relative to this rank's own.
-        None: this turn computes nothing."""
+        """The samples of the present work item, and the index of the first one, relative to this rank's own.
+        None: it computes nothing."""
         assert loader is not None
         return loader.next(), 0
 
@@ -139,7 +139,7 @@ class Coupling:
         """The optimizer has updated the weights: the STEP verb is done."""
 
     def finished(self) -> None:
-        """A turn is done."""
+        """A work item is done."""
 
     def result(self, number: int) -> StepSums:
         """What is known when step `number` (from 0) is done."""
@@ -148,12 +148,18 @@ class Coupling:
     # --- between steps
 
     def is_sync_point(self, step: int, *, stops: bool = False) -> bool:
-        """Whether all ranks act together after step `step` (from 1). `stops`: a rank was asked to stop."""
-        return self.plan.schedule.agrees_after(step)
+        """Whether all ranks act together after step `step` (from 1). `stops`: a rank was asked to stop. Where work is
+        given out, none is given any more then, so the ranks meet early."""
+        return self.plan.schedule.agrees_after(step) or (stops and not self.knows_steps)
 
     def needs_result(self, step: int) -> bool:
-        """Whether what follows step `step` (from 1) depends on its result."""
-        return False
+        """Whether what follows step `step` (from 1) depends on its result: always, where work is given out."""
+        return not self.knows_steps
+
+    @property
+    def updates(self) -> int:
+        """The updates of a step: one of all ranks together, or one of each rank."""
+        return self.plan.mesh.world_size if self.plan.layout.updates_alone else 1
 
     def skips_of_each(self, skips: int) -> int:
         """How many steps in a row a skipped step stands for. `skips`: those that replicas have skipped, summed."""

@@ -75,7 +75,7 @@ class LocalSteps(OwnSteps):
 
     def needs_result(self, step: int) -> bool:
         """See Coupling. At a sync point a stop or a skip may be known."""
-        return self.plan.schedule.agrees_after(step)
+        return super().needs_result(step) or self.plan.schedule.agrees_after(step)
 
     def _average(self, instruction: Instruction) -> None:
         assert instruction.fragment is not None

@@ -33,12 +33,12 @@ class Known:
 
 
 class Queued(Coupling):
-    """A rank that is given portions of work. A turn is one portion, or one step of it.
+    """A rank that is given portions of work. A work item is one portion, or one step of it.
 
     Attributes:
         known: what this rank knows of the run.
         portion: that it computes now; None: it has to ask for one.
-        step: of the present turn.
+        step: of the present work item.
         sums: of the steps that have become complete since the last `result`: see `Step.sums` of pushes.py.
     """
 
@@ -68,14 +68,6 @@ class Queued(Coupling):
         """See Coupling: the last complete step, as the rank knows it that gives out the work."""
         found, self.sums = self.sums, []
         return told(found, self.known.done, stops=self.known.stops)
-
-    def is_sync_point(self, step: int, *, stops: bool = False) -> bool:
-        """See Coupling. Where a rank was asked to stop, the segment ends early."""
-        return stops or super().is_sync_point(step)
-
-    def needs_result(self, step: int) -> bool:
-        """See Coupling."""
-        return True
 
 
 def told(steps: list[list[float]], done: int, *, stops: bool) -> StepSums:

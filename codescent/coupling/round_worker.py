@@ -50,7 +50,7 @@ class RoundWorker(OwnSteps, Worker):
         self.begun_s = 0.0
 
     def work(self, number: int, rate: float) -> Iterator[WorkItem]:
-        """See Coupling. A turn for each step of the rounds that this rank takes until step `number` is complete.
+        """See Coupling. A work item for each step of the rounds that this rank takes until step `number` is complete.
 
         The program of the last step of a round pushes and pulls.
         """

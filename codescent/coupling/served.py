@@ -59,14 +59,6 @@ class OnlyServes(Coupling):
         done = min(server.done, number + self.plan.schedule.period)
         return told([server.sums] if server.sums else [], done, stops=server.has_ended)
 
-    def is_sync_point(self, step: int, *, stops: bool = False) -> bool:
-        """See Coupling. Where a rank was asked to stop, the segment ends early."""
-        return stops or super().is_sync_point(step)
-
-    def needs_result(self, step: int) -> bool:
-        """See Coupling."""
-        return True
-
     def meet(self, step: int) -> MembershipChange:
         """See Coupling."""
         return regroup(self.services.ranks, self.plan, self.server, step)

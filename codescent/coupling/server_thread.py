@@ -24,26 +24,20 @@ def serve_beside(
         give_up: this process ends by an error.
         hang_up: ends the requests of the worker in this process. It would wait for its own server, or for another one.
     """
-    arguments = server, rate_of, give_up, hang_up
-    server.thread = threading.Thread(target=_serve_all, args=arguments, name="codescent serves", daemon=True)
+
+    def serve() -> None:
+        beside()
+        try:
+            while not (server.closed or server.has_ended):
+                with server.change:
+                    server.change.wait_for(lambda: server.done < server.allowed or server.closed, LOOK_S)
+                    number = server.done
+                    waits = number >= server.allowed
+                if not (waits or server.closed):
+                    server.serve(number, rate_of(number))
+        except BaseException as error:
+            give_up(error)
+            hang_up()
+
+    server.thread = threading.Thread(target=serve, name="codescent serves", daemon=True)
     server.thread.start()
-
-
-def _serve_all(
-    server: WeightServer,
-    rate_of: Callable[[int], float],
-    give_up: Callable[[BaseException], None],
-    hang_up: Callable[[], None],
-) -> None:
-    beside()
-    try:
-        while not (server.closed or server.has_ended):
-            with server.change:
-                server.change.wait_for(lambda: server.done < server.allowed or server.closed, LOOK_S)
-                number = server.done
-                waits = number >= server.allowed
-            if not (waits or server.closed):
-                server.serve(number, rate_of(number))
-    except BaseException as error:
-        give_up(error)
-        hang_up()

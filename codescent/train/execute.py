@@ -99,7 +99,7 @@ class Executor:
         return Pending(self.coupling.result(number), self.watch.stop())
 
     def _walk(self, number: int) -> None:
-        """Execute the instructions of a turn once, in step `number`."""
+        """Execute the instructions of a work item once, in step `number`."""
         self.loss_sum.zero_()
         self._read_portion()
         if self.pipelined:
@@ -128,7 +128,7 @@ class Executor:
         return found, self.loss_sum.item()
 
     def _read_portion(self) -> None:
-        """Read this rank's samples of the present turn."""
+        """Read this rank's samples of the present work item."""
         with named(NEXT_BATCH):
             found = self.coupling.read(self.loader)
             if found is not None:

@@ -76,17 +76,11 @@ class _Server:
                 total += part
             split = torch.split(total, [piece.numel for piece in self.pieces])
             views = [view.view_as(weight.master) for view, weight in zip(split, self.optimizer.weights, strict=True)]
-            self._apply(views, rate, agree)
+            self.optimizer.step(views, rate, agree)
         before, self.version = self.version, self.version + 1
         self.applied += number
         self.versions[self.version] = self._flat()
         self._forget(before)
-
-    def _apply(self, views: list[torch.Tensor], rate: float, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        if isinstance(self.optimizer, OuterOptimizer):
-            self.optimizer.rule.step(views)
-        else:
-            self.optimizer.step(views, rate, agree)
 
 
 def _portion(row: Applied) -> tuple[int, int, int]:

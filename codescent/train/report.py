@@ -310,10 +310,16 @@ class Report:
             for lost in found:
                 self._event("output_lost", rank=rank, **lost)
 
-    def skipped(self, step: int, result: StepResult, culprit: str = "") -> None:
-        """Report a step whose loss or gradients were not finite. `culprit`: the rank that alone gave them; "": none."""
+    def skipped(self, step: int, result: StepResult, culprit: str = "", updates: int = 1) -> None:
+        """Report a step whose loss or gradients were not finite.
+
+        Args:
+            step: its number.
+            result: of it.
+            culprit: the rank that alone gave what is not finite; "": none.
+            updates: that the step has; some of them may have been good.
+        """
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
-        updates = self.run.plan.mesh.world_size if self.run.plan.layout.updates_alone else 1
         some = f"{result.skips} of {updates} updates were refused, the others have changed the weights"
         self.display.say(
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); "

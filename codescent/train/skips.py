@@ -39,7 +39,7 @@ class Skips:
         self.standing.skipped = self.culprit.note(result, self.standing.skipped)
         self.stop.must_meet |= self.executor.world.is_first and self.standing.skipped >= SKIPS_ALLOWED
         if result.skipped:
-            self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self._say(step, result)
 
     def count(self, step: int, result: StepResult) -> None:
         """Count a step of which all ranks know. Collective if it was skipped.
@@ -49,13 +49,17 @@ class Skips:
         each = self.executor.coupling.skips_of_each(result.skips)
         self.standing.skipped = self.culprit.note(result, self.standing.skipped, each)
         if result.skipped:
-            self.report.skipped(step, result, self.culprit.of(result.culprit))
+            self._say(step, result)
             self.look_at_data(step)
         elif not self.standing.skipped:
             self.report.bad_data.clear()
             self.standing.good = step
             if result.skips:
                 self.report.skipped_before(step, result.skips)
+
+    def _say(self, step: int, result: StepResult) -> None:
+        culprit, updates = self.culprit.of(result.culprit), self.executor.coupling.updates
+        self.report.skipped(step, result, culprit, updates)
 
     def look_at_data(self, step: int) -> None:
         """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
