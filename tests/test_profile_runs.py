@@ -25,6 +25,9 @@ FILES = (("rank", ".json.gz"), ("operators", ".csv"))
 WINDOW = ("profile.active=3", "profile.wait=2", "train.num_steps=6", "log.every=3", "train.eval_every=0")
 """Steps 4 to 6 are recorded, and the last rows of ranks.csv are about the same steps."""
 
+UNSEEN_S = 0.002
+"""Another program may take the processor between two stamps of one moment: that of the trace, that of ranks.csv."""
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,9 +44,10 @@ def assert_agrees(run: RunFolder, report: ProfileReport) -> None:
     rows = [row for row in run.iter_ranks() if row["step"] == report.ranks[0].head.steps[1]]
     assert len(rows) == len(report.ranks)
     for row, one in zip(rows, report.ranks):
-        assert one.step_s == pytest.approx(row["step_s"], rel=0.03)
-        assert one.waiting_s == pytest.approx(row["exposed_comm_s"], abs=0.03 * row["step_s"])
-        assert one.data_s == pytest.approx(row["data_s"], abs=0.03 * row["step_s"])
+        near = 0.03 * row["step_s"] + UNSEEN_S
+        assert one.step_s == pytest.approx(row["step_s"], abs=near)
+        assert one.waiting_s == pytest.approx(row["exposed_comm_s"], abs=near)
+        assert one.data_s == pytest.approx(row["data_s"], abs=near)
 
 
 def test_every_rank_writes_each_window(project: Path, forker: Forker) -> None:
