@@ -21,6 +21,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
+from codescent.build import plan_of
 from codescent.config.toml_file import loads
 from codescent.cost.simulate import Deadlock, simulate
 from codescent.plan import MOST_RANKS, OlderPlan, Plan
@@ -87,7 +88,7 @@ class Run:
         """The plan; None: an older version wrote it in another form. Raises UserError: the file is damaged."""
         path = self.folder.path / PLAN
         try:
-            plan = Plan.from_json(self.folder.plan)
+            plan = plan_of(self.folder.plan)
             simulate(plan.computing)  # lists that wait for each other, or that lack a pass, cannot be evaluated
         except OlderPlan:
             return None
