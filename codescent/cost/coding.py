@@ -159,9 +159,9 @@ def around(plan: Plan, coding: Coding, stage: int, number: int) -> Mapping[Traff
     The elements of a stage are shared by the collectives of a kind in proportion to their bytes.
     """
     wire = Wire.parse(plan.layout.wire)
-    averages = bool(plan.layout.average_every) and not plan.layout.served
+    averages = plan.layout.average_every > 0
     verb, axis = (Verb.AVERAGE, AXIS) if averages else (Verb.REDUCE, plan.mesh.joint(AXIS, "cp"))
-    if coding == Coding() or plan.layout.served or not (averages or wire.method != "none"):
+    if coding == Coding() or not (averages or wire.method != "none"):
         return {}
     records = [t for t in plan.traffic if t.verb is verb and t.stage in (None, stage) and t.axis in (AXIS, axis)]
     valid = [t for t in records if t.since <= number and (t.until is None or number < t.until)]

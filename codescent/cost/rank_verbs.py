@@ -78,11 +78,11 @@ class RankVerbs:
         self.processors = processors
         self.servers: Servers | None = None
         self.averages: Averages | None = None
-        if plan.layout.served:
+        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
+        if Verb.PUSH in verbs:
             self.servers = Servers(plan, clock, network, self.processors, coding)
         elif plan.layout.averages_beside:
             self.averages = Averages(plan, clock, network, self.processors, coding, self._sends)
-        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         self.arms: dict[Verb, Callable[[SimulatedRank, Instruction, Sums], Process]] = {
             verb: getattr(self, f"_{verb}") for verb in verbs
         }

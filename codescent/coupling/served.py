@@ -89,7 +89,7 @@ def served(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> 
         services: what the run gives.
     """
     server = _listening(plan, services) if services.rank in plan.servers else None
-    if server is not None and plan.only_serves(services.rank):
+    if server is not None and services.rank not in plan.mesh:
         return OnlyServes(plan, services, server)
     clients = _clients(plan, services, services.rank, len(plan.servers))
     if services.ranks.pages is None:

@@ -99,13 +99,9 @@ class Plan:
             return tuple(range(self.mesh.world_size))
         return tuple(range(self.mesh.world_size, self.world_size))
 
-    def only_serves(self, rank: int) -> bool:
-        """Whether `rank` is a server and nothing else. It is not in the mesh."""
-        return rank >= self.mesh.world_size
-
     def role(self, rank: int) -> int:
         """Index of the list of `rank` in the schedule: its pipeline stage, or 1 for a server."""
-        return 1 if self.only_serves(rank) else self.mesh.coordinates(rank)["pp"]
+        return self.mesh.coordinates(rank)["pp"] if rank in self.mesh else 1
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:

@@ -166,14 +166,14 @@ class World:
             serves = this_rank in plan.servers
             group = self._new_group(plan.servers if serves else (this_rank,))
             self.servers = group if serves else None
-        if plan.only_serves(this_rank):  # it is in no group of the mesh, and makes as many as the workers
+        if this_rank not in plan.mesh:  # it is in no group of the mesh, and makes as many as the workers
             workers = tuple(range(self.mesh.world_size))
             created[workers] = self._new_group((this_rank,))
             for axis in AXES:
                 if self.mesh.group(axis, 0) not in created:
                     created[self.mesh.group(axis, 0)] = self._new_group((this_rank,))
             return
-        if plan.layout.server_ranks:
+        if plan.world_size > self.mesh.world_size:
             workers = tuple(range(self.mesh.world_size))
             created[workers] = self._new_group(workers)
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
