@@ -45,7 +45,7 @@ class Mesh:
         return math.prod(self.degree(axis) for axis in AXES)
 
     def __contains__(self, rank: object) -> bool:
-        """Whether a rank is one of the mesh. The ranks of servers that do nothing else come behind it."""
+        """Whether a rank is one of the mesh. Ranks that compute nothing come behind it."""
         return isinstance(rank, int) and 0 <= rank < self.world_size
 
     @property

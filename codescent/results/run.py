@@ -140,12 +140,12 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks with which the run began, or was continued last; parameter servers count."""
+        """Number of ranks with which the run began, or was continued last; those outside of the mesh count."""
         return self.plan.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
 
     @property
     def num_workers(self) -> int:
-        """Number of ranks that compute: those of the mesh. Parameter servers are the ranks after them."""
+        """Number of ranks that compute: those of the mesh. Other ranks come after them."""
         return self.plan.mesh.world_size if self.plan is not None else self.num_ranks
 
     @property

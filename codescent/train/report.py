@@ -340,7 +340,7 @@ class Report:
         self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
     def late(self, step: int, portions: int) -> None:
-        """Report that portions came too late for the servers: a round had ended, or others have them by now."""
+        """Report that portions came too late, and do not count: a round had ended, or others have them by now."""
         if portions:
             self.late_portions += portions
             self._event("late", step=step, portions=portions)

@@ -43,8 +43,8 @@ class StepResult:
         step_s: seconds of the whole step on this rank: see `Laps.step_s`.
         skips: steps of the round that replicas skipped, summed over replicas that train apart.
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
-            None: there is no parameter server.
-        late: portions that came too late for the servers, and did not count.
+            None: the weights are those of the step before.
+        late: portions that came too late, and did not count.
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.

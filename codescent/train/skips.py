@@ -70,7 +70,7 @@ class Skips:
     def as_rank0_knows(self, result: StepResult, path: Callable[[], str]) -> tuple[StepResult, str]:
         """The result of a step of which only rank 0 was told, on all ranks. Collective.
 
-        Servers may count pushes in another order. Rank 0 alone knows if the run folder was renamed, too.
+        Others may count updates in another order. Rank 0 alone knows if the run folder was renamed, too.
 
         Args:
             result: as this rank knows it.
