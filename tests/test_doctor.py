@@ -44,7 +44,7 @@ from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.meeting import Gathered, Roll, gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
-from codescent.doctor.network import Measured, _Walk, tournament
+from codescent.doctor.network import PairMeasurements, _NetworkSurvey, tournament
 from codescent.doctor.pairs import PairServer
 from codescent.doctor.report import Report
 from codescent.doctor.wanted import Wanted
@@ -351,10 +351,10 @@ class LateOnce:
 @linux
 def test_an_answer_that_is_late_once_is_no_finding() -> None:
     hub: Any = LateOnce()
-    walk = _Walk(hosts_of({rank: facts(rank, host) for rank, host in enumerate(HOSTS)}), hub)
-    walk.ping()
-    assert judge.late_pairs(walk.measured.latencies) == [("a", "b")]
-    assert walk.late_again() == []
+    survey = _NetworkSurvey(hosts_of({rank: facts(rank, host) for rank, host in enumerate(HOSTS)}), hub)
+    survey.ping()
+    assert judge.late_pairs(survey.measured.latencies) == [("a", "b")]
+    assert survey.late_again() == []
 
 
 @linux
@@ -402,7 +402,9 @@ def test_a_report_fits_80_columns(count: int, length: int) -> None:
     )
     pairs = {(one, other): 123.4e9 for one in names for other in names if one != other}
     finding = Finding(WRONG, "ports", tuple(names), "word " * 50, "word " * 30, "word " * 30, (1, 2))
-    report = Report(count, hosts, [finding], Measured(dict.fromkeys(pairs, 1e-4), pairs), ["note " * 40], 1.0, "a:1")
+    report = Report(
+        count, hosts, [finding], PairMeasurements(dict.fromkeys(pairs, 1e-4), pairs), ["note " * 40], 1.0, "a:1"
+    )
     lines = list(report.lines())
     assert max(map(len, lines)) <= 80
     assert json.loads(json.dumps(report.to_json()))["exit_code"] == 2

@@ -137,7 +137,7 @@ def test_what_may_only_fall() -> None:
     """Lower the numbers when you can. A class has one name in the house; a file has one job."""
     classes = Counter(node.name for _, tree in sources() for node in tree.body if isinstance(node, ast.ClassDef))
     twice = sorted(name for name, count in classes.items() if count > 1)
-    assert len(twice) <= 47, twice
+    assert len(twice) <= 14, twice
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     long = sorted(path.name for path, count in lines.items() if count > 350)
     assert len(long) <= 22, long

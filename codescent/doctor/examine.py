@@ -23,7 +23,7 @@ from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.judge_names import judge_names
 from codescent.doctor.judge_network import Pair
 from codescent.doctor.meeting import Gathered, gather, join
-from codescent.doctor.network import Measured, look_at_network
+from codescent.doctor.network import PairMeasurements, look_at_network
 from codescent.doctor.processes import listener
 from codescent.doctor.report import Report
 from codescent.doctor.tasks import Tasks
@@ -75,7 +75,7 @@ def _own_address(facts: Mapping[str, Any]) -> str:
 def _report(place: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: float) -> Report:
     hosts = hosts_of(found.facts)
     findings = [*wanted.problems, *_came(place, found, hosts), *judge_hosts(hosts, place.world_size)]
-    measured, notes = Measured(), [*wanted.notes]
+    measured, notes = PairMeasurements(), [*wanted.notes]
     seen = hub.ask({host.leader: {"do": "processes", "pids": [one["pid"] for one in host.facts]} for host in hosts})
     findings += judge_processes(hosts, {rank: one["left"] for rank, one in seen.items()}, wanted.mark or None)
     findings += judge_devices(hosts, wanted.device, {rank: one["on_devices"] for rank, one in seen.items()})
