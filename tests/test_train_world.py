@@ -321,8 +321,8 @@ def test_rank_0_says_that_the_address_is_not_its_own() -> None:
 
 def test_an_interface_to_listen_on_that_the_address_does_not_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
     has_interfaces(monkeypatch, eth0="10.0.0.1", ib0="127.0.0.2")
-    monkeypatch.setattr(search, "resolved", lambda host: ["10.0.0.1"])
-    monkeypatch.setattr(search, "is_mine", lambda address: True)
+    monkeypatch.setattr(addresses, "resolved", lambda host: ["10.0.0.1"])
+    monkeypatch.setattr(addresses, "is_mine", lambda address: True)
     with pytest.raises(UserError) as caught:
         meet(Rank(0, 0, 2, 1, "node0", free_port()), timedelta(minutes=5), open_agent, "ib0")
     (problem,) = caught.value.problems
