@@ -16,6 +16,8 @@ from codescent.doctor.judge_network import Pair
 from codescent.doctor.wanted import Wanted
 
 VOLLEY_S, ALONE_S = 0.3, 0.6
+CLOCK_ANSWER_S = 10.0
+"""A rank that has not measured its clock by then is lost."""
 MOST_ROUNDS = 15
 """With more hosts than that each one measures its bandwidth to so many others."""
 MOST_AGAIN = 24
@@ -52,7 +54,8 @@ def look_at_network(hosts: Sequence[Host], hub: Hub, wanted: Wanted) -> NetworkC
     survey = _NetworkSurvey(hosts, hub)
     survey.ping()
     survey.path_mtus()
-    ahead = {host.name: found for host in hosts if (found := hub.clock(host.leader)) is not None}
+    clocks = hub.ask({host.leader: {"do": "clock"} for host in hosts}, CLOCK_ANSWER_S)
+    ahead = {host.name: clocks[host.leader] for host in hosts if host.leader in clocks}
     measured = survey.measured
     late = survey.late_again()
     findings = [

@@ -35,14 +35,14 @@ from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
 from codescent.meeting.addresses import is_local
 from codescent.meeting.compared import compare, differences, stay_until_read
+from codescent.meeting.facts import facts_of_process
 from codescent.meeting.interfaces import name_interface
 from codescent.meeting.past import StoredPast
 from codescent.meeting.rendezvous import meet
 from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.devices import backends, choose_device, name_of, refusal
-from codescent.train.facts import facts_of_process
+from codescent.train.devices import backends, choose_device, name_of, refusal, versions
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
 
@@ -99,7 +99,7 @@ class World:
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
         backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
-        own = facts_of_process(code_digest(), backend, os.environ)  # reads files: before the others wait for this rank
+        own = facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
         self.meeting = meet(place, timedelta(seconds=meet_s), open_agent, listen)
         self.store = self.meeting.store
         self._torch_store = TorchStore(self.store)
