@@ -111,7 +111,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("second_of_two")
 def test_the_error_file_has_the_form_of_torchs_own(tmp_path: Path) -> None:
-    cause.is_in_step(11.5)
+    cause.mine.position = 11.5
     path = tmp_path / "error.json"
     for error in (UserError("a: wrong", "b: wrong"), ValueError("bad")):
         cause.write_error_file(error, {cause.ERROR_FILE: str(path)})

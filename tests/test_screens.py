@@ -25,7 +25,7 @@ from codescent.config.load import load
 from codescent.preflight import plan_of
 from codescent.train import estimate
 from codescent.train.display import Display, clock
-from codescent.train.estimate import Estimate, waited_s
+from codescent.train.pace import Estimate, waited_s
 from codescent.verbs.cli import run
 from codescent.verbs.columns import columns
 from codescent.verbs.plan import _of_head, _plan_rows

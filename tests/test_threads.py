@@ -17,7 +17,7 @@ from codescent.launch.group import Group
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.train import slow_steps, threads, world
-from codescent.train.slow_steps import SlowSteps
+from codescent.train.pace import SlowSteps
 from codescent.train.threads import (
     busy_said,
     candidates,

@@ -27,15 +27,15 @@ from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_te
 from codescent.models.lora.declare import is_adapter
 from codescent.record.ranks import RankRow
 from codescent.record.rows import strict
-from codescent.train import machine, threads
+from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import ended_early, how_to_continue, length_of, schedule_is_over
 from codescent.train.display import Display
-from codescent.train.estimate import Estimate
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
-from codescent.train.memory import row
+from codescent.train.memory import peak_memory_bytes, row
 from codescent.train.open import OpenRun
+from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.validations import Validations
@@ -63,6 +63,7 @@ class Report:
         self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
+        self.tokens, self.devices = run.plan.work.tokens, run.world.place.world_size * run.plan.devices
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
@@ -70,12 +71,12 @@ class Report:
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
         self.late_portions = 0
-        peak = self.peak * run.plan.devices
+        peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
-        if run.folder is not None:
+        if run.folder is not None and loggers:
             run.folder.listeners.append(self.loggers.send)
 
     def __enter__(self) -> Report:
@@ -225,8 +226,6 @@ class Report:
         step: int,
         rate: float,
         result: StepResult,
-        parts: Mapping[str, float],
-        seconds: float,
         val_loss: float | None,
         *,
         last: bool,
@@ -235,7 +234,11 @@ class Report:
         run = self.run
         if run.folder is None:
             return
-        tokens = run.plan.work.tokens
+        if result.late:
+            self._late(step, result.late)
+        tokens, seconds = self.tokens, result.step_s
+        flops_per_s = self.flops / seconds
+        mfu = flops_per_s / (self.peak * self.devices) if self.has_peak else None
         row: dict[str, Any] = {
             "step": step,
             "train_loss": result.train_loss,
@@ -244,28 +247,34 @@ class Report:
             "grad_norm": result.grad_norm,
             "tokens": step * tokens,
             "tokens_per_s": tokens / seconds,
-            "flops_per_s": self.flops / seconds,
-            "mfu": self._mfu(self.flops / seconds),
+            "flops_per_s": flops_per_s,
+            "mfu": mfu,
             "step_s": seconds,
-            **parts,
+            **result.parts,
             **({} if run.world.place.world_size > 1 else {WAIT_COLUMN: None}),
-            "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
+            "peak_memory_bytes": peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.place.world_size > 1 else None,
             "consensus": result.consensus,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
+            "mfu_spec": None if self.spec_peak is None else flops_per_s / (self.spec_peak * self.devices),
+            "hfu": None if mfu is None else mfu * (self.hardware_flops / self.flops),
         }
-        row |= self._of_peaks(row["mfu"], self.flops / seconds)
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
             run.folder.metrics(row)
-        self._check_outputs()
+        else:
+            run.folder.follow()
+        self._check_outputs(run.folder.path)
         due = last or step % run.config.log.every == 0
         if (due or val_loss is not None) and (why := self.board.write(row)):
             self.display.say(why)
             self._event("output_lost", rank=0, stream="tensorboard", why=why)
         if (sentence := self.estimate.after(step)) is not None:
             self.display.say(f"{'time':<8}{sentence}")
-        self.display.step(step, result.train_loss, tokens / seconds, row["mfu"], row["peak_memory_bytes"], due=due)
+        if (advice := self.slow_steps.add(seconds)) is not None:
+            self._event("slow_steps", step=step, advice=advice)
+            self.display.say(f"step {step}: {advice}")
+        self.display.step(step, result.train_loss, tokens / seconds, mfu, row["peak_memory_bytes"], due=due)
         if val_loss is not None:
             self.display.validation(step, val_loss)
             if not math.isfinite(val_loss):
@@ -279,31 +288,15 @@ class Report:
             step, plan, both = int(rows[0]["step"]), self.run.plan, zip(rows, memory, strict=True)
             self.run.folder.write_memory([row(plan, step, int(one["rank"]), found) for one, found in both])
 
-    def _of_peaks(self, mfu: float | None, flops_per_s: float) -> dict[str, float | None]:
-        """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
-        devices = self.run.world.place.world_size * self.run.plan.devices
-        spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
-        return {"mfu_spec": spec, "hfu": None if mfu is None else mfu * (self.hardware_flops / self.flops)}
-
-    def _mfu(self, flops_per_s: float) -> float | None:
-        """FLOP/s of a step, relative to the products of all devices as they were measured before the first step.
-
-        None: other programs slowed the products then. Nothing is measured again beside the steps: that would take time
-        of its own, on a machine that is as busy.
-        """
-        if not self.has_peak:
-            return None
-        return flops_per_s / (self.peak * self.run.world.place.world_size * self.run.plan.devices)
-
-    def _check_outputs(self) -> None:
-        """Report if the run folder was renamed, or if this process could not write its standard output or error."""
-        run = self.run
-        if run.folder is not None:
-            run.path = run.folder.follow()
-        if run.path != self.told:  # a save may have found it first
-            self.display.say(f"{self.told}: was renamed; the run continues in {run.path}")
-            self.told = run.path
-        self._lost([output.new_failures()])
+    def _check_outputs(self, path: Path) -> None:
+        """Report if the run folder was renamed to `path`, or if this process could not write its standard output or
+        error."""
+        self.run.path = path
+        if path != self.told:  # a save may have found it first
+            self.display.say(f"{self.told}: was renamed; the run continues in {path}")
+            self.told = path
+        if output.unreported:
+            self._lost([output.new_failures()])
 
     def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
         for rank, found in enumerate(of_ranks):
@@ -339,11 +332,10 @@ class Report:
         self._event("skipped_steps", step=step, count=count)
         self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
-    def late(self, step: int, portions: int) -> None:
+    def _late(self, step: int, portions: int) -> None:
         """Report that portions came too late for the servers: a round had ended, or others have them by now."""
-        if portions:
-            self.late_portions += portions
-            self._event("late", step=step, portions=portions)
+        self.late_portions += portions
+        self._event("late", step=step, portions=portions)
 
     def members(self, changes: MembershipChange) -> None:
         """Report workers that have died, and those that have come again."""
@@ -351,12 +343,6 @@ class Report:
             self._event("worker_lost", **asdict(lost))
         for joined in changes.joined:
             self._event("worker_joined", **asdict(joined))
-
-    def slow(self, step: int, advice: str | None) -> None:
-        """Report that steps have become slow; None: they have not."""
-        if advice is not None:
-            self._event("slow_steps", step=step, advice=advice)
-            self.display.say(f"step {step}: {advice}")
 
     def beside(self, step: int, seconds: Mapping[str, float]) -> None:
         """Record what the run has done beside its steps since the last call, in seconds. Nothing: no event."""
