@@ -106,7 +106,7 @@ def test_s5_each_rank_has_a_log_in_the_run_folder_and_no_file_has_the_token(tmp_
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = cause._Process()
     mine.rank = Rank(1, 1, 2, 2)
-    monkeypatch.setattr(cause, "_mine", mine)
+    monkeypatch.setattr(cause, "mine", mine)
 
 
 @pytest.mark.usefixtures("second_of_two")
