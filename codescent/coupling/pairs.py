@@ -126,9 +126,10 @@ class PairedReplicas(Queued, LocalSteps):
             else:
                 self.step, self.exchange.part = self.portion.step, self.portion.part
                 yield WorkItem(self.step, number, self.services.rate_of(self.step))
+                self._finish()
 
-    def finished(self) -> None:
-        """See Coupling: the sums are this rank's own."""
+    def _finish(self) -> None:
+        """A portion is computed: the sums are this rank's own."""
         loss, stop, square = self.at.sums.tolist()
         assert self.portion is not None
         self.report = {
