@@ -34,6 +34,7 @@ from codescent.coupling.told import (
     up_to,
 )
 from codescent.plan import Plan
+from codescent.plan.served import pushes_together
 from codescent.plan.wire import Wire
 from codescent.servers import Ledger, Portion, Portions
 from codescent.strategies.wire_messages import Messages
@@ -77,7 +78,7 @@ class Requests:
         self.in_steps = plan.layout.in_steps
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         self.messages = Messages(wire, self.part.numel, dtype)
-        together = self.workers if self.in_steps else 1
+        together = pushes_together(plan.layout, self.workers)
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
         self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers

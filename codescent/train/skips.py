@@ -1,5 +1,5 @@
 """In: results of steps, some of which were skipped. Out: how many in a row, who gave what is not finite, what is said.
-Does not skip a step (optimize.py does), does not end a run (loop.py does), and does not find a culprit: servers do."""
+Does not skip a step (optimize.py does), end a run (loop.py does), or find whose gradients they are (coupling/ does)."""
 
 from __future__ import annotations
 
