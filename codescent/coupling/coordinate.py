@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from codescent.base.errors import RunFailed
-from codescent.coupling.away import Away
-from codescent.coupling.patience import Patience
-from codescent.coupling.pushes import Step
-from codescent.coupling.server_requests import MOST_TOLD
+from codescent.coupling.failure_detector import FailureDetector, StallTimeout
 from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, SQUARE, Fields, Nonsense, check, up_to
+from codescent.coupling.work_queue import WorkQueue
 from codescent.servers import Portion, Portions
 
 REPORT: Fields = {
@@ -32,31 +30,24 @@ class Coordinator:
         workers: number of ranks, and of the portions of a step.
         first_step: number of complete steps when the command begins.
         timeout_s: how long a rank waits for an answer. Before that, all ranks hear of one that stands still.
-        away: whose connections have ended; None: a launcher sees ranks die, and ends the others.
+        detector: whose connections have ended; None: a launcher sees ranks die, and ends the others.
     """
 
-    def __init__(self, workers: int, first_step: int, timeout_s: float, away: Away | None = None) -> None:
-        self.patience, self.over = Patience(timeout_s, "computed nothing"), ""
-        self.timeout_s, self.away = timeout_s, away
+    def __init__(
+        self, workers: int, first_step: int, timeout_s: float, detector: FailureDetector | None = None
+    ) -> None:
+        self.stalls, self.over = StallTimeout(timeout_s, "computed nothing"), ""
+        self.timeout_s, self.detector = timeout_s, detector
         self.told: set[int] = set()  # ranks that know that the run is over
-        self.workers, self.count = workers, first_step * workers
+        self.workers, self.queue = workers, WorkQueue(workers, first_step)
         self.lock = threading.Lock()
         self.hosts: dict[int, str] = {}
-        self.portions: Portions | None = None
-        self.step, self.sums = Step(), list[float]()
-        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
-        self.stopping = False
-
-    @property
-    def done(self) -> int:
-        """The number of complete steps."""
-        return self.count // self.workers
 
     def begin(self, first: int, end: int) -> None:
         """A segment: the steps `first` to `end` - 1."""
         with self.lock:
-            self.portions = Portions(self.workers, first, end)
-            self.patience.begin()
+            self.queue.begin(first, end)
+            self.stalls.begin()
 
     def answer(self, sender: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to a rank that asks for work, and says what it has computed; None: later.
@@ -72,28 +63,21 @@ class Coordinator:
                 return {"over": self.over}
             if told.get("looks"):
                 return {}
-            portions = self.portions
+            portions = self.queue.portions
             if portions is None:
                 return None
             if report := told.get("report"):
                 self._count(portions, sender, report)
-            portion, ends = None, portions.finished
+            portion, ends = None, self.queue.ends
             if not ends:
                 portions.weights_given(sender)
                 portion = portions.take(sender)
-            self.patience.note(sender, told["known"], waits=not ends and portion is None)
-            if ends and told["known"] == self.done:
+            self.stalls.note(sender, told["known"], waits=not ends and portion is None)
+            if ends and told["known"] == self.queue.done:
                 return None  # this rank knows it already: it waits for the next segment
             if not ends and portion is None:
                 return self._late(sender, portions)  # until the others have finished
-            facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
-            unknown = self.done - told["known"]
-            if sender == 0:  # it writes the metrics, so it is told of each step
-                del self.unread[: max(0, len(self.unread) - unknown)]
-            facts["sums"] = (self.unread[-MOST_TOLD:] if sender == 0 else [self.sums]) if unknown else []
-            if portion is not None:
-                facts["portion"] = [portion.step, portion.part]
-            return facts
+            return self.queue.facts(sender, told["known"], portion)
 
     def _check(self, sender: int, told: Mapping[str, Any]) -> None:
         """Raise Nonsense: no rank of this run says this. The others hear of it first."""
@@ -102,7 +86,7 @@ class Coordinator:
             if "looks" in told:
                 check(who, "a question", told, {"looks": FLAG})
                 return
-            known = {"known": up_to(self.done, "the steps that are done")}
+            known = {"known": up_to(self.queue.done, "the steps that are done")}
             check(who, "a question", told, known, {"report": OBJECT})
             if "report" in told:
                 check(who, "a report", told["report"], REPORT)
@@ -113,40 +97,39 @@ class Coordinator:
     def met(self, sender: int, host: str) -> None:
         """A rank connects. Raises Refused: it was taken for dead."""
         self.hosts[sender] = host
-        if self.away is not None:
+        if self.detector is not None:
             with self.lock:
-                self.away.met(sender, host)
+                self.detector.met(sender, host)
 
     def left(self, sender: int, *, silent: bool) -> None:
         """The connection of a rank was lost."""
-        if self.away is not None:
+        if self.detector is not None:
             with self.lock:
-                held = {} if self.portions is None else self.portions.held
-                self.away.left(sender, held[sender].step if sender in held else self.done, silent=silent)
+                self.detector.left(sender, self.queue.at(sender), silent=silent)
 
     def wait_until_told(self) -> None:
         """The run is over, and this process ends. Wait until all ranks that live know why, for `timeout_s` at most."""
         end_s = time.monotonic() + self.timeout_s
         while time.monotonic() < end_s:
             with self.lock:
-                dead = {} if self.away is None else self.away.deaths()
+                dead = {} if self.detector is None else self.detector.deaths()
                 if not set(range(self.workers)) - self.told - dead.keys():
                     return
             time.sleep(LOOK_S)
 
     def _has_lost(self) -> bool:
         """Whether the run is over, because a rank has died."""
-        dead = {} if self.away is None else self.away.deaths()
+        dead = {} if self.detector is None else self.detector.deaths()
         if dead and not self.over:
-            assert self.away is not None
-            how = "; ".join(f"rank {worker} {self.away.how(worker)}" for worker in sorted(dead))
+            assert self.detector is not None
+            how = "; ".join(f"rank {worker} {self.detector.how(worker)}" for worker in sorted(dead))
             self.over = f"{how}, and its weights with it; `codescent train --resume` goes on from the last checkpoint"
         return bool(self.over)
 
     def _late(self, sender: int, portions: Portions) -> dict[str, str] | None:
         """Why the run is over, if a rank that computes has stood still too long."""
         try:
-            self.patience.check(portions.held, range(self.workers))
+            self.stalls.check(portions.held, range(self.workers))
         except RunFailed as error:
             self.over = str(error)
             self.told.add(sender)
@@ -158,8 +141,8 @@ class Coordinator:
         if not portions.holds(sender, portion):
             return  # counted when the same request came before
         portions.done(sender, portion)
-        step = self.step
-        self.count += 1
+        step = self.queue.step
+        self.queue.count += 1
         step.pushes += 1
         step.stops += report["stop"]
         if report["skipped"]:  # this update alone; the loss is the mean of the others
@@ -172,9 +155,7 @@ class Coordinator:
             step.square += report["square"] / self.workers
         step.stale += report["staleness"]
         step.most_stale = max(step.most_stale, report["staleness"])
-        if report["stop"] and not self.stopping:
-            self.stopping = True
-            portions.end_after_given()
-        if self.count % self.workers == 0:
-            self.sums, self.step = step.sums, Step()
-            self.unread.append(self.sums)
+        if report["stop"]:
+            self.queue.stop()
+        if self.queue.count % self.workers == 0:
+            self.queue.complete_step()

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from codescent.checkpoint.box import Box
-from codescent.coupling.crew import MembershipChange
+from codescent.coupling.membership import MembershipChange
 from codescent.coupling.services import Services, WeightUpdater
 from codescent.data.loader import Loader, Portion
 from codescent.plan import AXES, Instruction, Plan, Verb

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from codescent.coupling.away import Away
-from codescent.coupling.crew import Crew, Death
+from codescent.coupling.failure_detector import FailureDetector, StallTimeout
 from codescent.coupling.followers import Followers
-from codescent.coupling.patience import Patience
-from codescent.coupling.pushes import Push, Step
+from codescent.coupling.membership import Death, Membership
+from codescent.coupling.pushes import Push
 from codescent.coupling.server_part import ServerPart
 from codescent.coupling.services import WeightUpdater
 from codescent.coupling.told import (
@@ -33,10 +32,11 @@ from codescent.coupling.told import (
     nonsense,
     up_to,
 )
+from codescent.coupling.work_queue import WorkQueue
 from codescent.plan import Plan
 from codescent.plan.served import pushes_together
 from codescent.plan.wire import Wire
-from codescent.servers import Ledger, Portion, Portions
+from codescent.servers import Ledger, Portion
 from codescent.strategies.wire_messages import Messages
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
@@ -54,8 +54,6 @@ PUSH_OF_ROUND: Fields = {
 PULL: Fields = {"after": WHOLE, "final": FLAG, "have": VERSION}
 OF_A_PULL: Fields = {"granted": WHOLE, "reserves": FLAG}
 LAST_PULL: Fields = {**PULL, "pushes": WHOLE, "stopped": FLAG}
-MOST_TOLD = 300
-"""Most steps of which an answer has the sums: the metadata of a frame is bounded."""
 
 
 class Requests:
@@ -81,25 +79,21 @@ class Requests:
         together = pushes_together(plan.layout, self.workers)
         bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
-        self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers
-        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
+        self.life, self.queue = secrets.randbits(31), WorkQueue(self.workers, first_step, self.period)
+        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.queue.count}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
-        self.step = Step()
         self.change = threading.Condition()
         self.staged: dict[int, Push] = {}  # by worker; the others follow the first server's decisions
         self.committed: set[tuple[int, int]] = set()  # worker and number: every server has its part
         self.refusals: set[tuple[int, int]] = set()
         self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
         self.applied = 0  # pushes in this command, also those that end no portion
-        self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
-        self.crew, self.patience = Crew(), Patience()
+        self.followers = Followers(self.queue.count, [self.workers + other for other in range(1, len(plan.servers))])
+        self.membership, self.stalls = Membership(), StallTimeout()
         self.tells = False  # no launcher sees all ranks: the workers hear from here why the run is over
-        self.away: Away | None = None  # of the first server then
+        self.detector: FailureDetector | None = None  # of the first server then
         self.incoming: dict[int, torch.Tensor] = {}
-        self.portions: Portions | None = None  # of the first server
-        self.sums: list[float] = []
-        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
-        self.stopping = self.ended = self.updating = False
+        self.ended = self.updating = False
         self.server: Server | None = None
         self.hosts: dict[int, str] = {}
 
@@ -108,18 +102,13 @@ class Requests:
         rank = sender if sender < self.workers else self.plan.servers[sender - self.workers]
         return f"rank {rank} (on {self.hosts.get(sender, 'an unknown host')})"
 
-    @property
-    def done(self) -> int:
-        """The number of complete steps."""
-        return self.pushes // self.workers * self.period
-
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
         """See Service. Raises Refused: it was taken for dead. Raises Nonsense, as all that answers a rank."""
         check(self.who(sender), "a greeting", facts, {"host": HOST})
         with self.change:
             self.hosts[sender] = facts["host"]
-            if self.away is not None and sender < self.workers:
-                self.away.met(sender, facts["host"])
+            if self.detector is not None and sender < self.workers:
+                self.detector.met(sender, facts["host"])
         return {}
 
     def into(self, request: Frame) -> Sequence[memoryview] | None:
@@ -143,7 +132,7 @@ class Requests:
                 found = self._answer_worker(request)
                 waits = found is None
             finally:  # it is answered also if it is refused
-                self.patience.note(request.sender, (request.kind, request.request), waits=waits)
+                self.stalls.note(request.sender, (request.kind, request.request), waits=waits)
             return found
 
     def _check(self, request: Frame) -> None:
@@ -156,7 +145,7 @@ class Requests:
         elif request.kind is Kind.PULL:
             check(who, "a pull", told, LAST_PULL if told.get("final") else PULL, OF_A_PULL)
         elif request.kind is Kind.ASK:
-            known = {"known": up_to(self.done, "the steps that are done")}
+            known = {"known": up_to(self.queue.done, "the steps that are done")}
             check(who, "a question", told, known, {"waits": FLAG, "joins": MOMENT})
         else:
             raise nonsense(who, f"a request of kind {request.kind.name}", "to a parameter server")
@@ -196,15 +185,14 @@ class Requests:
         if self.index or sender >= self.workers:
             return
         with self.change:
-            if self.away is not None:
-                held = {} if self.portions is None else self.portions.held
-                self.away.left(sender, held[sender].step if sender in held else self.done, silent=silent)
-            self.patience.note(sender, None, waits=False)
+            if self.detector is not None:
+                self.detector.left(sender, self.queue.at(sender), silent=silent)
+            self.stalls.note(sender, None, waits=False)
             self.ledger.release(sender)
             self.staged.pop(sender, None)
             self.committed = {key for key in self.committed if key[0] != sender}
-            if self.portions is not None:
-                self.portions.leave(sender)
+            if self.queue.portions is not None:
+                self.queue.portions.leave(sender)
             self.change.notify_all()
 
     def _answer_push(self, request: Frame) -> Answer | None:
@@ -227,7 +215,7 @@ class Requests:
             if lost or grant is None or grant.ticket != told["ticket"]:
                 self.staged.pop(request.sender, None)
                 self.ledger.push(*key, 0)  # no grant has this ticket: it counts the refusal
-                self.step.late += self.plan.layout.quorum is None  # a round that ends by quorum has counted it
+                self.queue.step.late += self.plan.layout.quorum is None  # a round that ends by quorum has counted it
                 raise Refused("the worker has no grant for these weights")
             self.committed.add(key)
             self.change.notify_all()
@@ -254,13 +242,14 @@ class Requests:
         """Grant the weights and send them. A worker of several servers has the grant first, where pulls may wait, and
         `granted` is its ticket: weights of no server are then older than the grant."""
         told, sender, version = request.metadata, request.sender, self.ledger.version
+        portions = self.queue.portions
         facts = {"life": self.life, "version": version, "stop": self.stop_requested(), "applied": self.applied}
         if self.applied < told["after"]:
             return None
         is_ready = True
         if told["final"]:
             self.ledger.release(sender)
-            if self.pushes != told["pushes"]:
+            if self.queue.count != told["pushes"]:
                 return None
             if told["stopped"]:
                 self.ended = True
@@ -270,40 +259,36 @@ class Requests:
             facts["ticket"] = told["granted"]
             is_ready = grant is not None and grant.ticket == told["granted"]
         else:
-            if self.portions is not None:
-                self.portions.returned(sender)
-            idle = self.portions is not None and not (self.portions.finished or self.portions.offers(sender))
+            if portions is not None:
+                portions.returned(sender)
+            idle = portions is not None and not (portions.finished or portions.offers(sender))
             if idle or (grant := self.ledger.pull(sender)) is None:
                 return None
             facts["ticket"] = grant.ticket
             if told.get("reserves"):
                 return Answer(version, facts)
-        if self.portions is not None and is_ready:  # without its grant, it is told to pull anew when it asks for work
-            self.portions.weights_given(sender)
+        if portions is not None and is_ready:  # without its grant, it is told to pull anew when it asks for work
+            portions.weights_given(sender)
         self.bases[sender] = version
         if told["have"] == [self.life, version]:
             return Answer(version, facts)
         return Answer(version, facts, [bytes_of(self.part.weights(version))])
 
     def _answer_ask(self, request: Frame) -> Answer | None:
-        ends = self.portions is None or (self.portions.finished and self.done == self.portions.end)
-        if ends and request.metadata["known"] == self.done:
+        ends, portions = self.queue.ends, self.queue.portions
+        if ends and request.metadata["known"] == self.queue.done:
             return None  # this worker knows it already: it waits for the next segment
-        if not ends and self.portions is not None and not self.portions.is_ready(request.sender):
+        if not ends and portions is not None and not portions.is_ready(request.sender):
             return Answer(self.ledger.version, {"pull": True})
-        portion = None if ends or self.portions is None else self.portions.take(request.sender)
+        portion = None if ends or portions is None else portions.take(request.sender)
         if portion is None and not ends:
             self.ledger.release(request.sender)
             self.change.notify_all()  # a push that waited for this worker's grant
             if request.metadata.get("waits"):
                 return None
-        facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
-        unknown = self.done - request.metadata["known"]
-        if request.sender == 0:  # it writes the metrics, so it is told of each step
-            del self.unread[: max(0, len(self.unread) - unknown // self.period)]
-        facts["sums"] = (self.unread[-MOST_TOLD:] if request.sender == 0 else [self.sums]) if unknown else []
+        facts = self.queue.facts(request.sender, request.metadata["known"], portion)
         if portion is not None:
-            facts |= {"portion": [portion.step, portion.part], **self._steps_of(request.sender, portion)}
+            facts |= self._steps_of(request.sender, portion)
         return Answer(self.ledger.version, facts)
 
     def _answer_join(self, request: Frame) -> Answer | None:
@@ -312,13 +297,13 @@ class Requests:
         It counts its pushes on after its predecessor's. Their connections have ended: see Server.
         """
         moment_s, position = request.metadata["joins"]
-        if self.crew.died(request.sender, Death(moment_s, position)):
+        if self.membership.died(request.sender, Death(moment_s, position)):
             self.left(request.sender, "it has died")
-        if self.stopping or self.portions is None or self.portions.finished:
+        if self.queue.stopping or self.queue.portions is None or self.queue.portions.finished:
             return None
         self.refusals = {key for key in self.refusals if key[0] != request.sender}
-        self.crew.comes(request.sender, self.done)
-        facts = {"done": self.done, "number": self.ledger.join(request.sender), "applied": self.applied}
+        self.membership.comes(request.sender, self.queue.done)
+        facts = {"done": self.queue.done, "number": self.ledger.join(request.sender), "applied": self.applied}
         return Answer(self.ledger.version, facts)
 
     def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:

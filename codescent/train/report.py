@@ -20,7 +20,7 @@ from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
-from codescent.coupling.crew import MembershipChange
+from codescent.coupling.membership import MembershipChange
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.record.ranks import RankRow
