@@ -93,7 +93,7 @@ class Saving:
         return path
 
     def rotate(self) -> None:
-        """Remove checkpoints that are not kept, once a finite step has followed the newest one."""
+        """Remove checkpoints that are not kept. A finite step has followed the newest one (`Standing.unproven`)."""
         with self.beside.doing(REMOVAL):
             if self.run.world.is_first:
                 self.run.checkpoints.rotate()
