@@ -14,7 +14,6 @@ from codescent.coupling import round_server
 from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.coupling.parameter_server import LOOK_S
 from codescent.coupling.round_server import RoundServer
-from codescent.servers import Portions
 from codescent.servers.arrivals import SIGMA_PER_MAD, SPREADS
 from codescent.train.server_weights import server_weights
 from codescent.transport import Answer, Frame, Kind, Refused
@@ -49,7 +48,7 @@ class Rounds:
         optimizer = OuterOptimizer(server_weights(plan, 0, replaced=False), plan)
         self.clock, self.begun_s = clock, 0.0
         self.server = RoundServer(plan, 0, optimizer, None, 0, lambda: False)
-        self.server.portions = Portions(WORKERS, 0, 50, own=True, period=PERIOD)
+        self.server.queue.begin(0, 50)
         self.number = 0
         self.computing: dict[int, tuple[int, list[int]]] = {}  # by worker: ticket and portion
         self.sent: dict[int, Frame] = {}
@@ -107,7 +106,7 @@ class Rounds:
     @property
     def late(self) -> list[int]:
         """How many portions of each round came late, as rank 0 is told."""
-        return [int(sums[-1]) for sums in self.server.unread]
+        return [int(sums[-1]) for sums in self.server.queue.unread]
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def rounds(project: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
 def test_the_first_two_rounds_wait_for_all(rounds: Rounds) -> None:
     for number in (1, 2):
         rounds.usual((1.0, 1.1, 1000.0))
-        assert rounds.server.done == number * PERIOD
+        assert rounds.server.queue.done == number * PERIOD
     assert rounds.late == [0, 0]
 
 
@@ -130,12 +129,12 @@ def test_a_round_without_a_quorum_waits(rounds: Rounds) -> None:
     rounds.begin()
     assert rounds.push(0)
     rounds.at(1000.0)
-    assert (rounds.server.done, rounds.server._look_s()) == (2 * PERIOD, LOOK_S)
+    assert (rounds.server.queue.done, rounds.server._look_s()) == (2 * PERIOD, LOOK_S)
     assert rounds.push(1)  # it completes the quorum, long after the deadline: the round waits only a moment more
     rounds.at(1000.0 + round_server.FLOOR_S - 0.01)
-    assert rounds.server.done == 2 * PERIOD
+    assert rounds.server.queue.done == 2 * PERIOD
     rounds.at(1000.0 + round_server.FLOOR_S + 0.01)
-    assert rounds.server.done == 3 * PERIOD
+    assert rounds.server.queue.done == 3 * PERIOD
 
 
 def test_who_comes_after_the_deadline_is_refused_and_counted(rounds: Rounds) -> None:
@@ -146,15 +145,15 @@ def test_who_comes_after_the_deadline_is_refused_and_counted(rounds: Rounds) -> 
         rounds.at(ARRIVED_S[worker])
         assert rounds.push(worker)
     rounds.at(DEADLINE_S - 0.01)
-    assert rounds.server.done == 2 * PERIOD
+    assert rounds.server.queue.done == 2 * PERIOD
     assert rounds.server._look_s() == pytest.approx(0.01)  # not LOOK_S: it looks again at the deadline
     rounds.at(DEADLINE_S + 0.01)
-    assert rounds.server.done == 3 * PERIOD
+    assert rounds.server.queue.done == 3 * PERIOD
     assert rounds.late == [0, 0, 1]
     version = rounds.server.ledger.version
     assert not rounds.push(2)
     assert rounds.server.ledger.refused == {2: 1}
-    assert (rounds.server.ledger.version, rounds.server.done) == (version, 3 * PERIOD)
+    assert (rounds.server.ledger.version, rounds.server.queue.done) == (version, 3 * PERIOD)
     rounds.usual()  # the late one pulls the new weights, and computes its part of the present round
     assert rounds.late == [0, 0, 1, 0]
 

@@ -1,5 +1,5 @@
-"""In: requests of ranks whose replicas average beside the computation. Out: portions of work, and what a step sums to.
-Does not average (pair_exchange.py does) and has no weights: servers have a coordinator of their own."""
+"""In: requests of ranks whose replicas average beside the computation. Out: their work, or why the run is over.
+Does not average (pair_exchange.py does) and does not divide the work (work_queue.py does)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 from codescent.base.errors import RunFailed
 from codescent.coupling.away import Away
 from codescent.coupling.patience import Patience
-from codescent.coupling.pushes import Step
-from codescent.coupling.server_requests import MOST_TOLD
 from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, SQUARE, Fields, Nonsense, check, up_to
-from codescent.servers import Portion, Portions
+from codescent.coupling.work_queue import WorkQueue
+from codescent.servers import Portion
 
 REPORT: Fields = {
     "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": SQUARE, "stop": FLAG, "skipped": FLAG,
@@ -26,7 +25,7 @@ LOOK_S = 0.05
 
 
 class Coordinator:
-    """Gives out the portions of a segment's steps. A fast rank computes more of them than a slow one.
+    """Answers what ranks of asynchronous gossip ask rank 0. A fast rank computes more portions than a slow one.
 
     Args:
         workers: number of ranks, and of the portions of a step.
@@ -39,23 +38,14 @@ class Coordinator:
         self.patience, self.over = Patience(timeout_s, "computed nothing"), ""
         self.timeout_s, self.away = timeout_s, away
         self.told: set[int] = set()  # ranks that know that the run is over
-        self.workers, self.count = workers, first_step * workers
+        self.workers, self.queue = workers, WorkQueue(workers, first_step)
         self.lock = threading.Lock()
         self.hosts: dict[int, str] = {}
-        self.portions: Portions | None = None
-        self.step, self.sums = Step(), list[float]()
-        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
-        self.stopping = False
-
-    @property
-    def done(self) -> int:
-        """The number of complete steps."""
-        return self.count // self.workers
 
     def begin(self, first: int, end: int) -> None:
         """A segment: the steps `first` to `end` - 1."""
         with self.lock:
-            self.portions = Portions(self.workers, first, end)
+            self.queue.begin(first, end)
             self.patience.begin()
 
     def answer(self, sender: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -72,28 +62,20 @@ class Coordinator:
                 return {"over": self.over}
             if told.get("looks"):
                 return {}
-            portions = self.portions
-            if portions is None:
-                return None
-            if report := told.get("report"):
-                self._count(portions, sender, report)
-            portion, ends = None, portions.finished
-            if not ends:
-                portions.weights_given(sender)
-                portion = portions.take(sender)
-            self.patience.note(sender, told["known"], waits=not ends and portion is None)
-            if ends and told["known"] == self.done:
-                return None  # this rank knows it already: it waits for the next segment
-            if not ends and portion is None:
-                return self._late(sender, portions)  # until the others have finished
-            facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
-            unknown = self.done - told["known"]
-            if sender == 0:  # it writes the metrics, so it is told of each step
-                del self.unread[: max(0, len(self.unread) - unknown)]
-            facts["sums"] = (self.unread[-MOST_TOLD:] if sender == 0 else [self.sums]) if unknown else []
-            if portion is not None:
-                facts["portion"] = [portion.step, portion.part]
-            return facts
+            return self._give(sender, told["known"], told.get("report"))
+
+    def _give(self, sender: int, known: int, report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The next portion, or that the segment is over. A replica has its weights, so it never waits for them."""
+        queue = self.queue
+        if report:
+            self._count(sender, report)
+        queue.weights_given(sender)
+        portion = queue.take(sender)
+        waits = portion is None and not queue.ends  # until the others have finished
+        self.patience.note(sender, known, waits=waits)
+        if waits:
+            return self._late(sender)
+        return None if queue.is_known(known) else queue.facts(sender, known, portion)
 
     def _check(self, sender: int, told: Mapping[str, Any]) -> None:
         """Raise Nonsense: no rank of this run says this. The others hear of it first."""
@@ -102,7 +84,7 @@ class Coordinator:
             if "looks" in told:
                 check(who, "a question", told, {"looks": FLAG})
                 return
-            known = {"known": up_to(self.done, "the steps that are done")}
+            known = {"known": up_to(self.queue.done, "the steps that are done")}
             check(who, "a question", told, known, {"report": OBJECT})
             if "report" in told:
                 check(who, "a report", told["report"], REPORT)
@@ -121,8 +103,7 @@ class Coordinator:
         """The connection of a rank was lost."""
         if self.away is not None:
             with self.lock:
-                held = {} if self.portions is None else self.portions.held
-                self.away.left(sender, held[sender].step if sender in held else self.done, silent=silent)
+                self.away.left(sender, self.queue.position(sender), silent=silent)
 
     def wait_until_told(self) -> None:
         """The run is over, and this process ends. Wait until all ranks that live know why, for `timeout_s` at most."""
@@ -143,25 +124,22 @@ class Coordinator:
             self.over = f"{how}, and its weights with it; `codescent train --resume` goes on from the last checkpoint"
         return bool(self.over)
 
-    def _late(self, sender: int, portions: Portions) -> dict[str, str] | None:
+    def _late(self, sender: int) -> dict[str, str] | None:
         """Why the run is over, if a rank that computes has stood still too long."""
         try:
-            self.patience.check(portions.held, range(self.workers))
+            self.patience.check(self.queue.held, range(self.workers))
         except RunFailed as error:
             self.over = str(error)
             self.told.add(sender)
         return {"over": self.over} if self.over else None
 
-    def _count(self, portions: Portions, sender: int, report: Mapping[str, Any]) -> None:
+    def _count(self, sender: int, report: Mapping[str, Any]) -> None:
         """Count a portion that is computed: see `PairedReplicas.finished`."""
-        portion = Portion(*report["portion"])
-        if not portions.holds(sender, portion):
+        portion, step = Portion(*report["portion"]), self.queue.step
+        if not self.queue.holds(sender, portion):
             return  # counted when the same request came before
-        portions.done(sender, portion)
-        step = self.step
-        self.count += 1
-        step.pushes += 1
-        step.stops += report["stop"]
+        self.queue.finish(sender, portion)
+        step.count(report["staleness"], stop=report["stop"])
         if report["skipped"]:  # this update alone; the loss is the mean of the others
             step.skips += 1
             step.square = math.nan
@@ -170,11 +148,6 @@ class Coordinator:
             step.loss += report["loss"]
             step.losses += report["losses"]
             step.square += report["square"] / self.workers
-        step.stale += report["staleness"]
-        step.most_stale = max(step.most_stale, report["staleness"])
-        if report["stop"] and not self.stopping:
-            self.stopping = True
-            portions.end_after_given()
-        if self.count % self.workers == 0:
-            self.sums, self.step = step.sums, Step()
-            self.unread.append(self.sums)
+        if report["stop"]:
+            self.queue.stop()
+        self.queue.complete_step()

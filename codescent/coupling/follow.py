@@ -20,7 +20,7 @@ def follow(server: WeightServer, first: Client) -> None:
 
 
 def _follow(server: WeightServer, first: Client) -> None:
-    after = server.pushes
+    after = server.queue.count
     try:
         while not server.closed:
             applied = first.request(Kind.ASK, metadata={"after": after}).metadata["pushes"]

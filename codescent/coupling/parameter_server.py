@@ -16,14 +16,14 @@ from codescent.base.errors import RunFailed
 from codescent.base.output import warn
 from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
-from codescent.coupling.pushes import Push, Step, is_finite, unsound, untrue
+from codescent.coupling.pushes import Push, is_finite, unsound, untrue
 from codescent.coupling.server_requests import Requests
 from codescent.coupling.services import WeightUpdater
 from codescent.coupling.told import nonsense
 from codescent.plan import Plan
 from codescent.record import order
 from codescent.record.order import Applied
-from codescent.servers import Decision, Portions, Verdict
+from codescent.servers import Decision, Verdict
 
 TOLD_S = 5.0
 """Seconds in which the workers hear why the run is over: each connects again within a second."""
@@ -65,7 +65,7 @@ class WeightServer(Requests):
     @property
     def has_ended(self) -> bool:
         """Whether a rank was asked to stop, and all work that was given out is done."""
-        return self.ended or (self.stopping and self.portions is not None and self.done == self.portions.end)
+        return self.ended or (self.queue.stopping and self.queue.ends)
 
     def allow(self, number: int) -> None:
         """The thread may serve until the end of the segment of step `number`."""
@@ -151,23 +151,21 @@ class WeightServer(Requests):
     def _serve(self, number: int, rate: float) -> bool:
         with self.change:
             self.patience.begin()
-            if self.index == 0 and (self.portions is None or self.portions.finished):
-                own = self.plan.layout.updates == "synchronous"
-                end = self.plan.schedule.agrees_next(number)
-                self.portions = Portions(self.workers, number, end, own=own, period=self.period)
+            if self.index == 0 and self.queue.ends:
+                self.queue.begin(number, self.plan.schedule.agrees_next(number))
                 for worker in self.ledger.granted:  # they have pulled before this step began
-                    self.portions.weights_given(worker)
+                    self.queue.weights_given(worker)
             self._changed()
-            while self.done <= number and not (self.has_ended or self.closed):
+            while self.queue.done <= number and not (self.has_ended or self.closed):
                 if self._apply_ready(rate) or self._close_late(rate):
                     self._changed()
                     continue
                 self.raise_failure()
                 if self.stop_requested():
-                    self._stop()
+                    self.queue.stop()  # servers but the first are told by the workers
                 self.look_for_dead()
-                if self.portions is not None:
-                    self.patience.check(self.portions.held, set(range(self.workers)) - self.crew.absent)
+                if self.index == 0:
+                    self.patience.check(self.queue.held, set(range(self.workers)) - self.crew.absent)
                 with waiting():
                     self.change.wait(self._look_s())
             return not self.has_ended
@@ -191,7 +189,7 @@ class WeightServer(Requests):
             return False
         for key in sorted(self.committed):
             push = self.staged[key[0]]
-            if self.portions is not None and not self.portions.holds(push.worker, push.portion):
+            if not self.queue.holds(push.worker, push.portion):
                 self._refuse(key)
                 return True
             decision = self.ledger.push(push.worker, push.number, push.ticket)
@@ -219,13 +217,8 @@ class WeightServer(Requests):
         if decision.completes:
             self._changed()  # the other servers update together with this one
             self._update(rate)
-        if push.is_last and self.pushes % self.workers == 0:
-            self._complete_step()
-
-    def _complete_step(self) -> None:
-        self.sums, self.step = self.step.sums, Step()
-        if self.index == 0:
-            self.unread.append(self.sums)
+        if push.is_last:
+            self.queue.complete_step()
 
     def _close_late(self, rate: float) -> bool:
         """End a round without those who are late: see RoundServer."""
@@ -242,26 +235,15 @@ class WeightServer(Requests):
 
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
-        self.pushes += push.is_last
-        step = self.step
-        step.pushes += 1
+        step = self.queue.step
+        step.count(staleness, stop=push.stop)
         if self.in_steps or math.isfinite(push.loss + push.square):  # else it is refused, alone
             step.loss += push.loss
             step.losses += push.losses
-        step.stops += push.stop
-        step.stale += staleness
-        step.most_stale = max(step.most_stale, staleness)
-        if self.portions is not None:
-            if push.is_last:
-                self.portions.done(push.worker, push.portion)
-            if push.stop:
-                self._stop()
-
-    def _stop(self) -> None:
-        """End with the last step of which a portion was given out. Servers but the first are told by the workers."""
-        if self.portions is not None and not self.stopping:
-            self.stopping = True
-            self.portions.end_after_given()
+        if push.is_last:
+            self.queue.finish(push.worker, push.portion)
+        if push.stop:
+            self.queue.stop()
 
     def _sum_over_servers(self, square: torch.Tensor) -> None:
         """Other threads take pushes meanwhile: another server may wait for one that would wait here. No weights are
@@ -304,17 +286,17 @@ class WeightServer(Requests):
             return sums
 
         sums = self.part.update(pushes, rate, agree)
-        sound = bool(sums.isfinite().all())
+        step, sound = self.queue.step, bool(sums.isfinite().all())
         if self.in_steps:
-            self.step.square += float(sums[-1])
+            step.square += float(sums[-1])
         else:
-            self.step.square += pushes[0].square / self.workers if sound else math.nan
+            step.square += pushes[0].square / self.workers if sound else math.nan
         if not sound:
-            self.step.skips += 1
+            step.skips += 1
             ordered = sorted(pushes, key=lambda push: (push.portion, push.worker))
             for worker in untrue(ordered, ordered[0].gradients):
                 raise nonsense(self.who(worker), "a push", "with gradients that are not finite and a norm that is")
-            self.step.unsound |= unsound(ordered, ordered[0].gradients)
+            step.unsound |= unsound(ordered, ordered[0].gradients)
             self._note_refused(pushes)
 
     def _note_refused(self, pushes: Collection[Push]) -> None:

@@ -67,9 +67,9 @@ class RoundServer(WeightServer):
         if facts["finite"] and not is_finite(push.gradients):  # it would be added to the weights
             raise nonsense(self.who(push.worker), "a push", "with a change that is not finite, and says that it is")
         super()._add(push, staleness)
-        self.step.skips += int(facts["skips"])
+        self.queue.step.skips += int(facts["skips"])
         if facts["skips"] or not facts["finite"]:
-            self.step.unsound.add(push.worker)
+            self.queue.step.unsound.add(push.worker)
         if self.speeds is not None:
             self.speeds.record(push.worker, facts["count"], facts["seconds"])
         if push.is_last:
@@ -94,13 +94,11 @@ class RoundServer(WeightServer):
 
     def _close_late(self, rate: float) -> bool:
         left_s = self._left_s()
-        if left_s is None or left_s > 0 or self.portions is None or not self.ledger.close():
+        if left_s is None or left_s > 0 or not self.ledger.close():
             return False
-        dropped = self.portions.drop_open()
-        self.pushes += len(dropped)
-        self.step.late += len(dropped)
+        self.queue.drop_open()
         self._update(rate)
-        self._complete_step()
+        self.queue.complete_step()
         return True
 
     @torch.no_grad()
@@ -109,7 +107,7 @@ class RoundServer(WeightServer):
         pushes, self.summed = sorted(self.summed, key=lambda push: (push.portion, push.worker)), []
         counts = [push.facts["count"] for push in pushes]
         whole = sum(counts) if self.quorum is not None else self.period * self.workers
-        self.step.square += sum(push.square * count for push, count in zip(pushes, counts, strict=True)) / whole
+        self.queue.step.square += sum(push.square * count for push, count in zip(pushes, counts, strict=True)) / whole
         self._note_refused([push for push in pushes if not push.facts["finite"]])
         total = mean_change(pushes)
         if total is not None:

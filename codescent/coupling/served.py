@@ -55,9 +55,9 @@ class OnlyServes(Coupling):
 
     def result(self, number: int) -> StepSums:
         """See Coupling."""
-        server = self.server
-        done = min(server.done, number + self.plan.schedule.period)
-        return told([server.sums] if server.sums else [], done, stops=server.has_ended)
+        queue = self.server.queue
+        done = min(queue.done, number + self.plan.schedule.period)
+        return told([queue.sums] if queue.sums else [], done, stops=self.server.has_ended)
 
     def meet(self, step: int) -> MembershipChange:
         """See Coupling."""

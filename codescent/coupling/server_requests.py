@@ -14,7 +14,7 @@ from codescent.coupling.away import Away
 from codescent.coupling.crew import Crew, Death
 from codescent.coupling.followers import Followers
 from codescent.coupling.patience import Patience
-from codescent.coupling.pushes import Push, Step
+from codescent.coupling.pushes import Push
 from codescent.coupling.server_part import ServerPart
 from codescent.coupling.services import WeightUpdater
 from codescent.coupling.told import (
@@ -33,9 +33,10 @@ from codescent.coupling.told import (
     nonsense,
     up_to,
 )
+from codescent.coupling.work_queue import WorkQueue
 from codescent.plan import Plan
 from codescent.plan.wire import Wire
-from codescent.servers import Ledger, Portion, Portions
+from codescent.servers import Ledger, Portion
 from codescent.strategies.wire_messages import Messages
 from codescent.transport import Answer, Frame, Kind, Refused, Server
 from codescent.transport.tensors import bytes_of
@@ -53,8 +54,6 @@ PUSH_OF_ROUND: Fields = {
 PULL: Fields = {"after": WHOLE, "final": FLAG, "have": VERSION}
 OF_A_PULL: Fields = {"granted": WHOLE, "reserves": FLAG}
 LAST_PULL: Fields = {**PULL, "pushes": WHOLE, "stopped": FLAG}
-MOST_TOLD = 300
-"""Most steps of which an answer has the sums: the metadata of a frame is bounded."""
 
 
 class Requests:
@@ -78,27 +77,25 @@ class Requests:
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         self.messages = Messages(wire, self.part.numel, dtype)
         together = self.workers if self.in_steps else 1
-        bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
+        synchronous = plan.layout.updates == "synchronous"
+        bound = 0 if synchronous else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
-        self.life, self.pushes = secrets.randbits(31), first_step // self.period * self.workers
-        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.pushes}
+        self.queue = WorkQueue(self.workers, first_step, own=synchronous, period=self.period)
+        self.life, pushes = secrets.randbits(31), self.queue.count
+        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": pushes}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
-        self.step = Step()
         self.change = threading.Condition()
         self.staged: dict[int, Push] = {}  # by worker; the others follow the first server's decisions
         self.committed: set[tuple[int, int]] = set()  # worker and number: every server has its part
         self.refusals: set[tuple[int, int]] = set()
         self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
         self.applied = 0  # pushes in this command, also those that end no portion
-        self.followers = Followers(self.pushes, [self.workers + other for other in range(1, len(plan.servers))])
+        self.followers = Followers(pushes, [self.workers + other for other in range(1, len(plan.servers))])
         self.crew, self.patience = Crew(), Patience()
         self.tells = False  # no launcher sees all ranks: the workers hear from here why the run is over
         self.away: Away | None = None  # of the first server then
         self.incoming: dict[int, torch.Tensor] = {}
-        self.portions: Portions | None = None  # of the first server
-        self.sums: list[float] = []
-        self.unread: list[list[float]] = []  # of the steps that rank 0 has not been told of
-        self.stopping = self.ended = self.updating = False
+        self.ended = self.updating = False
         self.server: Server | None = None
         self.hosts: dict[int, str] = {}
 
@@ -106,11 +103,6 @@ class Requests:
         """A rank in messages, such as "rank 2 (on node1)". `sender`: a worker, or another server's number."""
         rank = sender if sender < self.workers else self.plan.servers[sender - self.workers]
         return f"rank {rank} (on {self.hosts.get(sender, 'an unknown host')})"
-
-    @property
-    def done(self) -> int:
-        """The number of complete steps."""
-        return self.pushes // self.workers * self.period
 
     def meet(self, sender: int, facts: dict[str, Any]) -> dict[str, Any]:
         """See Service. Raises Refused: it was taken for dead. Raises Nonsense, as all that answers a rank."""
@@ -155,7 +147,7 @@ class Requests:
         elif request.kind is Kind.PULL:
             check(who, "a pull", told, LAST_PULL if told.get("final") else PULL, OF_A_PULL)
         elif request.kind is Kind.ASK:
-            known = {"known": up_to(self.done, "the steps that are done")}
+            known = {"known": up_to(self.queue.done, "the steps that are done")}
             check(who, "a question", told, known, {"waits": FLAG, "joins": MOMENT})
         else:
             raise nonsense(who, f"a request of kind {request.kind.name}", "to a parameter server")
@@ -196,14 +188,12 @@ class Requests:
             return
         with self.change:
             if self.away is not None:
-                held = {} if self.portions is None else self.portions.held
-                self.away.left(sender, held[sender].step if sender in held else self.done, silent=silent)
+                self.away.left(sender, self.queue.position(sender), silent=silent)
             self.patience.note(sender, None, waits=False)
             self.ledger.release(sender)
             self.staged.pop(sender, None)
             self.committed = {key for key in self.committed if key[0] != sender}
-            if self.portions is not None:
-                self.portions.leave(sender)
+            self.queue.leave(sender)
             self.change.notify_all()
 
     def _answer_push(self, request: Frame) -> Answer | None:
@@ -226,7 +216,7 @@ class Requests:
             if lost or grant is None or grant.ticket != told["ticket"]:
                 self.staged.pop(request.sender, None)
                 self.ledger.push(*key, 0)  # no grant has this ticket: it counts the refusal
-                self.step.late += self.plan.layout.quorum is None  # a round that ends by quorum has counted it
+                self.queue.step.late += self.plan.layout.quorum is None  # a round that ends by quorum has counted it
                 raise Refused("the worker has no grant for these weights")
             self.committed.add(key)
             self.change.notify_all()
@@ -259,7 +249,7 @@ class Requests:
         is_ready = True
         if told["final"]:
             self.ledger.release(sender)
-            if self.pushes != told["pushes"]:
+            if self.queue.count != told["pushes"]:
                 return None
             if told["stopped"]:
                 self.ended = True
@@ -269,40 +259,34 @@ class Requests:
             facts["ticket"] = told["granted"]
             is_ready = grant is not None and grant.ticket == told["granted"]
         else:
-            if self.portions is not None:
-                self.portions.returned(sender)
-            idle = self.portions is not None and not (self.portions.finished or self.portions.offers(sender))
-            if idle or (grant := self.ledger.pull(sender)) is None:
+            self.queue.returned(sender)
+            if not self.queue.offers(sender) or (grant := self.ledger.pull(sender)) is None:
                 return None
             facts["ticket"] = grant.ticket
             if told.get("reserves"):
                 return Answer(version, facts)
-        if self.portions is not None and is_ready:  # without its grant, it is told to pull anew when it asks for work
-            self.portions.weights_given(sender)
+        if is_ready:  # without its grant, it is told to pull anew when it asks for work
+            self.queue.weights_given(sender)
         self.bases[sender] = version
         if told["have"] == [self.life, version]:
             return Answer(version, facts)
         return Answer(version, facts, [bytes_of(self.part.weights(version))])
 
     def _answer_ask(self, request: Frame) -> Answer | None:
-        ends = self.portions is None or (self.portions.finished and self.done == self.portions.end)
-        if ends and request.metadata["known"] == self.done:
-            return None  # this worker knows it already: it waits for the next segment
-        if not ends and self.portions is not None and not self.portions.is_ready(request.sender):
+        queue, sender, known = self.queue, request.sender, request.metadata["known"]
+        if queue.is_known(known):
+            return None
+        if queue.needs_weights(sender):
             return Answer(self.ledger.version, {"pull": True})
-        portion = None if ends or self.portions is None else self.portions.take(request.sender)
-        if portion is None and not ends:
-            self.ledger.release(request.sender)
+        portion = queue.take(sender)
+        if portion is None and not queue.ends:
+            self.ledger.release(sender)
             self.change.notify_all()  # a push that waited for this worker's grant
             if request.metadata.get("waits"):
                 return None
-        facts: dict[str, Any] = {"done": self.done, "ends": ends, "stopped": self.stopping}
-        unknown = self.done - request.metadata["known"]
-        if request.sender == 0:  # it writes the metrics, so it is told of each step
-            del self.unread[: max(0, len(self.unread) - unknown // self.period)]
-        facts["sums"] = (self.unread[-MOST_TOLD:] if request.sender == 0 else [self.sums]) if unknown else []
+        facts = queue.facts(sender, known, portion)
         if portion is not None:
-            facts |= {"portion": [portion.step, portion.part], **self._steps_of(request.sender, portion)}
+            facts |= self._steps_of(sender, portion)
         return Answer(self.ledger.version, facts)
 
     def _answer_join(self, request: Frame) -> Answer | None:
@@ -313,11 +297,11 @@ class Requests:
         moment_s, position = request.metadata["joins"]
         if self.crew.died(request.sender, Death(moment_s, position)):
             self.left(request.sender, "it has died")
-        if self.stopping or self.portions is None or self.portions.finished:
+        if self.queue.stopping or self.queue.ends:
             return None
         self.refusals = {key for key in self.refusals if key[0] != request.sender}
-        self.crew.comes(request.sender, self.done)
-        facts = {"done": self.done, "number": self.ledger.join(request.sender), "applied": self.applied}
+        self.crew.comes(request.sender, self.queue.done)
+        facts = {"done": self.queue.done, "number": self.ledger.join(request.sender), "applied": self.applied}
         return Answer(self.ledger.version, facts)
 
     def _steps_of(self, worker: int, portion: Portion) -> dict[str, int]:

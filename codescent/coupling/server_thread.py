@@ -30,8 +30,8 @@ def serve_beside(
         try:
             while not (server.closed or server.has_ended):
                 with server.change:
-                    server.change.wait_for(lambda: server.done < server.allowed or server.closed, LOOK_S)
-                    number = server.done
+                    server.change.wait_for(lambda: server.queue.done < server.allowed or server.closed, LOOK_S)
+                    number = server.queue.done
                     waits = number >= server.allowed
                 if not (waits or server.closed):
                     server.serve(number, rate_of(number))
