@@ -16,7 +16,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.cores import available_cores
 from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import MAX_RANKS
-from codescent.collectives.survey import Column, Ended, Survey
+from codescent.collectives.survey import BackendSupport, RanksEnded, Survey
 from codescent.collectives.timing import BACKEND, OURS
 
 TIMES = 1.5
@@ -38,8 +38,10 @@ def main() -> int:
     record = hardware()
     say(machine_line(record))
     try:
-        found = Survey(arguments.ranks, LIMIT_S).time(Column("gloo", "cpu"), arguments.size, arguments.rounds, BUDGET_S)
-    except Ended as ended:
+        found = Survey(arguments.ranks, LIMIT_S).time(
+            BackendSupport("gloo", "cpu"), arguments.size, arguments.rounds, BUDGET_S
+        )
+    except RanksEnded as ended:
         say("gloo: the ranks have ended")
         return ended.code
     result = evaluated(found, arguments.ranks, arguments.size)

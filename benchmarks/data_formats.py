@@ -122,7 +122,7 @@ class Bench:
                         self.numbers += 1
                         if step >= uncounted:
                             self.times[name].exposed.setdefault(ahead, []).append(result.seconds["data_s"])
-                            self.times[name].compute.append(result.parts(0.0)["compute_s"])
+                            self.times[name].compute.append(result.parts["compute_s"])
                 say(
                     f"round {turn + 1}/{rounds}  {name:12} prefetch {ahead:3}  {result.seconds['data_s'] * 1e6:8.0f} us"
                 )

@@ -33,7 +33,7 @@ from codescent.launch.local import run_ranks
 from codescent.record import ranks
 from codescent.results import bootstrap
 from codescent.train.assemble import assemble
-from codescent.train.machine import peak_memory_bytes
+from codescent.train.memory import peak_memory_bytes
 from codescent.train.ranks import RankTimes
 from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.stop import StopRequest
@@ -146,12 +146,10 @@ class Turns:
         self.world.all_agree(True)  # a barrier: all ranks begin together
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(EVERY):
-            begin = time.perf_counter()
             result = executor.step(self.number, 1e-4)
             self.number += 1
             if measured:
-                seconds = time.perf_counter() - begin
-                self.times.add(seconds, result.parts(seconds))
+                self.times.add(result.step_s, result.parts)
         if measured:
             self._gather()
         return (time.perf_counter() - wall_s) / EVERY, (time.process_time() - cpu_s) / EVERY
@@ -197,7 +195,7 @@ def counted_s(device: torch.device, laps: int, waits: int) -> float:
         for _ in range(waits):
             with waiting():
                 pass
-        times.add(1.0, StepResult(0.0, 0.0, False, watch.stop().read()).parts(1.0))
+        times.add(1.0, StepResult(0.0, 0.0, False, watch.stop().read(), 1.0).parts)
 
     return cost_s(measure)
 

@@ -12,7 +12,7 @@ from rank_server import IN_ORDER, Place
 from codescent.collectives import holdings
 from codescent.collectives.calls import CALLS, Here
 from codescent.collectives.probe import WrongResult, check, reason
-from codescent.collectives.ring_all_reduce import Exchange, ring_all_reduce
+from codescent.collectives.ring_all_reduce import RingStep, ring_all_reduce
 
 SHAPES = ((), (1,), (2,), (3, 5), (1000,), (0,))  # also with fewer numbers than ranks
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
@@ -54,7 +54,7 @@ def in_a_group(place: Place) -> Any:
     group = dist.new_group(ranks, **IN_ORDER)
     if place.rank not in ranks:
         return None
-    values, seen = torch.arange(7.0) + 10**place.rank, list[Exchange]()
+    values, seen = torch.arange(7.0) + 10**place.rank, list[RingStep]()
     ring_all_reduce(values, group, after=seen.append)
     try:
         ring_all_reduce(torch.zeros(3, 2).t(), group)

@@ -22,7 +22,7 @@ from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
-from codescent.strategies.wire import Channel, Pending
+from codescent.strategies.wire import Channel, PendingSum
 from codescent.train import assemble
 from codescent.train.trainer import Trainer
 from codescent.train.world import World
@@ -183,8 +183,8 @@ def observed_steps(case: dict[str, Any], rank: int, world: World | None = None) 
 def inline() -> None:
     """Sums in other formats run in the thread that begins them: a Watch sees one thread only."""
 
-    def start(channel: Channel, job: Callable[[], None]) -> Pending:
-        pending = Pending(job, channel.device)
+    def start(channel: Channel, job: Callable[[], None]) -> PendingSum:
+        pending = PendingSum(job, channel.device)
         pending.run(None)
         return pending
 

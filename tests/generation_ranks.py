@@ -14,7 +14,7 @@ import layout_ranks
 from rank_server import Place
 
 from codescent.coupling import Coupling
-from codescent.coupling.crew import MembershipChange
+from codescent.coupling.membership import MembershipChange
 from codescent.train.generation import Generation
 
 

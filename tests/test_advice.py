@@ -88,7 +88,8 @@ def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
     keys, ranks = asked
     problems = problems_of(keys, ranks)
     for problem in problems:
-        if problem.startswith("parallel.tp") and "divide into" in problem and "heads" in problem:
+        # Beside other problems a change on as many ranks may leave as many of them, such as a batch that is too small.
+        if len(problems) == 1 and problem.startswith("parallel.tp") and "divide into" in problem and "heads" in problem:
             copy = math.prod(keys[f"parallel.{axis}"] for axis in ("pp", "cp", "dp_shard"))
             kept = [change for change in advised(problem) if change.ranks is None and "parallel.tp" in change.values]
             assert kept or ranks % copy, problem

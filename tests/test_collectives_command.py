@@ -25,7 +25,7 @@ from codescent.base.errors import UserError
 from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import CALLS
 from codescent.collectives.holdings import explain, in_words
-from codescent.collectives.survey import Column, Outcome, Survey
+from codescent.collectives.survey import BackendSupport, CallOutcome, Survey
 from codescent.collectives.table import notes, table, timing
 from codescent.collectives.task import CRASHES, HANGS, NO, WRONG, YES
 from codescent.collectives.timing import timed_bytes
@@ -127,12 +127,12 @@ def test_a_collective_that_does_nothing_is_found(forker: Forker, tmp_path: Path)
     assert found[0]["barrier"] == "barrier gave False; right is True"
 
 
-def states(column: Column) -> dict[str, str]:
+def states(column: BackendSupport) -> dict[str, str]:
     return {name: outcome.state for name, outcome in column.outcomes.items()}
 
 
 def test_a_call_that_hangs_is_ended_and_the_next_one_tried(capfd: pytest.CaptureFixture[str]) -> None:
-    column = Column("gloo", "cpu")
+    column = BackendSupport("gloo", "cpu")
     Survey(2, 6.0, FAILING).probe(column, ["raises", "raises_in_bf16", "waits", "all_reduce"])
     assert states(column) == {
         "raises fp32": NO,
@@ -149,7 +149,7 @@ def test_a_call_that_hangs_is_ended_and_the_next_one_tried(capfd: pytest.Capture
 
 @pytest.mark.slow
 def test_what_fails_on_one_rank_alone_spoils_no_other_call(capfd: pytest.CaptureFixture[str]) -> None:
-    column = Column("gloo", "cpu")
+    column = BackendSupport("gloo", "cpu")
     calls = ["wrong", "one_raises", "crashes", "holds_the_interpreter", "all_reduce", "barrier"]
     Survey(2, 6.0, FAILING).probe(column, calls)
     assert states(column) == {
@@ -168,7 +168,7 @@ def test_what_fails_on_one_rank_alone_spoils_no_other_call(capfd: pytest.Capture
 
 def test_a_group_that_cannot_be_made_says_why_for_every_call() -> None:
     """gloo's group by a transport that does not exist."""
-    column = Column("gloo", "cpu")
+    column = BackendSupport("gloo", "cpu")
     command = ("env", "GLOO_DEVICE_TRANSPORT=nowhere0", sys.executable, "-m", "codescent.collectives")
     Survey(2, 20.0, command).probe(column, ["send", "all_reduce"])
     assert states(column) == {"send fp32": NO, "all_reduce fp32": NO}
@@ -176,14 +176,14 @@ def test_a_group_that_cannot_be_made_says_why_for_every_call() -> None:
 
 
 def test_the_table_names_what_is_missing_and_why() -> None:
-    yes, no = Outcome(YES), Outcome(NO, "ProcessGroupGloo::send: unsupported device type cuda")
+    yes, no = CallOutcome(YES), CallOutcome(NO, "ProcessGroupGloo::send: unsupported device type cuda")
     shown = [
-        Column("gloo", "cpu", "", {"send fp32": yes, "send bf16": yes, "reduce fp32": yes, "reduce bf16": no}),
-        Column("gloo", "cuda", "", {"send fp32": no, "reduce fp32": Outcome(HANGS, "ended after 30 s")}),
-        Column("mpi", "cpu", "not in this torch"),
-        Column("mpi", "cuda", "not in this torch"),
-        Column("nccl", "cpu", "", {"send fp32": no, "reduce fp32": no}),
-        Column("nccl", "cuda", "no CUDA device"),
+        BackendSupport("gloo", "cpu", "", {"send fp32": yes, "send bf16": yes, "reduce fp32": yes, "reduce bf16": no}),
+        BackendSupport("gloo", "cuda", "", {"send fp32": no, "reduce fp32": CallOutcome(HANGS, "ended after 30 s")}),
+        BackendSupport("mpi", "cpu", "not in this torch"),
+        BackendSupport("mpi", "cuda", "not in this torch"),
+        BackendSupport("nccl", "cpu", "", {"send fp32": no, "reduce fp32": no}),
+        BackendSupport("nccl", "cuda", "no CUDA device"),
     ]
     assert list(table(shown, ["send", "reduce"])) == [
         "        gloo              mpi       nccl",

@@ -18,7 +18,7 @@ from codescent.config.load import load, to_toml
 from codescent.preflight import plan_of
 from codescent.record import METRICS, RunFolder
 from codescent.results import open_run
-from codescent.results.compare import Change, Times, Way, times
+from codescent.results.compare import PartChange, Times, Way, times
 from codescent.results.differences import Alike, Facts, facts, losses
 from codescent.results.statistics import Interval
 from codescent.results.typical import rows_of
@@ -140,8 +140,8 @@ def test_a_slower_part_is_the_first_thing_said(project: Path, write: Writer) -> 
 
 
 def test_the_first_lines_are_no_wider_than_a_terminal() -> None:
-    step = Change("step_s", 0.01, 0.02, Interval(1.131, 1.001, 1.262))
-    waits = Change("communication_s", 0.005, 0.015, Interval(1.1309, 1.0035, 1.2583))
+    step = PartChange("step_s", 0.01, 0.02, Interval(1.131, 1.001, 1.262))
+    waits = PartChange("communication_s", 0.005, 0.015, Interval(1.1309, 1.0035, 1.2583))
     found = Times(Way.BLOCKS, False, (6, 6), 5, 1.0, step, step, [waits], (1, 1))
     lines = list(verdict(found, Facts({"model.dim": (8, 16)}, {}, {}, {}, {}, {}, {}), 2))
     assert " ".join(lines) == (
@@ -149,7 +149,7 @@ def test_the_first_lines_are_no_wider_than_a_terminal() -> None:
         "Communication, on rank 1, explains 100 %: +113 % of A's step (+100 to +126 %)."
     )
     assert max(map(len, lines)) <= 80
-    exact = Change("communication_s", 0.005, 0.015, Interval(-0.9876, -0.9123, -0.9999))
+    exact = PartChange("communication_s", 0.005, 0.015, Interval(-0.9876, -0.9123, -0.9999))
     lines = list(verdict(replace(found, parts=[exact], step=exact), Facts({}, {}, {}, {}, {}, {}, {}), 2))
     assert "on rank 1, explains 100 %: -98.8 % of A's step" in " ".join(lines)
     assert max(map(len, lines)) <= 80

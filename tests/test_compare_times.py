@@ -13,7 +13,7 @@ from codescent.record.ranks import PARTS as COLUMNS
 from codescent.results import student
 from codescent.results.compare import Times, Way, of_rows
 from codescent.results.statistics import Values, bootstrap
-from codescent.results.typical import Rows
+from codescent.results.typical import StepSeconds
 
 STEP_S = {"data_s": 0.001, "forward_s": 0.03, "backward_s": 0.06, "exposed_comm_s": 0.004, "optimizer_s": 0.005}
 """A step of 0.1 s."""
@@ -29,7 +29,7 @@ def noise(generator: np.random.Generator, steps: int, correlation: float, share:
     return np.asarray(1 + share * found)
 
 
-def rows(factors: Values, begin: float = 0.0, ranks: int = 1, **extra: float) -> Rows:
+def rows(factors: Values, begin: float = 0.0, ranks: int = 1, **extra: float) -> StepSeconds:
     """Steps of STEP_S times the factors, on each rank, and `extra` seconds of some parts on the last rank."""
     seconds = np.array([STEP_S.get(name, 0.0) for name in COLUMNS]) * factors[:, None, None]
     seconds = np.repeat(seconds, ranks, axis=1)
@@ -37,17 +37,17 @@ def rows(factors: Values, begin: float = 0.0, ranks: int = 1, **extra: float) ->
         seconds[:, -1, COLUMNS.index(name)] += more
         seconds[:, :-1, COLUMNS.index("exposed_comm_s")] += more  # the others wait for it
     at = begin + np.cumsum(seconds.sum(axis=2).mean(axis=1))
-    found = Rows(None, begin, COLUMNS, seconds, at, 0, every_rank=ranks > 1)
-    return Rows(None, begin, COLUMNS, seconds, at, int(np.argmin(found.waiting)), every_rank=ranks > 1)
+    found = StepSeconds(None, begin, COLUMNS, seconds, at, 0, every_rank=ranks > 1)
+    return StepSeconds(None, begin, COLUMNS, seconds, at, int(np.argmin(found.waiting)), every_rank=ranks > 1)
 
 
-def compared(a: Sequence[Rows], b: Sequence[Rows]) -> Times:
+def compared(a: Sequence[StepSeconds], b: Sequence[StepSeconds]) -> Times:
     return of_rows(a, b, warmup=0, scale=1.0)
 
 
 def in_turns(generator: np.random.Generator, runs: int, drift: Values, ranks: int = 1, **extra: float) -> Times:
     """Runs of 60 steps taken in turns, while the machine becomes slower and faster: B has the extra seconds."""
-    sides: tuple[list[Rows], list[Rows]] = ([], [])
+    sides: tuple[list[StepSeconds], list[StepSeconds]] = ([], [])
     for number in range(2 * runs):
         factors = noise(generator, 60, 0.5) * drift[number]
         b = number % 2 == 1
@@ -129,7 +129,7 @@ def test_the_rank_for_which_the_others_wait_says_where_the_time_goes() -> None:
     assert found.cause.part == "data_s"
 
 
-def until(end: float, seed: int, **extra: float) -> Rows:
+def until(end: float, seed: int, **extra: float) -> StepSeconds:
     """Steps until a time in seconds, on a machine that is twice as slow in the second half of this time."""
     generator = np.random.default_rng(seed)
     factors: list[float] = []
@@ -155,7 +155,7 @@ def test_a_few_slow_steps_change_the_mean_and_not_the_typical_step() -> None:
     generator = np.random.default_rng(12)
     stalled = np.ones(60)
     stalled[::10] = 5.0
-    sides: tuple[list[Rows], list[Rows]] = ([], [])
+    sides: tuple[list[StepSeconds], list[StepSeconds]] = ([], [])
     for number in range(10):
         factors = noise(generator, 60, 0.0, 0.01) * (stalled if number % 2 else 1.0)
         sides[number % 2].append(rows(factors, begin=100.0 * number))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.data.text import chunks
-from codescent.data.text.chunks import Chunk, cut_chunks, split_point
-from codescent.data.text.sources import Block
+from codescent.data.text.chunks import TextChunk, cut_chunks, split_point
+from codescent.data.text.sources import DocumentPiece
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments
 
@@ -30,14 +30,14 @@ def sized(patch: pytest.MonkeyPatch, chunk: int, search: int, window: int, uncut
         patch.setattr(chunks, f"{name}_CHARS", size)
 
 
-def blocks_of(documents: list[str], size: int) -> Iterator[Block]:
+def blocks_of(documents: list[str], size: int) -> Iterator[DocumentPiece]:
     for text in documents:
         for start in range(0, len(text), size):
-            yield Block(text[start : start + size], False)
-        yield Block("", True)
+            yield DocumentPiece(text[start : start + size], False)
+        yield DocumentPiece("", True)
 
 
-def texts_of(found: list[Chunk], split: str) -> list[str]:
+def texts_of(found: list[TextChunk], split: str) -> list[str]:
     """The split's texts, joined up to each document's end."""
     out = [""]
     for chunk in found:
@@ -77,7 +77,7 @@ def test_nothing_is_lost_and_the_border_is_exact(
     assert all(chunk.characters <= 20 + 120 for chunk in found)
 
 
-def encoded(found: list[Chunk], split: str, tokenizer: Tokenizer) -> list[int]:
+def encoded(found: list[TextChunk], split: str, tokenizer: Tokenizer) -> list[int]:
     parts = [encode_segments(tokenizer, chunk.segments, False) for chunk in found if chunk.split == split]
     return [int(token) for part in parts for token in part]
 

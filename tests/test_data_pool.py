@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from codescent.base.errors import UserError
-from codescent.data.text.chunks import Chunk
+from codescent.data.text.chunks import TextChunk
 from codescent.data.text.pool import WorkerPool, encode_in_process
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load
 
@@ -19,11 +19,11 @@ TEXTS = ["", "a", "\n\r\n\0", "é漢🎭", "many words " * 9000, "\u2028", "é" 
 ALPHABET = "".join(sorted(set("".join(TEXTS))))
 
 
-def chunks() -> Iterator[Chunk]:
+def chunks() -> Iterator[TextChunk]:
     for number in range(12):
         texts = [*TEXTS[number % 7 :], *TEXTS[: number % 7]]
-        yield Chunk("train", [(text, place % 3 > 0) for place, text in enumerate(texts)])
-    yield Chunk("validation", [])
+        yield TextChunk("train", [(text, place % 3 > 0) for place, text in enumerate(texts)])
+    yield TextChunk("validation", [])
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -44,7 +44,7 @@ def test_tokens_are_those_of_this_process(tmp_path: Path, kind: str, separate: b
 def test_errors_are_those_of_this_process_and_a_worker_outlives_them(tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "tokenizer.json", CharTokenizer("ab", with_separator=False)
     tokenizer.save(path)
-    bad, good = Chunk("train", [("abc\n", True)]), Chunk("train", [("ba", True)])
+    bad, good = TextChunk("train", [("abc\n", True)]), TextChunk("train", [("ba", True)])
     with pytest.raises(UserError) as expected:
         list(encode_in_process([bad], tokenizer, False))
     with closing(WorkerPool(path, False, 1)) as pool:
@@ -67,6 +67,6 @@ def test_a_fault_of_our_own_is_raised_with_its_traceback(tmp_path: Path) -> None
     CharTokenizer("kn", False).save(tmp_path / "letters.json")
     with closing(WorkerPool(tmp_path / "letters.json", False, 1)) as pool:
         with pytest.raises(RuntimeError, match=r"(?s)a tokenizer process failed:.*Traceback.*zip"):
-            list(pool.encode([Chunk("train", Growing())]))
-        ((_, tokens),) = pool.encode([Chunk("train", [("nk", True)])])
+            list(pool.encode([TextChunk("train", Growing())]))
+        ((_, tokens),) = pool.encode([TextChunk("train", [("nk", True)])])
         assert tokens.tolist() == [1, 0]

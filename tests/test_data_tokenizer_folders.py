@@ -27,7 +27,7 @@ from codescent.base.errors import UserError
 from codescent.data.text.chunks import cut_chunks
 from codescent.data.text.prepare import prepare
 from codescent.data.text.request import make_request, tokenizer_of
-from codescent.data.text.sources import Block
+from codescent.data.text.sources import DocumentPiece
 from codescent.data.tokenizers import beside, rebuilt
 from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
@@ -215,7 +215,12 @@ def test_the_end_of_a_document_is_the_one_that_the_folder_names(where: str, tmp_
 
 def test_documents_begin_and_end_in_every_chunk_and_split(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(str(write(tmp_path, FOLDERS["template"]())))
-    blocks = [Block("abc", True), Block("", True), Block("x" * 400_000, False), Block("y" * 400_000, True)]
+    blocks = [
+        DocumentPiece("abc", True),
+        DocumentPiece("", True),
+        DocumentPiece("x" * 400_000, False),
+        DocumentPiece("y" * 400_000, True),
+    ]
     chunks = list(cut_chunks(blocks, 300_003, True, tokenizer.cut_is_safe))
     assert [chunk.begins for chunk in chunks] == [True, False]  # validation begins inside a document
     ids = np.concatenate([encode_segments(tokenizer, chunk.segments, True, chunk.begins) for chunk in chunks]).tolist()

@@ -17,7 +17,7 @@ from codescent.base.errors import UserError
 from codescent.data.tokenizers.wordpiece import WordPiece, bert
 from codescent.tasks.answers import windows
 from codescent.tasks.answers.predictions import normalise
-from codescent.tasks.answers.squad import Answer, Question, read_questions
+from codescent.tasks.answers.squad import GoldAnswer, Question, read_questions
 from codescent.tasks.answers.windows import (
     Rows,
     WindowSizes,
@@ -34,7 +34,7 @@ def cut(questions: list[Question], tokenizer: WordPiece, sizes: WindowSizes, *, 
 
 
 def ask(text: str, answer: str, context: str = CONTEXT) -> Question:
-    return Question("q", text, context, "", (Answer(answer, context.index(answer)),))
+    return Question("q", text, context, "", (GoldAnswer(answer, context.index(answer)),))
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +113,9 @@ def test_an_answer_inside_a_word_takes_the_whole_token(small: WordPiece) -> None
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_told(small: WordPiece) -> None:
-    misplaced = Question("misplaced", "?", CONTEXT, "", (Answer("city", 0),))
-    nothing = Question("nothing", "?", "a \u200b b", "", (Answer("\u200b", 2),))
-    empty = Question("empty", "?", "\u200b", "", (Answer("\u200b", 0),))
+    misplaced = Question("misplaced", "?", CONTEXT, "", (GoldAnswer("city", 0),))
+    nothing = Question("nothing", "?", "a \u200b b", "", (GoldAnswer("\u200b", 2),))
+    empty = Question("empty", "?", "\u200b", "", (GoldAnswer("\u200b", 0),))
     questions = [misplaced, ask("Who?", "city"), nothing, empty]
     [found] = make_windows(questions, small, WindowSizes(128, 8, 8), training=True)
     assert (found.misplaced, found.without_tokens) == (["misplaced"], ["nothing", "empty"])
@@ -230,7 +230,7 @@ def test_targets_cover_the_answer(small: WordPiece, text: str, begin: int, lengt
     answer = text[begin : begin + length]
     if not answer.strip():
         return
-    question = Question("q", "who?", text, "", (Answer(answer, begin),))
+    question = Question("q", "who?", text, "", (GoldAnswer(answer, begin),))
     [row] = cut([question], small, WindowSizes(256, 128, 64))
     begins, ends = row["characters"].T
     wanted = [

@@ -16,7 +16,7 @@ from forker import Forker
 from host_ranks import hosts, started
 from runs import called, environment
 
-from codescent.coupling.away import CLOSED_S
+from codescent.coupling.failure_detector import CLOSED_S
 from codescent.record import RunFolder, order
 
 ENV = environment(CODESCENT_TOKEN="a token that no outsider knows")

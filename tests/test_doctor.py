@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,6 @@ from codescent.base.rank import LOOPBACK, Rank
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.doctor import judge_network as judge
-from codescent.doctor import meeting as meeting_module
 from codescent.doctor import pairs as pairs_module
 from codescent.doctor.devices import chosen, visible
 from codescent.doctor.examine import _came, _key, examine
@@ -42,14 +42,17 @@ from codescent.doctor.from_config import of_config
 from codescent.doctor.judge_devices import judge_devices
 from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
-from codescent.doctor.meeting import Gathered, Roll, gather, join, ports
+from codescent.doctor.meeting import gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
-from codescent.doctor.network import Measured, _Walk, tournament
+from codescent.doctor.network import PairMeasurements, _NetworkSurvey, tournament
 from codescent.doctor.pairs import PairServer
 from codescent.doctor.report import Report
+from codescent.doctor.roll import Gathered, Roll
+from codescent.doctor.tasks import Tasks
 from codescent.doctor.wanted import Wanted
 from codescent.jobs import room
 from codescent.meeting import addresses
+from codescent.meeting.store import LocalStore
 from codescent.meeting.store_client import StoreClient
 from codescent.plan import Plan
 from codescent.preflight import plan_of, run_folder
@@ -160,6 +163,13 @@ def test_a_late_host_is_found_and_a_busy_one_is_not() -> None:
     late = {pair: seconds + (5e-3 if "d" in pair else 0) for pair, seconds in busy.items()}
     (finding,) = judge.judge_latencies(late, judge.late_pairs(late))
     assert finding.where == ("d",)
+
+
+def test_a_rank_measures_how_far_its_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(timedelta(seconds=1))
+    monkeypatch.setattr(store, "clock", lambda: time.time_ns() - 5_000_000_000)
+    ahead_s, error_s = json.loads(json.dumps(Tasks(LOOPBACK, b"", store)({"do": "clock"})))
+    assert abs(ahead_s - 5) <= error_s < 1
 
 
 @pytest.mark.parametrize("count", range(2, 8))
@@ -351,10 +361,10 @@ class LateOnce:
 @linux
 def test_an_answer_that_is_late_once_is_no_finding() -> None:
     hub: Any = LateOnce()
-    walk = _Walk(hosts_of({rank: facts(rank, host) for rank, host in enumerate(HOSTS)}), hub)
-    walk.ping()
-    assert judge.late_pairs(walk.measured.latencies) == [("a", "b")]
-    assert walk.late_again() == []
+    survey = _NetworkSurvey(hosts_of({rank: facts(rank, host) for rank, host in enumerate(HOSTS)}), hub)
+    survey.ping()
+    assert judge.late_pairs(survey.measured.latencies) == [("a", "b")]
+    assert survey.late_again() == []
 
 
 @linux
@@ -402,7 +412,9 @@ def test_a_report_fits_80_columns(count: int, length: int) -> None:
     )
     pairs = {(one, other): 123.4e9 for one in names for other in names if one != other}
     finding = Finding(WRONG, "ports", tuple(names), "word " * 50, "word " * 30, "word " * 30, (1, 2))
-    report = Report(count, hosts, [finding], Measured(dict.fromkeys(pairs, 1e-4), pairs), ["note " * 40], 1.0, "a:1")
+    report = Report(
+        count, hosts, [finding], PairMeasurements(dict.fromkeys(pairs, 1e-4), pairs), ["note " * 40], 1.0, "a:1"
+    )
     lines = list(report.lines())
     assert max(map(len, lines)) <= 80
     assert json.loads(json.dumps(report.to_json()))["exit_code"] == 2
@@ -794,14 +806,41 @@ def test_rank_0_listens_where_master_addr_leads(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "d0")
     monkeypatch.setattr(addresses, "interfaces", lambda: {"d0": "127.0.0.3", "d1": "127.0.0.2"})
     monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.0.3")
-    monkeypatch.setattr(meeting_module, "resolved", lambda host: ["10.0.0.1"])
-    monkeypatch.setattr(meeting_module, "is_mine", lambda address: True)
+    monkeypatch.setattr(addresses, "resolved", lambda host: ["10.0.0.1"])
+    monkeypatch.setattr(addresses, "is_mine", lambda address: True)
     place = Rank(0, 0, 2, 1, master_addr="10.0.0.1", job="listens")
     found = gather(dataclasses.replace(place, agent_store=True), Meeting.key, FACTS, 0.1, "d1")
     found.close()
     assert found.address == "127.0.0.3"
     with pytest.raises(UserError, match=r'"d1" is 127.0.0.2 here, but MASTER_ADDR=10.0.0.1 leads to 10.0.0.1; set'):
         gather(place, Meeting.key, FACTS, 0.1, "d1")
+
+
+@linux
+def test_a_rank_beside_rank_0_finds_it_by_a_name_that_means_loopback_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts maps a machine's own name to 127.0.1.1. Rank 0 listens at another address, as in a run."""
+    monkeypatch.setattr(addresses, "resolved", lambda host: ["127.0.1.1"])
+    monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.1.1")
+    monkeypatch.setattr(addresses, "outside", lambda: {"d0": "127.0.0.3"})
+    with socket.create_server(("127.0.0.3", 0)) as free:
+        port = free.getsockname()[1]
+    places = [Rank(rank, rank, 2, 1, master_addr="node0", master_port=port) for rank in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        gathered = pool.submit(gather, places[0], Meeting.key, FACTS, 20.0)
+        join(places[1], Meeting.key, FACTS | {"rank": 1}, 10.0).close()
+        with closing(gathered.result(30)) as found:
+            assert (found.address, sorted(found.facts)) == ("127.0.0.3", [0, 1])
+
+
+@linux
+def test_with_torchruns_store_the_port_of_the_run_is_not_taken() -> None:
+    """MASTER_PORT is the agent's, and the doctor has not tried it."""
+    place = Rank(0, 0, 2, 2, master_port=29400, job="a port of its own is taken", agent_store=True)
+    with (
+        socket.create_server((LOOPBACK, ports(place)[0])),
+        closing(gather(place, Meeting.key, FACTS, 0.1)) as found,
+    ):
+        assert (found.port, found.taken) == (ports(place)[1], "")
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:

@@ -21,13 +21,13 @@ from codescent.data.tokenizers.wordpiece import bert
 from codescent.tasks.answers.evaluate import Decoding, best_spans, candidates, evaluate_questions
 from codescent.tasks.answers.predictions import f1, normalise, read_predictions, score, score_files, write_predictions
 from codescent.tasks.answers.source import QuestionDataset, QuestionSource
-from codescent.tasks.answers.squad import Answer, Question, read_questions
+from codescent.tasks.answers.squad import GoldAnswer, Question, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
 from codescent.verbs import cli
 
 
 def ask(name: str, *answers: str) -> Question:
-    return Question(name, "?", " ".join(answers), "", tuple(Answer(answer, 0) for answer in answers))
+    return Question(name, "?", " ".join(answers), "", tuple(GoldAnswer(answer, 0) for answer in answers))
 
 
 @pytest.mark.parametrize(

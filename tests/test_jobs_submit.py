@@ -318,10 +318,10 @@ def test_the_log_is_followed_in_whole_lines(
     monkeypatch.setattr(launch_jobs, "ASK_EVERY", 1)
     log, parts = Path("gpt2_124m-7.log"), [b"step 1\nloss 3.\xc3", b"\xa91\n", b"the end"]
 
-    def state(job: str) -> schedulers.State:
+    def state(job: str) -> schedulers.JobStatus:
         with log.open("ab") as file:
             file.write(parts.pop(0) if parts else b"")
-        return schedulers.State("running", is_over=not parts)
+        return schedulers.JobStatus("running", is_over=not parts)
 
     state("7")
     scheduler = dataclasses.replace(schedulers.SCHEDULERS["slurm"], state=state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,8 +183,7 @@ def test_the_same_shares_as_in_the_papers() -> None:
 def test_mfu_spec_and_hfu_of_a_step() -> None:
     report = Report.__new__(Report)
     report.flops, report.hardware_flops, report.spec_peak = 3e9, 4e9, 5e11
-    world = SimpleNamespace(place=SimpleNamespace(world_size=2))
-    report.run = SimpleNamespace(world=world, plan=SimpleNamespace(devices=1))  # type: ignore[assignment]
+    report.devices = 2
     assert report._of_peaks(0.3, 1e11) == {"mfu_spec": 0.1, "hfu": pytest.approx(0.4)}
     report.spec_peak = None
     assert report._of_peaks(0.3, 1e11)["mfu_spec"] is None

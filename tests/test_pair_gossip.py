@@ -36,7 +36,7 @@ from codescent.plan import Collective, Plan, Verb
 from codescent.record import RunFolder, gossip_order, order
 from codescent.servers.changes import AVERAGED, MERGED, SENT, STEPPED, Changed
 from codescent.strategies import ThisRank
-from codescent.strategies.gossip_graphs import Pairs
+from codescent.strategies.gossip_graphs import GossipPairs
 from codescent.train.optimize import Weight
 from codescent.transport import Client, Kind, Server, listen
 from codescent.transport import server as transport_server
@@ -67,7 +67,7 @@ def kinds(rows: list[Changed], kind: str) -> list[Changed]:
 def test_an_average_is_of_an_active_and_a_passive_replica(kind: str, half: int, seed: int, number: int) -> None:
     """Waiting in a circle is impossible: active replicas wait for passive ones, and those for nobody."""
     for replicas in (2 * half, 2 * half + 1) if kind == "pairs" else (2 * half,):
-        pairs = Pairs(kind, replicas, seed)
+        pairs = GossipPairs(kind, replicas, seed)
         for replica in range(replicas):
             others = pairs.partners(replica)
             assert others
@@ -80,7 +80,7 @@ def test_an_average_is_of_an_active_and_a_passive_replica(kind: str, half: int, 
 
 
 def test_partners_are_drawn_anew_and_all_of_them_come() -> None:
-    pairs = Pairs("pairs", 8, seed=3)
+    pairs = GossipPairs("pairs", 8, seed=3)
     drawn = [pairs.partner(2, 0, number) for number in range(100)]
     assert set(drawn) == {1, 3, 5, 7}
     assert drawn != [pairs.partner(4, 0, number) for number in range(100)]
@@ -291,7 +291,7 @@ def test_each_replica_sends_what_is_declared(runs: Runs, ranks: int, graph: str,
         for row in rows:  # averages are counted anew where all ranks have met
             updates[-1] += row.kind == STEPPED
             updates += [0] if row.kind == "agreed" else []
-        is_active = Pairs(plan.layout.gossip, ranks).is_active(rank)
+        is_active = GossipPairs(plan.layout.gossip, ranks).is_active(rank)
         due = sum(number // every for number in updates) if is_active else 0
         assert len(kinds(rows, SENT)) == due
         assert [one[:1] + one[2:] for one in frames] == due * [["EXCHANGE", sent.payload_bytes, sent.payload_bytes]]

@@ -94,10 +94,11 @@ def test_a_run_ends_after_ten_skipped_steps_wherever_its_ranks_meet(runs: Runs, 
 
 REFUSED = {
     "within a bound": ("loses_losses 3 1", ("parallel.staleness=1",), 2),
-    "rounds": ("forfeits 2", ("parallel.average_every=5",), 1),
-    "rounds within a bound": ("forfeits 2", ("parallel.average_every=5", "parallel.staleness=1"), 1),
+    "rounds": ("forfeits 1", ("parallel.average_every=5",), 1),
+    "rounds within a bound": ("forfeits 1", ("parallel.average_every=5", "parallel.staleness=1"), 1),
 }
-"""The fault of a rank, further keys, and the pushes that change nothing."""
+"""The fault of a rank, further keys, and the pushes that change nothing. In rounds it is the first push: on a busy
+machine the other worker may take most of them."""
 
 
 @pytest.mark.parametrize("case", REFUSED)

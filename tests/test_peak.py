@@ -4,7 +4,6 @@ Does not measure this machine: the times are given."""
 from __future__ import annotations
 
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,9 +70,7 @@ def test_a_step_above_the_peak_is_not_cut_off_and_no_report_measures_products(mo
     monkeypatch.setattr(machine, "peak_flops_per_s", lambda device, precision: pytest.fail("measured beside a step"))
     monkeypatch.setattr(torch, "mm", lambda *_: pytest.fail("a report multiplies matrices"))
     report = Report.__new__(Report)
-    report.peak, report.has_peak = 1e9, True
-    world = SimpleNamespace(device=CPU, place=SimpleNamespace(world_size=2))
-    report.run = SimpleNamespace(world=world, plan=SimpleNamespace(devices=1))  # type: ignore[assignment]
+    report.peak, report.has_peak, report.devices = 1e9, True, 2
     assert [report._mfu(flops) for flops in (1e9, 4e9, 2e9)] == [0.5, 2.0, 1.0]
 
 
@@ -81,9 +78,6 @@ def test_a_peak_that_other_programs_slowed_gives_no_mfu() -> None:
     """The products of a busy machine are up to ten times too slow, and a step would have an MFU of 168 %."""
     report = Report.__new__(Report)
     report.has_peak, report.flops, report.hardware_flops, report.spec_peak = False, 3e9, 4e9, None
-    report.run = SimpleNamespace(  # type: ignore[assignment]
-        world=SimpleNamespace(place=SimpleNamespace(world_size=1)), plan=SimpleNamespace(devices=1)
-    )
     assert report._mfu(1e9) is None
     assert report._of_peaks(None, 1e9) == {"mfu_spec": None, "hfu": None}
 

@@ -3,6 +3,7 @@ Does not run a plan, and does not read plan.json of earlier versions: test_versi
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from refused import Keys, planned
 
+from codescent.build import plan_of
 from codescent.plan import AXES, Plan
 
 PLAIN: Mapping[str, set[str]] = {
@@ -118,6 +120,13 @@ BY_RANK: dict[str, Keys] = {
 DEGREES = [(method, axis) for method in BY_RANK for axis in AXES if (method, axis) != ("lossy gradients", "dp_shard")]
 
 
+EXACT = {
+    "schedule", "virtual_stages", "cut", "zero_stage", "context", "sequence_parallel", "recompute", "offload",
+    "data_parallel", "reduce_dtype", "agree_every",
+}  # fmt: skip
+"""The other keys of a layout: they change where and when something is computed, and losses by rounding alone."""
+
+
 def assert_compared(key: str, others: Keys, one: Any, other: Any) -> None:
     """Two plans of two replicas that differ in one key of [parallel] differ in their trajectories, under that key."""
     before, after = (of_two_replicas({**others, key: value}) for value in (one, other))
@@ -158,5 +167,16 @@ def test_a_replica_that_is_averaged_may_have_another_layout() -> None:
 
 
 def test_no_key_is_forgotten() -> None:
-    compared = {name for name in planned({}, 1).trajectory() if name.startswith("parallel.")}
-    assert compared == {f"parallel.{key}" for key in (*COMPARED, *AXES)}
+    """Whoever adds a key of [parallel] says whether it decides the losses: here, and where its strategy `decides`."""
+    names = {key.removeprefix("parallel.") for key in planned({}, 1).trajectory() if key.startswith("parallel.")}
+    assert names == {*COMPARED, *AXES, *EXACT}
+
+
+@pytest.mark.parametrize("keys", [{}, AVERAGES, LOSSY, {"gossip": "push-sum"}, {**SERVED, "updates": "asynchronous"}])
+def test_a_plan_of_a_version_that_did_not_write_them_has_the_same_keys(keys: Keys) -> None:
+    plan = of_two_replicas(keys)
+    written = json.loads(json.dumps(plan.to_json()))
+    assert ("decides" in written) == bool(keys)  # plan.json of other runs stays as it was
+    written.pop("decides", None)
+    assert plan_of(written) == plan
+    assert plan_of(plan.to_json()) == plan

@@ -26,7 +26,7 @@ from codescent.plan import AXES
 from codescent.results import start
 from codescent.verbs import prove
 from codescent.verbs.arguments import parse
-from codescent.verbs.finding import Finding, finding_of
+from codescent.verbs.finding import LayoutResult, finding_of
 from codescent.verbs.prove import LayoutCase, layouts_of, parse_layouts
 from codescent.verbs.replay import distance
 
@@ -109,7 +109,7 @@ def row(loss: float, norm: float = 1.0, val: float | None = None) -> dict[str, f
 def test_verdicts(found: list[dict[str, float]] | str, verdict: str) -> None:
     finding = finding_of("x", 2, found, [row(2.0), row(1.0, val=3.0)])
     assert finding.verdict(1e-9) == verdict
-    assert Finding("x", 2, {}, refused="because").verdict(1e-9) == "refused"
+    assert LayoutResult("x", 2, {}, refused="because").verdict(1e-9) == "refused"
 
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--resume",), marks=pytest.mark.slow)])
@@ -144,7 +144,9 @@ def test_another_loss_or_no_layout_at_all_is_no_proof(
 
 def test_a_file_has_the_verdict_on_a_layout_before_the_next_one_runs(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as file:
-        finding = Finding(", ".join(f"parallel.key_{number}=[red]" for number in range(20)), 2, {}, failed="killed")
+        finding = LayoutResult(
+            ", ".join(f"parallel.key_{number}=[red]" for number in range(20)), 2, {}, failed="killed"
+        )
         prove._show_progress(Console(file=file, highlight=False), "1 of 3: ", finding, Namespace(tolerance=1.0))
         assert (tmp_path / "out").read_text() == f"1 of 3: {finding.layout}: FAILED\n"
 

@@ -19,7 +19,7 @@ from codescent.report.page import VARIABLES, inline_svg
 from codescent.report.style import COLOURS, PALETTE, PARTS
 from codescent.results import PARTS as PART_NAMES
 from codescent.results import Interval
-from codescent.study import Fit, Group, Kind, Measured, Point, PointState, Study
+from codescent.study import Fit, Group, Kind, Point, PointQuantity, PointState, Study
 
 NAN = float("nan")
 
@@ -36,8 +36,8 @@ def point(workers: int, batch: int, seconds: float, *marks: str) -> Point:
     """A point whose computation has 0.8 of the time."""
     times = 8.0 / seconds
 
-    def both(value: float, compute: float) -> Measured:
-        return Measured(Interval(value, 0.9 * value, 1.2 * value), Interval(compute, NAN, NAN))
+    def both(value: float, compute: float) -> PointQuantity:
+        return PointQuantity(Interval(value, 0.9 * value, 1.2 * value), Interval(compute, NAN, NAN))
 
     return Point(
         name=f"ranks={workers} batch={batch}",

@@ -23,9 +23,9 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.config.load import load
 from codescent.preflight import plan_of
-from codescent.train import estimate
+from codescent.train import pace
 from codescent.train.display import Display, clock
-from codescent.train.estimate import Estimate, waited_s
+from codescent.train.pace import Estimate, waited_s
 from codescent.verbs.cli import run
 from codescent.verbs.columns import columns
 from codescent.verbs.plan import _of_head, _plan_rows
@@ -155,9 +155,9 @@ def estimated(step_s: float, *, peak: float, waits: float, expected: float | Non
     """What an estimate says in 1000 steps of 1e9 FLOPs with two threads, each of which waits a share of the time."""
     ticks, waited = count(0, step_s), count(0)
     told = Estimate(1000, first_step, 1e9, peak, 2, expected, now=lambda: next(ticks))
-    steps = 1 + max(estimate.MEASURED_STEPS, -(-estimate.MEASURED_S // step_s))
+    steps = 1 + max(pace.MEASURED_STEPS, -(-pace.MEASURED_S // step_s))
     with pytest.MonkeyPatch.context() as patch:  # the scheduler of a machine with other programs
-        patch.setattr(estimate, "waited_s", lambda: next(waited) * waits * 2 * (steps - 1) * step_s)
+        patch.setattr(pace, "waited_s", lambda: next(waited) * waits * 2 * (steps - 1) * step_s)
         return [said for step in range(first_step + 1, first_step + 1001) if (said := told.after(step)) is not None]
 
 

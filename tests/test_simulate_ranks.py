@@ -24,7 +24,7 @@ from codescent.cost.memory import kept_kinds, wire_bytes
 from codescent.cost.network import Link, Network
 from codescent.cost.ranks_walk import walk
 from codescent.cost.simulate import Costs, Deadlock, simulate
-from codescent.cost.walked import RankTimes, Walk, mean_step_s
+from codescent.cost.walked import RankMeans, Walk, mean_step_s
 from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.state import kept_bytes
 from codescent.preflight import plan_of
@@ -447,11 +447,11 @@ def test_neighbours_that_come_in_turn_are_walked_once_round() -> None:
     ("seconds", "wanted"), [((1.0, 3.0), 1.5), ((2.0, 2.0), 2.0), ((1.0, 0.0), 2.0), ((0.0,), 0.0)]
 )
 def test_speeds_of_ranks_add_up_and_not_their_seconds(seconds: tuple[float, ...], wanted: float) -> None:
-    assert mean_step_s([RankTimes(step_s, step_s, 0.0, 0.0) for step_s in seconds]) == pytest.approx(wanted)
+    assert mean_step_s([RankMeans(step_s, step_s, 0.0, 0.0) for step_s in seconds]) == pytest.approx(wanted)
 
 
 def test_a_rank_without_a_step_computes_nothing() -> None:
-    idle, busy = RankTimes(0.0, 0.0, 0.0, 0.0), RankTimes(2.0, 1.0, 0.0, 0.0)
+    idle, busy = RankMeans(0.0, 0.0, 0.0, 0.0), RankMeans(2.0, 1.0, 0.0, 0.0)
     assert Walk(2.0, 1.0, (idle, busy)).computes == 0.5
 
 

@@ -32,7 +32,7 @@ from measure import SystemFailed  # noqa: E402
 from slow_runs import CHAR, GPT2, Case, Method, Recorded, coding_together, whole_periods  # noqa: E402
 from test_benchmarks import script, script_here  # noqa: E402
 
-from codescent.cost.walked import RankTimes, Walk  # noqa: E402
+from codescent.cost.walked import RankMeans, Walk  # noqa: E402
 from codescent.launch.environment import read  # noqa: E402
 
 MACHINE = {"cpu": "a", "cores": 2, "torch": "2"}
@@ -41,7 +41,7 @@ CASE = Case(CHAR, slow_methods.DDP, 2, 1, 2000, 4)
 LOCAL = Method("local", ("parallel.dp_replicate={ranks}",), "local_sgd", period=2)
 
 SIMULATED = {
-    name: Walk(128 / speed, speed, (RankTimes(128 / speed, 0.064, 0.0, 0.0),))
+    name: Walk(128 / speed, speed, (RankMeans(128 / speed, 0.064, 0.0, 0.0),))
     for name, speed in (("ddp", 18.0), ("local", 1408.0))
 }
 

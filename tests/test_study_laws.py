@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from codescent.base.amounts import of_measured
 from codescent.results import PARTS, Interval
 from codescent.study import Kind, PointState
-from codescent.study.batch import Line, batch_that_keeps
+from codescent.study.batch import LinearStepTime, batch_that_keeps
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.repeat import Repeat
@@ -154,9 +154,9 @@ def test_too_few_points_are_said(law: object, fewest: int) -> None:
 @given(compute=st.floats(1e-6, 1e-2), fixed=st.floats(1e-3, 1.0), serial=st.floats(0.0, 1e-3), p=st.integers(2, 64))
 def test_the_batch_that_keeps_the_efficiency_keeps_it(compute: float, fixed: float, serial: float, p: int) -> None:
     """Computation divides among the workers, the rest of a step does not."""
-    small, large = Line(serial, compute), Line(fixed, compute / p)
+    small, large = LinearStepTime(serial, compute), LinearStepTime(fixed, compute / p)
     batch = batch_that_keeps(small, large, p, 0.8)
     alone_s, together_s = (line.fixed_s + line.per_token_s * batch for line in (small, large))
     assert alone_s / (p * together_s) == pytest.approx(0.8)
-    assert batch_that_keeps(small, Line(fixed, compute), p, 0.8) == math.inf, "computation does not divide"
-    assert batch_that_keeps(small, Line(0.0, compute / p), p, 0.8) == 0, "nothing is lost"
+    assert batch_that_keeps(small, LinearStepTime(fixed, compute), p, 0.8) == math.inf, "computation does not divide"
+    assert batch_that_keeps(small, LinearStepTime(0.0, compute / p), p, 0.8) == 0, "nothing is lost"

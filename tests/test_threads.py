@@ -16,8 +16,8 @@ from codescent.base.cores import OUR_THREADS
 from codescent.launch.group import Group
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
-from codescent.train import slow_steps, threads, world
-from codescent.train.slow_steps import SlowSteps
+from codescent.train import pace, threads, world
+from codescent.train.pace import SlowSteps
 from codescent.train.threads import (
     busy_said,
     candidates,
@@ -129,7 +129,7 @@ def test_ranks_try_threads_together_and_keep_them_on_unequal_machines(tmp_path: 
 
 def said_of(times: SlowSteps, seconds: float, count: int) -> list[str]:
     """Add windows of steps of `seconds`; returns what is said."""
-    said = [times.add(seconds) for _ in range(count * slow_steps.WINDOW)]
+    said = [times.add(seconds) for _ in range(count * pace.WINDOW)]
     return [sentence for sentence in said if sentence is not None]
 
 
@@ -145,7 +145,7 @@ def test_slow_steps_are_said_at_once_and_ever_more_rarely() -> None:
 def test_one_slow_step_is_no_reason_to_say_so() -> None:
     times = SlowSteps()
     said_of(times, 0.1, 1)
-    assert [times.add(seconds) for seconds in [60.0] + [0.1] * (slow_steps.WINDOW - 1)] == [None] * slow_steps.WINDOW
+    assert [times.add(seconds) for seconds in [60.0] + [0.1] * (pace.WINDOW - 1)] == [None] * pace.WINDOW
 
 
 def test_numbers_that_the_user_gave_are_kept() -> None:
@@ -170,7 +170,7 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
     path.write_text(path.read_text().replace("num_threads = 1\n", ""))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(world, "available_cores", lambda: 2)
-    monkeypatch.setattr(slow_steps, "SLOW", 0.0)  # so that the first window is slow
+    monkeypatch.setattr(pace, "SLOW", 0.0)  # so that the first window is slow
     words = ("run.toml", "run.name=tried", "log.sample_tokens=0", "train.eval_every=0")
     try:
         done = called(tmp_path, "train", *words, "train.num_steps=12", "optimizer.decay_steps=14")
@@ -181,7 +181,7 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
         assert found["most"] == 2
         assert found["choice"] == run.read_environment()["num_threads"] == torch.get_num_threads()
         (event,) = [event for event in run.read_events() if event["kind"] == "slow_steps"]
-        assert event["step"] == slow_steps.WINDOW
+        assert event["step"] == pace.WINDOW
         assert event["advice"] in done.stdout.replace("\n", " ")
         resumed = called(tmp_path, "train", *words, "train.num_steps=14", "optimizer.decay_steps=14", "--resume")
         assert resumed.returncode == 0, resumed.stderr

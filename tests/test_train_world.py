@@ -31,12 +31,12 @@ from codescent.meeting import addresses, interfaces, search
 from codescent.meeting.addresses import addresses_of_first, listening_address
 from codescent.meeting.agent_store import AgentStore
 from codescent.meeting.compared import Topology, _compared, compare
+from codescent.meeting.facts import facts_of_process
 from codescent.meeting.interfaces import name_interface
 from codescent.meeting.rendezvous import meet
 from codescent.meeting.store import LocalStore, StoreError
 from codescent.train import world
-from codescent.train.devices import backends, choose_device, name_of, refusal
-from codescent.train.facts import facts_of_process
+from codescent.train.devices import backends, choose_device, name_of, refusal, versions
 from codescent.train.torch_store import open_agent
 
 SECOND = timedelta(seconds=1)
@@ -241,13 +241,20 @@ def test_nccl_starts_where_it_is_needed(
 
 def test_what_decides_the_numbers_of_a_rank_is_compared() -> None:
     env = {"NVIDIA_TF32_OVERRIDE": "1", "HOME": "/root"}
-    found = facts_of_process("code", "gloo", env)
+    found = facts_of_process("code", "gloo", versions("gloo"), env)
     assert found["Python"].endswith(platform.python_version())
     assert (
         found | {"codescent": "code", "torch": torch.__version__, "backend": "gloo", "NVIDIA_TF32_OVERRIDE": "1"}
         == found
     )
-    assert not {"HOME", "ATEN_CPU_CAPABILITY"} & set(found)
+    assert not {"HOME", "ATEN_CPU_CAPABILITY", "NCCL"} & set(found)
+
+
+def test_the_version_of_nccl_is_compared_where_ranks_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 21, 5))
+    assert versions("gloo") == {"torch": torch.__version__}
+    assert versions("cpu:gloo,cuda:nccl") == {"torch": torch.__version__, "NCCL": "2.21.5"}
 
 
 def test_an_own_script_is_compared_and_a_module_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,10 +263,10 @@ def test_an_own_script_is_compared_and_a_module_is_not(tmp_path: Path, monkeypat
     for text in ("a = 1", "a = 2"):
         script.write_text(text)
         monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script), __spec__=None))
-        digests.add(facts_of_process("code", "gloo", {})["script loop.py"])
+        digests.add(facts_of_process("code", "gloo", {}, {})["script loop.py"])
     assert len(digests) == 2
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script), __spec__="of a module"))
-    assert "script loop.py" not in facts_of_process("code", "gloo", {})
+    assert "script loop.py" not in facts_of_process("code", "gloo", {}, {})
 
 
 def test_a_cpu_has_a_name() -> None:
@@ -314,8 +321,8 @@ def test_rank_0_says_that_the_address_is_not_its_own() -> None:
 
 def test_an_interface_to_listen_on_that_the_address_does_not_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
     has_interfaces(monkeypatch, eth0="10.0.0.1", ib0="127.0.0.2")
-    monkeypatch.setattr(search, "resolved", lambda host: ["10.0.0.1"])
-    monkeypatch.setattr(search, "is_mine", lambda address: True)
+    monkeypatch.setattr(addresses, "resolved", lambda host: ["10.0.0.1"])
+    monkeypatch.setattr(addresses, "is_mine", lambda address: True)
     with pytest.raises(UserError) as caught:
         meet(Rank(0, 0, 2, 1, "node0", free_port()), timedelta(minutes=5), open_agent, "ib0")
     (problem,) = caught.value.problems

@@ -21,8 +21,9 @@ MOST_EARLY_BYTES = 65_536
 _copy: int | None = None  # descriptor of a file that gets all that is printed
 _early: list[bytes] = []
 _early_bytes = 0
-_failures: dict[str, str] = {}  # stream to the error of its first failed write
-_reported: set[str] = set()
+_failed: set[str] = set()  # streams that have lost output
+unreported: list[dict[str, str]] = []
+"""What `new_failures` would return."""
 
 
 def open_closed_streams() -> None:
@@ -102,8 +103,8 @@ def _keep(data: bytes) -> None:
 
 def new_failures() -> list[dict[str, str]]:
     """The streams that have lost output since the last call, each with the cause. A stream is reported once."""
-    lost = [{"stream": stream, "why": why} for stream, why in _failures.items() if stream not in _reported]
-    _reported.update(one["stream"] for one in lost)
+    lost = unreported.copy()
+    unreported.clear()
     return lost
 
 
@@ -120,6 +121,8 @@ class _Tolerant(io.FileIO):
             while (count := super().write(data)) is None:  # a non-blocking pipe whose reader is slow: wait
                 select.select([], [self.fileno()], [])
         except OSError as error:
-            _failures.setdefault(self.stream, error.strerror or str(error))
+            if self.stream not in _failed:
+                _failed.add(self.stream)
+                unreported.append({"stream": self.stream, "why": error.strerror or str(error)})
             return len(data)
         return int(count)

@@ -7,7 +7,7 @@ from codescent.build.accept import check_sizes
 from codescent.build.plan import build
 from codescent.build.resolve import Resolved, needs_vocab_size, resolve, task_request
 from codescent.build.resume import Began, on_resume
-from codescent.build.saved import saved_plan
+from codescent.build.saved import plan_of, saved_plan
 
 __all__ = [
     "Began",
@@ -16,6 +16,7 @@ __all__ = [
     "check_sizes",
     "needs_vocab_size",
     "on_resume",
+    "plan_of",
     "resolve",
     "saved_plan",
     "task_request",

@@ -16,7 +16,7 @@ from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
-from codescent.strategies import Candidate, active, kept_of, traffic_of
+from codescent.strategies import Candidate, active, decides, kept_of, traffic_of
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[
 
 
 def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...], schedule: Schedule) -> Plan:
-    return Plan(
+    plan = Plan(
         mesh=candidate.mesh,
         model=candidate.model,
         task=candidate.task,
@@ -94,6 +94,7 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         update=candidate.update,
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
     )
+    return dataclasses.replace(plan, decides=decides(plan))
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:

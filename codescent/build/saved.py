@@ -4,6 +4,9 @@ Does not compare it with another plan (preflight.py does)."""
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,6 +16,16 @@ from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.plan import Mesh, OlderPlan, Plan
 from codescent.record import RunFolder
+from codescent.strategies import decides
+
+
+def plan_of(data: Mapping[str, Any]) -> Plan:
+    """The plan of a plan.json. A version that did not write which keys decide the losses had the rules of this one.
+
+    Raises: as `Plan.from_json`.
+    """
+    plan = Plan.from_json(data)
+    return plan if plan.decides else replace(plan, decides=decides(plan))
 
 
 def saved_plan(folder: RunFolder) -> Plan:
@@ -22,7 +35,7 @@ def saved_plan(folder: RunFolder) -> Plan:
         UserError: the folder's config or plan is damaged.
     """
     try:
-        return Plan.from_json(folder.plan)
+        return plan_of(folder.plan)
     except OlderPlan:
         return _built_again(folder)
     except (KeyError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from codescent.collectives.ring_all_reduce import Exchange, ring_all_reduce
+from codescent.collectives.ring_all_reduce import RingStep, ring_all_reduce
 
 BASE = 16
 """Digit r of a number counts how often the share of rank r is in it. With MOST ranks it fits into an int64."""
@@ -32,7 +32,7 @@ def record() -> list[dict[str, Any]]:
     array = torch.diag(torch.full((ranks,), BASE**rank, dtype=torch.int64))
     states: list[dict[str, Any]] = [{"holds": array.tolist()}]
 
-    def after(exchange: Exchange) -> None:
+    def after(exchange: RingStep) -> None:
         states.append({**vars(exchange), "holds": array.tolist()})
 
     ring_all_reduce(array, after=after)

@@ -14,7 +14,7 @@ REDUCE_SCATTER, ALL_GATHER = "reduce-scatter", "all-gather"
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RingStep:
     """What one rank did in one step of the ring.
 
     Attributes:
@@ -33,7 +33,7 @@ class Exchange:
 
 
 def ring_all_reduce(
-    values: Tensor, group: dist.ProcessGroup | None = None, after: Callable[[Exchange], None] | None = None
+    values: Tensor, group: dist.ProcessGroup | None = None, after: Callable[[RingStep], None] | None = None
 ) -> None:
     """Sum `values` over the ranks of a group, in place. Collective.
 
@@ -75,7 +75,7 @@ def ring_all_reduce(
             if adds:
                 chunks[received].add_(target)
             if after is not None:
-                after(Exchange(phase, step + 1, sent, following, received, preceding))
+                after(RingStep(phase, step + 1, sent, following, received, preceding))
     for work in sending:
         work.wait()
 

@@ -49,7 +49,7 @@ LEAST_FREE_BYTES = 4096
 ELSEWHERE = "set TMPDIR to a folder with free space"
 
 
-class Ended(Exception):
+class RanksEnded(Exception):
     """The ranks have ended before their task, and have said why on the standard error. `code`: for this command."""
 
     def __init__(self, code: int) -> None:
@@ -58,7 +58,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """What a call does: YES, NO, WRONG, HANGS or CRASHES; and why, in torch's words."""
 
     state: str
@@ -66,7 +66,7 @@ class Outcome:
 
 
 @dataclass
-class Column:
+class BackendSupport:
     """A backend on a device.
 
     Attributes:
@@ -78,7 +78,7 @@ class Column:
     backend: str
     device: str
     absent: str = ""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, CallOutcome] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -87,14 +87,14 @@ class Column:
 
     def offers(self, call: str, dtype: str = FP32) -> bool:
         """Whether a call works."""
-        return self.outcomes.get(name_of(call, dtype)) == Outcome(YES)
+        return self.outcomes.get(name_of(call, dtype)) == CallOutcome(YES)
 
 
-def columns() -> list[Column]:
+def columns() -> list[BackendSupport]:
     """A column for each backend and device, without outcomes. Those that cannot be tried say why."""
     others = [name for name in dist.Backend.backend_list if name not in (*SHOWN_BACKENDS, *NOT_REAL)]
     shown = [*SHOWN_BACKENDS, *(name for name in others if dist.is_backend_available(name))]
-    return [Column(backend, device, _absent(backend, device)) for backend in shown for device in DEVICES]
+    return [BackendSupport(backend, device, _absent(backend, device)) for backend in shown for device in DEVICES]
 
 
 def _absent(backend: str, device: str) -> str:
@@ -120,30 +120,30 @@ class Survey:
     def __init__(self, ranks: int, limit_s: float, command: Sequence[str] = RANK) -> None:
         self.ranks, self.limit_s, self.command = ranks, limit_s, command
 
-    def probe(self, column: Column, calls: Sequence[str]) -> None:
-        """Try the calls and fill in the column's outcomes. Raises Ended."""
+    def probe(self, column: BackendSupport, calls: Sequence[str]) -> None:
+        """Try the calls and fill in the column's outcomes. Raises RanksEnded."""
         left = list(calls)
         while left:
             found = self._ask(Task(PROBE, column.backend, column.device, self.limit_s, tuple(left)))
             group = found.pop(GROUP)
             if group.state != YES:
-                column.outcomes |= {name_of(call, FP32): Outcome(group.state, group.why) for call in left}
+                column.outcomes |= {name_of(call, FP32): CallOutcome(group.state, group.why) for call in left}
                 return
-            column.outcomes |= {name: Outcome(line.state, line.why) for name, line in found.items()}
+            column.outcomes |= {name: CallOutcome(line.state, line.why) for name, line in found.items()}
             before, left = left, [call for call in left if not self._is_settled(column, call)]
             assert len(left) < len(before), found
 
-    def time(self, column: Column, size_bytes: int, rounds: int, budget_s: float) -> list[dict[str, Any]]:
-        """Time both all-reduces: for each rank what `timing.measure` returns. Raises Ended, RunFailed."""
+    def time(self, column: BackendSupport, size_bytes: int, rounds: int, budget_s: float) -> list[dict[str, Any]]:
+        """Time both all-reduces: for each rank what `timing.measure` returns. Raises RanksEnded, RunFailed."""
         task = Task(TIME, column.backend, column.device, self.limit_s + budget_s, (), size_bytes, rounds, budget_s)
         return self._answers(task, column.name)
 
     def explain(self) -> list[list[dict[str, Any]]]:
-        """For each rank what `holdings.record` returns, of gloo on CPUs. Raises Ended, RunFailed."""
+        """For each rank what `holdings.record` returns, of gloo on CPUs. Raises RanksEnded, RunFailed."""
         return self._answers(Task(EXPLAIN, limit_s=self.limit_s), "gloo on CPU")
 
     @staticmethod
-    def _is_settled(column: Column, call: str) -> bool:
+    def _is_settled(column: BackendSupport, call: str) -> bool:
         first = column.outcomes.get(name_of(call, FP32))
         return first is not None and (first.state != YES or name_of(call, BF16) in column.outcomes)
 
@@ -167,7 +167,7 @@ class Survey:
         """Let a fresh set of ranks do a task. Returns what they found, by name; adds each rank's data to `answers`.
 
         Raises:
-            Ended: the ranks were stopped, or failed elsewhere than in what they tried.
+            RanksEnded: the ranks were stopped, or failed elsewhere than in what they tried.
             UserError: the folder for temporary files is full.
         """
         names = [GROUP, *(name_of(call, dtype) for call in task.calls for dtype in (FP32, BF16))]
@@ -177,13 +177,13 @@ class Survey:
             env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
             code = run_ranks([*self.command, folder], self.ranks, env, saves=False)
             if code in map(exit_code_of, STOP_SIGNALS):
-                raise Ended(code)
+                raise RanksEnded(code)
             if code and shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
                 raise UserError(f"{folder}: {NO_SPACE}; {ELSEWHERE}")
             said = [{line.name: line for line in lines(Path(folder), rank)} for rank in range(self.ranks)]
         found = dict(_merged(names, said, code))
         if GROUP not in found or (code and all(line.state == YES for line in found.values())):
-            raise Ended(code or 1)
+            raise RanksEnded(code or 1)
         if answers is not None:
             answers += [one[task.does].found for one in said if task.does in one]
         return found

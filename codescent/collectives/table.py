@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codescent.base.counted import counted
-from codescent.collectives.survey import DEVICES, Column
+from codescent.collectives.survey import DEVICES, BackendSupport
 from codescent.collectives.task import BF16, FP32, YES, name_of
 from codescent.collectives.timing import BACKEND, OURS
 
@@ -17,7 +17,7 @@ WIDTH = 80
 ABSENT = "-"
 
 
-def table(shown: Sequence[Column], calls: Sequence[str]) -> Iterator[str]:
+def table(shown: Sequence[BackendSupport], calls: Sequence[str]) -> Iterator[str]:
     """Two lines of headings, then a line for each call."""
     backends = [column.backend if number % len(DEVICES) == 0 else "" for number, column in enumerate(shown)]
     rows = [["", *backends], ["", *(DEVICES[column.device] for column in shown)]]
@@ -27,14 +27,14 @@ def table(shown: Sequence[Column], calls: Sequence[str]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _cell(column: Column, call: str) -> str:
+def _cell(column: BackendSupport, call: str) -> str:
     if column.absent:
         return ABSENT
     state = column.outcomes[name_of(call, FP32)].state
     return f"{FP32} only" if state == YES and not column.offers(call, BF16) else state
 
 
-def notes(shown: Sequence[Column], ranks: int, devices: int) -> Iterator[str]:
+def notes(shown: Sequence[BackendSupport], ranks: int, devices: int) -> Iterator[str]:
     """What the cells mean: columns that could not be tried, and why calls do not work.
 
     Args:
@@ -56,7 +56,7 @@ def notes(shown: Sequence[Column], ranks: int, devices: int) -> Iterator[str]:
         yield from textwrap.wrap(f"{'; '.join(names)}: {why}", WIDTH, subsequent_indent="     ")
 
 
-def _reasons(shown: Sequence[Column]) -> dict[str, list[str]]:
+def _reasons(shown: Sequence[BackendSupport]) -> dict[str, list[str]]:
     """By reason, the calls of each column that do not work for it."""
     reasons: dict[str, list[str]] = {}
     for column in shown:

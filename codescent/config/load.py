@@ -21,6 +21,7 @@ from codescent.config.given import Given, override_value, shown, value_problem
 from codescent.config.keys import AUTO, Section
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
+from codescent.config.unknown_key import unknown_key, unknown_section
 from codescent.config.words import KEYS, toml_value
 
 COMMAND_LINE = "command line"
@@ -33,35 +34,6 @@ PRESET_DECIDES = frozenset(
 
 STEPS = {"train.num_steps", "train.num_epochs"}
 EXPECTED = "log.expected_minutes"
-
-FOREIGN_NAMES: Mapping[str, str] = {
-    "n_layer": "model.num_layers",
-    "n_head": "model.num_heads",
-    "n_embd": "model.hidden_dim",
-    "d_model": "model.hidden_dim",
-    "block_size": "model.seq_len",
-    "context": "model.seq_len",
-    "batch_size": "train.global_batch_size",
-    "max_iters": "train.num_steps",
-    "steps": "train.num_steps",
-    "epochs": "train.num_epochs",
-    "max_epochs": "train.num_epochs",
-    "num_train_epochs": "train.num_epochs",
-    "total_batch_size": "train.global_batch_tokens",
-    "patience": "train.stop_after",
-    "early_stopping_patience": "train.stop_after",
-    "dtype": "train.precision",
-    "eval_interval": "train.eval_every",
-    "gradient_accumulation_steps": "train.microbatch_size",
-    "lr": "optimizer.learning_rate",
-    "grad_clip": "optimizer.max_grad_norm",
-    "warmup_iters": "optimizer.warmup_steps",
-    "lr_decay_iters": "optimizer.decay_steps",
-    "min_lr": "optimizer.min_learning_rate",
-    "out_dir": "run.folder",
-    "dataset": "data.corpus",
-}
-"""Key names of other training programs, for suggestions. They are spelled too differently for a fuzzy search."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +236,7 @@ def _flatten(
 
     for section, values in table.items():
         if section not in SECTIONS:
-            refuse(_unknown_section(section) if isinstance(values, dict | list) else _unknown_key("", section), section)
+            refuse(unknown_section(section) if isinstance(values, dict | list) else unknown_key("", section), section)
         elif not isinstance(values, dict):
             refuse(f"given {shown(values)}, but it is a section: write [{section}] and its keys below", section)
         else:
@@ -272,7 +244,7 @@ def _flatten(
                 if f"{section}.{key}" in KEYS:
                     yield f"{section}.{key}", Given(value, origin(section, key))
                 else:
-                    refuse(_unknown_key(section, key), section, key)
+                    refuse(unknown_key(section, key), section, key)
 
 
 def _read_override(override: str, problems: list[_Problem]) -> dict[str, Given]:
@@ -282,11 +254,11 @@ def _read_override(override: str, problems: list[_Problem]) -> dict[str, Given]:
     if not equals:
         name, problem = override, "not an override; write section.key=value, such as train.num_steps=20"
     elif not dot:
-        problem = _unknown_key("", name)
+        problem = unknown_key("", name)
     elif section not in SECTIONS:
-        problem = _unknown_section(section, key)
+        problem = unknown_section(section, key)
     elif name not in KEYS:
-        problem = _unknown_key(section, key)
+        problem = unknown_key(section, key)
     else:
         return {name: Given(override_value(text, KEYS[name]), COMMAND_LINE)}
     problems.append(_Problem(COMMAND_LINE, name, problem))
@@ -322,32 +294,3 @@ def _contradictions(sections: Mapping[str, Section], given: Mapping[str, Given],
     for names, problem in contradictions(Config.model_construct(None, **values)):
         if wrong.isdisjoint(names):
             yield _Problem(next(given[name].origin for name in names if name in given), names[0], problem)
-
-
-def _owners(key: str) -> str:
-    """The full names of all keys called `key`, as "a.key or b.key"; "" if there is none."""
-    return " or ".join(name for name in KEYS if key and name.endswith(f".{key}"))
-
-
-def _unknown_section(section: str, key: str = "") -> str:
-    near = difflib.get_close_matches(section.lower(), SECTIONS, n=1)
-    meant = _owners(key) or (f"[{near[0]}]" if near else "")
-    hint = f"did you mean {meant}?" if meant else f"sections are {', '.join(SECTIONS)}"
-    return f"unknown section; {hint}"
-
-
-def _unknown_key(section: str, key: str) -> str:
-    """Text for an unknown key, with the key that was probably meant. `section` is "" above the first section."""
-    lowered = key.lower().replace("-", "_")
-    what = f"unknown key in [{section}]" if section else "unknown key"
-    if owners := _owners(lowered):
-        return f"{what if section else 'is outside a section'}; did you mean {owners}?"
-    own = {entry.name: name for name, entry in KEYS.items() if entry.section == section}
-    every = {entry.name: name for name, entry in KEYS.items()}
-    near = [own[name] for name in difflib.get_close_matches(lowered, own, n=1)]
-    near = near or [every[name] for name in difflib.get_close_matches(lowered, every, n=1, cutoff=0.75)]
-    if meant := FOREIGN_NAMES.get(lowered) or next(iter(near), ""):
-        return f"{what}; did you mean {meant}?"
-    if section:
-        return f"{what}; its keys are {', '.join(own)}"
-    return f"{what}; at the top of a file only base is valid; all other keys belong to a section: {', '.join(SECTIONS)}"

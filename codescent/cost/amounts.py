@@ -76,7 +76,7 @@ def runs_in(plan: Plan, phase: Phase) -> Iterator[Traffic]:
 def one_step(plan: Plan, number: int) -> Plan:
     """The plan of step `number` (from 0) alone: its instructions and its collectives, as if every step had them.
 
-    Of servers' lists there is none: only those of pipeline stages, or of the workers.
+    Lists of ranks outside of the mesh have none: only those of pipeline stages, or of the workers.
     """
     programs = tuple(
         tuple(replace(at, step=None) for at in plan.schedule.program(stage, number)) for stage in range(plan.mesh.pp)

@@ -56,18 +56,18 @@ def rate_of(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Work:
+class ElementWork:
     """What is computed for each element of a vector: elements read or written, encoded and decoded."""
 
     streams: float = 0.0
     encoded: float = 0.0
     decoded: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.streams + other.streams, self.encoded + other.encoded, self.decoded + other.decoded)
+    def __add__(self, other: ElementWork) -> ElementWork:
+        return ElementWork(self.streams + other.streams, self.encoded + other.encoded, self.decoded + other.decoded)
 
-    def __mul__(self, times: float) -> Work:
-        return Work(self.streams * times, self.encoded * times, self.decoded * times)
+    def __mul__(self, times: float) -> ElementWork:
+        return ElementWork(self.streams * times, self.encoded * times, self.decoded * times)
 
     def seconds(self, numel: float, coding: Coding) -> float:
         """For a vector of `numel` elements."""
@@ -75,13 +75,15 @@ class Work:
         return numel * each_s
 
 
-COPY, ADD, READ = Work(2.0), Work(3.0), Work(1.0)
+COPY, ADD, READ = ElementWork(2.0), ElementWork(3.0), ElementWork(1.0)
 """a = b; a = b + c, which a choice between two vectors costs too; a norm."""
-ENCODE, DECODE = Work(encoded=1.0), Work(decoded=1.0)
-NOTHING = Work()
+ENCODE, DECODE = ElementWork(encoded=1.0), ElementWork(decoded=1.0)
+NOTHING = ElementWork()
 
 
-def of_sum(wire: Wire, collective: Collective, ranks: int, *, in_place: bool = False) -> tuple[Work, Work]:
+def of_sum(
+    wire: Wire, collective: Collective, ranks: int, *, in_place: bool = False
+) -> tuple[ElementWork, ElementWork]:
     """What a rank computes before and after one collective of a sum over `ranks`: see strategies/wire_sums.py.
 
     Of PowerSGD a part of the sum: its collectives share it by their bytes. `in_place`: the summands are in the vector
@@ -104,7 +106,7 @@ def of_sum(wire: Wire, collective: Collective, ranks: int, *, in_place: bool = F
     return NOTHING, own * part + own + DECODE + moved
 
 
-def of_average(plan: Plan) -> tuple[Work, Work]:
+def of_average(plan: Plan) -> tuple[ElementWork, ElementWork]:
     """What AVERAGE computes before a fragment leaves, and MERGE after its sum: see coupling/averaging.py."""
     anchored = plan.layout.keeps_anchor
     before = (ADD if anchored else NOTHING) + COPY  # the change or the weights, times the replica's weight
@@ -117,7 +119,7 @@ def of_average(plan: Plan) -> tuple[Work, Work]:
     return before, distance + outer + COPY
 
 
-def of_mixing(plan: Plan, neighbours: int) -> tuple[Work, Work]:
+def of_mixing(plan: Plan, neighbours: int) -> tuple[ElementWork, ElementWork]:
     """What EXCHANGE computes before it sends the weights, and after it has those of so many neighbours: see
     coupling/mixing.py and differences.py."""
     scaled = COPY if plan.layout.gossip == "push-sum" else NOTHING  # by the replica's weight
@@ -127,7 +129,7 @@ def of_mixing(plan: Plan, neighbours: int) -> tuple[Work, Work]:
     return COPY + scaled, COPY + ADD * neighbours + scaled + COPY
 
 
-def of_push(plan: Plan) -> tuple[Work, Work]:
+def of_push(plan: Plan) -> tuple[ElementWork, ElementWork]:
     """What a worker computes before a push leaves, and a server when it has come: see coupling/worker.py."""
     wire = Wire.parse(plan.layout.wire)
     before = COPY + (ADD + READ if plan.schedule.period > 1 else NOTHING)
@@ -139,7 +141,7 @@ def of_push(plan: Plan) -> tuple[Work, Work]:
     return before, decoded + COPY + ADD
 
 
-def delivered(plan: Plan) -> Work:
+def delivered(plan: Plan) -> ElementWork:
     """What a worker computes when a push was applied: the new residual."""
     return ADD + READ + COPY if Wire.parse(plan.layout.wire).lossy else NOTHING
 
@@ -159,9 +161,9 @@ def around(plan: Plan, coding: Coding, stage: int, number: int) -> Mapping[Traff
     The elements of a stage are shared by the collectives of a kind in proportion to their bytes.
     """
     wire = Wire.parse(plan.layout.wire)
-    averages = bool(plan.layout.average_every) and not plan.layout.served
+    averages = plan.layout.average_every > 0
     verb, axis = (Verb.AVERAGE, AXIS) if averages else (Verb.REDUCE, plan.mesh.joint(AXIS, "cp"))
-    if coding == Coding() or plan.layout.served or not (averages or wire.method != "none"):
+    if coding == Coding() or not (averages or wire.method != "none"):
         return {}
     records = [t for t in plan.traffic if t.verb is verb and t.stage in (None, stage) and t.axis in (AXIS, axis)]
     valid = [t for t in records if t.since <= number and (t.until is None or number < t.until)]

@@ -15,7 +15,7 @@ FLOPS_PER_BYTE = 1000
 
 
 @dataclass(frozen=True)
-class Exchange:
+class InstructionCollectives:
     """The collectives of one instruction of a stage, in units.
 
     Attributes:
@@ -39,12 +39,12 @@ class Lengths:
     """
 
     costs: Costs = field(default_factory=Costs)
-    exchanges: Mapping[tuple[int, Instruction], Exchange] = field(default_factory=dict)
+    exchanges: Mapping[tuple[int, Instruction], InstructionCollectives] = field(default_factory=dict)
     unit: str = "a forward pass"
 
     @property
     def waits(self) -> dict[tuple[int, Instruction], float]:
-        """`Exchange.waits_s` of each stage and instruction."""
+        """`InstructionCollectives.waits_s` of each stage and instruction."""
         return {at: exchange.waits_s for at, exchange in self.exchanges.items()}
 
 
@@ -84,8 +84,8 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
     return Lengths(costs, _exchanges(plan, costs, scale), unit)
 
 
-def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instruction], Exchange]:
-    found: dict[tuple[int, Instruction], Exchange] = {}
+def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instruction], InstructionCollectives]:
+    found: dict[tuple[int, Instruction], InstructionCollectives] = {}
     steady = list(runs_in(plan, phases(plan)[-1]))
     for stage, program in enumerate(plan.schedule.programs):
         waits, overlapped, sums = (dict.fromkeys(program, 0.0) for _ in range(3))
@@ -106,7 +106,7 @@ def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instru
                 waits[last[-1]] += later_s
         for at in program:
             if waits[at] or overlapped[at]:
-                found[stage, at] = Exchange(waits[at], overlapped[at])
+                found[stage, at] = InstructionCollectives(waits[at], overlapped[at])
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from codescent.cost.events import Clock, Event, Process
-from codescent.cost.simulate import Flight
+from codescent.cost.simulate import SimulatedMessage
 from codescent.plan import Collective, Traffic
 from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
@@ -166,7 +166,7 @@ class Network:
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
         self.pieces = 0  # that have waited so far
         self.looks: dict[float, dict[int, Queue]] = {}  # by time: the queues, by id, to look at then
-        self.flights: list[Flight] = []  # from rank to rank, while they keep the sender's card busy
+        self.flights: list[SimulatedMessage] = []  # from rank to rank, while they keep the sender's card busy
 
     def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
         """Send a message now. Returns its arrival."""
@@ -359,7 +359,7 @@ class Network:
         out.sends_free_s, into.receives_free_s = start_s + sending_s, start_s + receiving_s
         out.sending_s += sending_s
         into.receiving_s += receiving_s
-        self.flights.append(Flight(sender, receiver, start_s, out.sends_free_s))
+        self.flights.append(SimulatedMessage(sender, receiver, start_s, out.sends_free_s))
         self._look_later(out, into)
         return max(out.sends_free_s, into.receives_free_s)
 

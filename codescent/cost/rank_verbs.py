@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codescent.cost.arithmetic import Seconds
-from codescent.cost.coding import Coding, Exchanged, Work, delivered, of_average, of_mixing, of_push
+from codescent.cost.coding import Coding, ElementWork, Exchanged, delivered, of_average, of_mixing, of_push
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.network import Network
 from codescent.cost.pairs_walk import Averages
@@ -78,11 +78,11 @@ class RankVerbs:
         self.processors = processors
         self.servers: Servers | None = None
         self.averages: Averages | None = None
-        if plan.layout.served:
+        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
+        if Verb.PUSH in verbs:
             self.servers = Servers(plan, clock, network, self.processors, coding)
         elif plan.layout.averages_beside:
             self.averages = Averages(plan, clock, network, self.processors, coding, self._sends)
-        verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         self.arms: dict[Verb, Callable[[SimulatedRank, Instruction, Sums], Process]] = {
             verb: getattr(self, f"_{verb}") for verb in verbs
         }
@@ -148,7 +148,7 @@ class RankVerbs:
         yield from rank.codes(self._share_s(of_average(self.plan)[1], at))
         yield from self._compute(rank, at, sums)
 
-    def _share_s(self, work: Work, at: Instruction) -> float:
+    def _share_s(self, work: ElementWork, at: Instruction) -> float:
         """Seconds for a fragment of this rank's weights. Fragments have about the same size."""
         if self.plan.mesh.degree(AXIS) == 1:
             return 0.0
@@ -166,7 +166,7 @@ class RankVerbs:
     def _pull(self, rank: SimulatedRank, at: Instruction, _: Sums) -> Process:
         assert self.servers is not None
         yield from self.servers.pull(rank.number)
-        yield from rank.codes(Work(2.0).seconds(self.numel, self.coding))
+        yield from rank.codes(ElementWork(2.0).seconds(self.numel, self.coding))
 
     def _serve(self, rank: SimulatedRank, at: Instruction, _: Sums) -> Process:
         """A server is a queue (served_walk.py), not a process."""

@@ -18,8 +18,8 @@ from codescent.cost.processor import Processor
 from codescent.cost.rank_program import Program, program_of
 from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
 from codescent.cost.served_walk import Servers
-from codescent.cost.simulate import Deadlock, Flight, Span
-from codescent.cost.walked import RankTimes, Walk, mean_step_s
+from codescent.cost.simulate import Deadlock, SimulatedMessage, Span
+from codescent.cost.walked import RankMeans, Walk, mean_step_s
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.gossip_graphs import DRAWN, graph_of
 
@@ -28,7 +28,7 @@ COMPUTES = (Verb.LOAD, Verb.FORWARD, Verb.BACKWARD, Verb.REDUCE, Verb.STEP)
 """Verbs of a step without exchanges. REDUCE then has nothing to await."""
 DRAWN_ROUNDS = 16
 """Rounds that are walked where each has other neighbours."""
-_Timed = TypeVar("_Timed", Span, Flight)
+_Timed = TypeVar("_Timed", Span, SimulatedMessage)
 
 
 def walk(
@@ -84,12 +84,12 @@ def walk(
     if rounds is None:
         rounds = DRAWN_ROUNDS if plan.layout.gossip in DRAWN else graph_of(plan).turn
     numbers = range(phase.round_begins, phase.round_begins + (warm_up + rounds) * phase.period)
-    found = _Walk(plan, seconds, clock, network, processors, coding, numbers)
+    found = _Simulation(plan, seconds, clock, network, processors, coding, numbers)
     return found.of_rounds(phase.period, warm_up, timeline=timeline).run()
 
 
-class _Walk(RankVerbs):
-    """One walk: a process for each rank, and the network between them."""
+class _Simulation(RankVerbs):
+    """One simulation: a process for each rank, and the network between them."""
 
     def of_rounds(self, period: int, warm_up: int, *, timeline: bool) -> Self:
         """Rounds have `period` steps; the first `warm_up` of them are not measured. `timeline`: see `walk`."""
@@ -113,7 +113,7 @@ class _Walk(RankVerbs):
         if stuck := {rank.number: rank.at for rank in self.ranks if not rank.has_ended}:
             raise Deadlock({rank: (at, "another rank") for rank, at in stuck.items() if at is not None})
 
-    def _walk(self, step_s: float, ranks: tuple[RankTimes, ...], begin_s: float) -> Walk:
+    def _walk(self, step_s: float, ranks: tuple[RankMeans, ...], begin_s: float) -> Walk:
         return Walk(
             step_s,
             self.plan.work.tokens / step_s if step_s else 0.0,
@@ -176,7 +176,7 @@ class _Walk(RankVerbs):
         return self.programs[key]
 
 
-class _HandedWalk(_Walk):
+class _HandedWalk(_Simulation):
     """A walk of ranks that are given portions of work, from one meeting of all ranks to the next."""
 
     def run_segments(self, segments: Sequence[range], end_steps: int) -> Walk:
@@ -259,14 +259,14 @@ class _HandedWalk(_Walk):
             self.known.append((self.handed.complete, self.clock.now_s))
 
 
-def _times(rank: SimulatedRank, warm_up: int) -> RankTimes:
+def _times(rank: SimulatedRank, warm_up: int) -> RankMeans:
     if not rank.ends_s:  # the others have done all portions
-        return RankTimes(0.0, 0.0, 0.0, 0.0)
+        return RankMeans(0.0, 0.0, 0.0, 0.0)
     steps = len(rank.ends_s) - warm_up
     took_s = rank.ends_s[-1] - (rank.ends_s[warm_up - 1] if warm_up else 0.0)
     sent = rank.sent[warm_up:]
     busy_s, coding_s = (sum(amounts[warm_up:]) / steps for amounts in (rank.busy_s, rank.coding_s))
-    return RankTimes(took_s / steps, busy_s, sum(sent) / steps, max(sent), coding_s)
+    return RankMeans(took_s / steps, busy_s, sum(sent) / steps, max(sent), coding_s)
 
 
 def _since(found: Sequence[_Timed], begin_s: float) -> tuple[_Timed, ...]:

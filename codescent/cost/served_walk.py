@@ -13,6 +13,7 @@ from codescent.cost.handed import Handed
 from codescent.cost.network import Network
 from codescent.cost.processor import Processor
 from codescent.plan import DTYPE_BYTES, Collective, Plan
+from codescent.plan.served import pushes_together
 from codescent.servers import Arrivals, Decision, Ledger, Portion, Portions, Speeds, Verdict
 
 
@@ -56,7 +57,7 @@ class Servers(Handed):
         self.network, self.processors = network, processors
         workers, layout = plan.mesh.world_size, plan.layout
         bound = 0 if layout.updates == "synchronous" else layout.staleness
-        together = workers if layout.in_steps else 1
+        together = pushes_together(layout, workers)
         _, received = of_push(plan)
         self.queues = []
         pushed = [float(t.payload_bytes) for t in plan.traffic if t.collective is Collective.PUSH]

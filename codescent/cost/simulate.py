@@ -58,7 +58,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Flight:
+class SimulatedMessage:
     """A message between two stages, in seconds from the start of the step: it leaves `stage` and arrives at `peer`."""
 
     stage: int
@@ -98,7 +98,7 @@ class Simulation:
     makespan_s: float
     stages: tuple[StageTimes, ...]
     timeline: tuple[Span, ...]
-    messages: tuple[Flight, ...] = ()
+    messages: tuple[SimulatedMessage, ...] = ()
     lane: str = "stage"
 
     @property
@@ -173,7 +173,7 @@ class _Simulator:
         self.live: list[set[tuple[int, int | None]]] = [set() for _ in self.programs]  # (chunk, micro-batch)
         self.peak_live = [0] * self.num_stages
         self.spans: list[Span] = []
-        self.flights: list[Flight] = []
+        self.flights: list[SimulatedMessage] = []
         self.sent: dict[_Message, float] = {}  # when its sender reached the send
         self.expected: dict[_Message, float] = {}  # when its receiver reached the receive
         self.arrival: dict[_Message, float] = {}
@@ -251,7 +251,7 @@ class _Simulator:
             transfer_s = self._seconds(self.costs.transfer_s, message.computed_by)
             self.link_free[link] = max(ready, self.link_free.get(link, 0.0)) + transfer_s
             self.arrival[message] = self.link_free[link] + self.costs.latency_s
-            self.flights.append(Flight(*link, self.link_free[link] - transfer_s, self.arrival[message]))
+            self.flights.append(SimulatedMessage(*link, self.link_free[link] - transfer_s, self.arrival[message]))
 
     def _await(self, stage: int, message: _Message) -> bool:
         """Advance the stage's clock to the arrival of the message. False: it was not sent, or not received yet."""
@@ -270,7 +270,7 @@ class _Simulator:
         end = start + self.costs.latency_s + self._seconds(self.costs.transfer_s, message.computed_by)
         self._wait(stage, end, self.comm_wait)
         if instruction.verb in SENDS:
-            self.flights.append(Flight(stage, instruction.peer or 0, start, end))
+            self.flights.append(SimulatedMessage(stage, instruction.peer or 0, start, end))
         self.arrival[message] = end
         return self._span(stage, instruction, start)
 

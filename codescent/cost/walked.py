@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codescent.cost.simulate import Flight, Span
+from codescent.cost.simulate import SimulatedMessage, Span
 
 
 @dataclass(frozen=True)
-class RankTimes:
+class RankMeans:
     """A rank in a step: means over the measured rounds.
 
     Attributes:
@@ -33,7 +33,7 @@ class RankTimes:
         return max(0.0, self.step_s - self.busy_s)
 
 
-def mean_step_s(ranks: Sequence[RankTimes]) -> float:
+def mean_step_s(ranks: Sequence[RankMeans]) -> float:
     """Seconds of a step of all ranks: the inverse of their mean rate, because the speeds of ranks add up, not their
     seconds. A rank that took no step adds no speed. 0: none took one."""
     rate = sum(1 / rank.step_s if rank.step_s else 0.0 for rank in ranks) / len(ranks)
@@ -53,16 +53,17 @@ class Walk:
         staleness: for each applied push, by how many versions its weights were older; with asynchronous gossip for each
             update, by how many averages.
         timeline: the instructions of the measured rounds, with `Span.stage` the rank; times from their begin.
-        flights: what was sent in them, with `Flight.stage` the rank that sends; a ring's message for each of its ranks.
+        flights: what was sent in them, with `SimulatedMessage.stage` the rank that sends; a ring's message for each of
+            its ranks.
     """
 
     step_s: float
     tokens_per_s: float
-    ranks: tuple[RankTimes, ...]
+    ranks: tuple[RankMeans, ...]
     servers: tuple[float, ...] = ()
     staleness: tuple[int, ...] = ()
     timeline: tuple[Span, ...] = ()
-    flights: tuple[Flight, ...] = ()
+    flights: tuple[SimulatedMessage, ...] = ()
 
     @property
     def computes(self) -> float:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codescent.base.errors import RunFailed
-from codescent.coupling.away import Away
-from codescent.coupling.patience import Patience
+from codescent.coupling.failure_detector import FailureDetector, StallTimeout
 from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, SQUARE, Fields, Nonsense, check, up_to
 from codescent.coupling.work_queue import WorkQueue
 from codescent.servers import Portion
@@ -31,12 +30,14 @@ class Coordinator:
         workers: number of ranks, and of the portions of a step.
         first_step: number of complete steps when the command begins.
         timeout_s: how long a rank waits for an answer. Before that, all ranks hear of one that stands still.
-        away: whose connections have ended; None: a launcher sees ranks die, and ends the others.
+        detector: whose connections have ended; None: a launcher sees ranks die, and ends the others.
     """
 
-    def __init__(self, workers: int, first_step: int, timeout_s: float, away: Away | None = None) -> None:
-        self.patience, self.over = Patience(timeout_s, "computed nothing"), ""
-        self.timeout_s, self.away = timeout_s, away
+    def __init__(
+        self, workers: int, first_step: int, timeout_s: float, detector: FailureDetector | None = None
+    ) -> None:
+        self.stalls, self.over = StallTimeout(timeout_s, "computed nothing"), ""
+        self.timeout_s, self.detector = timeout_s, detector
         self.told: set[int] = set()  # ranks that know that the run is over
         self.workers, self.queue = workers, WorkQueue(workers, first_step)
         self.lock = threading.Lock()
@@ -46,7 +47,7 @@ class Coordinator:
         """A segment: the steps `first` to `end` - 1."""
         with self.lock:
             self.queue.begin(first, end)
-            self.patience.begin()
+            self.stalls.begin()
 
     def answer(self, sender: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to a rank that asks for work, and says what it has computed; None: later.
@@ -62,17 +63,17 @@ class Coordinator:
                 return {"over": self.over}
             if told.get("looks"):
                 return {}
-            return self._give(sender, told["known"], told.get("report"))
+            if report := told.get("report"):
+                self._count(sender, report)
+            return self._give(sender, told["known"])
 
-    def _give(self, sender: int, known: int, report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _give(self, sender: int, known: int) -> dict[str, Any] | None:
         """The next portion, or that the segment is over. A replica has its weights, so it never waits for them."""
         queue = self.queue
-        if report:
-            self._count(sender, report)
         queue.weights_given(sender)
         portion = queue.take(sender)
         waits = portion is None and not queue.ends  # until the others have finished
-        self.patience.note(sender, known, waits=waits)
+        self.stalls.note(sender, known, waits=waits)
         if waits:
             return self._late(sender)
         return None if queue.is_known(known) else queue.facts(sender, known, portion)
@@ -95,39 +96,39 @@ class Coordinator:
     def met(self, sender: int, host: str) -> None:
         """A rank connects. Raises Refused: it was taken for dead."""
         self.hosts[sender] = host
-        if self.away is not None:
+        if self.detector is not None:
             with self.lock:
-                self.away.met(sender, host)
+                self.detector.met(sender, host)
 
     def left(self, sender: int, *, silent: bool) -> None:
         """The connection of a rank was lost."""
-        if self.away is not None:
+        if self.detector is not None:
             with self.lock:
-                self.away.left(sender, self.queue.position(sender), silent=silent)
+                self.detector.left(sender, self.queue.position(sender), silent=silent)
 
     def wait_until_told(self) -> None:
         """The run is over, and this process ends. Wait until all ranks that live know why, for `timeout_s` at most."""
         end_s = time.monotonic() + self.timeout_s
         while time.monotonic() < end_s:
             with self.lock:
-                dead = {} if self.away is None else self.away.deaths()
+                dead = {} if self.detector is None else self.detector.deaths()
                 if not set(range(self.workers)) - self.told - dead.keys():
                     return
             time.sleep(LOOK_S)
 
     def _has_lost(self) -> bool:
         """Whether the run is over, because a rank has died."""
-        dead = {} if self.away is None else self.away.deaths()
+        dead = {} if self.detector is None else self.detector.deaths()
         if dead and not self.over:
-            assert self.away is not None
-            how = "; ".join(f"rank {worker} {self.away.how(worker)}" for worker in sorted(dead))
+            assert self.detector is not None
+            how = "; ".join(f"rank {worker} {self.detector.how(worker)}" for worker in sorted(dead))
             self.over = f"{how}, and its weights with it; `codescent train --resume` goes on from the last checkpoint"
         return bool(self.over)
 
     def _late(self, sender: int) -> dict[str, str] | None:
         """Why the run is over, if a rank that computes has stood still too long."""
         try:
-            self.patience.check(self.queue.held, range(self.workers))
+            self.stalls.check(self.queue.held, range(self.workers))
         except RunFailed as error:
             self.over = str(error)
             self.told.add(sender)

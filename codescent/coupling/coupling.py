@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from codescent.checkpoint.box import Box
-from codescent.coupling.crew import MembershipChange
+from codescent.coupling.membership import MembershipChange
 from codescent.coupling.services import Services, WeightUpdater
 from codescent.data.loader import Loader, Portion
 from codescent.plan import AXES, Instruction, Plan, Verb
@@ -113,7 +113,8 @@ class Coupling:
     # --- a step
 
     def work(self, number: int, rate: float) -> Iterator[WorkItem]:
-        """The work of this rank until step `number` (from 0), of learning rate `rate`, is done."""
+        """The work of this rank until step `number` (from 0), of learning rate `rate`, is done. Each item is computed
+        before the next one is asked for."""
         yield WorkItem(number, number, rate)
 
     def read(self, loader: Loader | None) -> tuple[Portion, int] | None:
@@ -133,13 +134,10 @@ class Coupling:
     def agree(self, square: torch.Tensor) -> torch.Tensor:
         """Sum loss, requests to stop, and this rank's squared norm over those who update together: [SCALARS]."""
         loss, stop = self.at.own()
-        return self.services.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
+        return self.services.ranks.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
 
     def stepped(self) -> None:
         """The optimizer has updated the weights: the STEP verb is done."""
-
-    def finished(self) -> None:
-        """A work item is done."""
 
     def result(self, number: int) -> StepSums:
         """What is known when step `number` (from 0) is done."""
@@ -165,9 +163,9 @@ class Coupling:
         """How many steps in a row a skipped step stands for. `skips`: those that replicas have skipped, summed."""
         return max(1, skips // self.plan.mesh.dp_replicate) if self.plan.apart else 1
 
-    def meet(self, step: int) -> MembershipChange:
-        """All ranks meet after step `step` (from 1): who has died, and who has come. Collective."""
-        return MembershipChange()
+    def meet(self, step: int) -> MembershipChange | None:
+        """All ranks meet after step `step` (from 1): who has died, and who has come. None: nobody. Collective."""
+        return None
 
     def begin(self, run: Path, first_step: int) -> None:
         """The run goes on after so many steps. What was written in its folder beyond them is removed."""
@@ -177,7 +175,8 @@ class Coupling:
         raise NotImplementedError(f"{type(self).__name__}: no rank comes late")
 
     def write_order(self, run: Path) -> None:
-        """Write into the run's folder in which order this rank has applied what others sent."""
+        """Write into the run's folder in which order this rank has applied what others sent. Where work is given out:
+        else the order is that of the steps."""
 
     # --- checkpoints and memory
 

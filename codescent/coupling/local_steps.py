@@ -32,7 +32,7 @@ class OwnSteps(Coupling):
         if not self.is_alone:
             return super().agree(square / self.plan.mesh.dp_replicate)
         loss, stop = self.at.own()
-        return self.services.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.plan.together)
+        return self.services.ranks.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.plan.together)
 
 
 class LocalSteps(OwnSteps):
@@ -101,7 +101,7 @@ class LocalSteps(OwnSteps):
         loss, stop = self.at.own()
         loss = loss + sums.sum() * 0.0  # not finite if this replica has skipped its last step
         values = torch.stack((loss, stop, skips, *self.exchange.distance().to(loss.device)))
-        loss, stop, *others = self.services.sum_over(values, self.everyone).unbind()
+        loss, stop, *others = self.services.ranks.sum_over(values, self.everyone).unbind()
         self.at.sums = torch.stack((loss, stop, sums[-1], *others))
         self.skips.zero_()
 

@@ -16,9 +16,9 @@ import torch
 
 from codescent.base.errors import RunFailed
 from codescent.base.stopwatch import waiting
-from codescent.coupling.away import OF_TIMEOUT, Away
 from codescent.coupling.coordinate import Coordinator
 from codescent.coupling.coupling import StepSums, WorkItem
+from codescent.coupling.failure_detector import OF_TIMEOUT, FailureDetector
 from codescent.coupling.local_steps import LocalSteps
 from codescent.coupling.pair_exchange import PairExchange
 from codescent.coupling.queued import Known, Queued
@@ -126,9 +126,10 @@ class PairedReplicas(Queued, LocalSteps):
             else:
                 self.step, self.exchange.part = self.portion.step, self.portion.part
                 yield WorkItem(self.step, number, self.services.rate_of(self.step))
+                self._finish()
 
-    def finished(self) -> None:
-        """See Coupling: the sums are this rank's own."""
+    def _finish(self) -> None:
+        """A portion is computed: the sums are this rank's own."""
         loss, stop, square = self.at.sums.tolist()
         assert self.portion is not None
         self.report = {
@@ -200,12 +201,12 @@ def introduced(plan: Plan, optimizer: WeightUpdater, services: Services, exchang
     timeout_s = world.timeout.total_seconds()
     listener, ranks = listen(world.meeting.address), range(plan.mesh.world_size)
     noticed_s = max(OF_TIMEOUT * timeout_s, timeout_s - NOTICE_S)
-    away = Away(noticed_s, goes_on=False) if world.pages is None else None
-    coordinator = Coordinator(len(ranks), services.first_step, timeout_s, away) if rank == 0 else None
+    detector = FailureDetector(noticed_s, goes_on=False) if world.pages is None else None
+    coordinator = Coordinator(len(ranks), services.first_step, timeout_s, detector) if rank == 0 else None
     service = Neighbour(exchange, coordinator)
     server = Server(listener, world.meeting.key, service, rank, ranks)
-    if away is not None:
-        away.connected = lambda: server.connected
+    if detector is not None:
+        detector.connected = lambda: server.connected
     world.store.set(services.key(f"replica{rank}"), json.dumps(listener.getsockname()[:2]))
     needed = [0, *(exchange.pairs.partners(rank) if exchange.is_active else ())]
     keys = [services.key(f"replica{other}") for other in needed]

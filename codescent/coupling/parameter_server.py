@@ -65,7 +65,7 @@ class WeightServer(Requests):
     @property
     def has_ended(self) -> bool:
         """Whether a rank was asked to stop, and all work that was given out is done."""
-        return self.ended or (self.queue.stopping and self.queue.ends)
+        return self.ended or self.queue.has_stopped
 
     def allow(self, number: int) -> None:
         """The thread may serve until the end of the segment of step `number`."""
@@ -121,10 +121,10 @@ class WeightServer(Requests):
         Raises RunFailed: the run does not go on without one of them, and no launcher has ended it.
         """
         with self.change:
-            for worker in self.crew.new_deaths():
+            for worker in self.membership.new_deaths():
                 self.left(worker, "it has died")
-                if self.away is not None:
-                    self._tell_death(worker, self.away.how(worker))
+                if self.detector is not None:
+                    self._tell_death(worker, self.detector.how(worker))
 
     def _tell_death(self, worker: int, how: str) -> None:
         if worker and self.plan.layout.can_lose_workers:
@@ -150,7 +150,7 @@ class WeightServer(Requests):
 
     def _serve(self, number: int, rate: float) -> bool:
         with self.change:
-            self.patience.begin()
+            self.stalls.begin()
             if self.index == 0 and self.queue.ends:
                 self.queue.begin(number, self.plan.schedule.agrees_next(number))
                 for worker in self.ledger.granted:  # they have pulled before this step began
@@ -165,7 +165,7 @@ class WeightServer(Requests):
                     self.queue.stop()  # servers but the first are told by the workers
                 self.look_for_dead()
                 if self.index == 0:
-                    self.patience.check(self.queue.held, set(range(self.workers)) - self.crew.absent)
+                    self.stalls.check(self.queue.held, set(range(self.workers)) - self.membership.absent)
                 with waiting():
                     self.change.wait(self._look_s())
             return not self.has_ended
@@ -286,17 +286,17 @@ class WeightServer(Requests):
             return sums
 
         sums = self.part.update(pushes, rate, agree)
-        step, sound = self.queue.step, bool(sums.isfinite().all())
+        sound = bool(sums.isfinite().all())
         if self.in_steps:
-            step.square += float(sums[-1])
+            self.queue.step.square += float(sums[-1])
         else:
-            step.square += pushes[0].square / self.workers if sound else math.nan
+            self.queue.step.square += pushes[0].square / self.workers if sound else math.nan
         if not sound:
-            step.skips += 1
+            self.queue.step.skips += 1
             ordered = sorted(pushes, key=lambda push: (push.portion, push.worker))
             for worker in untrue(ordered, ordered[0].gradients):
                 raise nonsense(self.who(worker), "a push", "with gradients that are not finite and a norm that is")
-            step.unsound |= unsound(ordered, ordered[0].gradients)
+            self.queue.step.unsound |= unsound(ordered, ordered[0].gradients)
             self._note_refused(pushes)
 
     def _note_refused(self, pushes: Collection[Push]) -> None:

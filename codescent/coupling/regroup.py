@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from codescent.base.errors import RunFailed
-from codescent.coupling.crew import LostWorker, MembershipChange, RejoinedWorker
+from codescent.coupling.failure_detector import SHARE
+from codescent.coupling.membership import LostWorker, MembershipChange, RejoinedWorker
 from codescent.coupling.parameter_server import WeightServer
-from codescent.coupling.patience import SHARE
 from codescent.coupling.services import RunRanks
 from codescent.meeting.store import StoreError
 from codescent.plan import Plan
@@ -66,7 +66,7 @@ def _changes(world: RunRanks, plan: Plan, server: WeightServer, step: int) -> di
         living = _wait_for_workers(world, plan, server, step)
     except RunFailed as error:
         over = str(error)
-    lost, joined = ([asdict(one) for one in kind] for kind in server.crew.take())
+    lost, joined = ([asdict(one) for one in kind] for kind in server.membership.take())
     return {"living": living, "lost": lost, "joined": joined, "over": over}
 
 
@@ -81,7 +81,7 @@ def _wait_for_workers(world: RunRanks, plan: Plan, server: WeightServer, step: i
     while True:
         server.raise_failure()
         server.look_for_dead()
-        workers = [rank for rank in range(plan.mesh.world_size) if rank not in server.crew.absent]
+        workers = [rank for rank in range(plan.mesh.world_size) if rank not in server.membership.absent]
         there |= {rank for rank in workers if rank not in there and _has_come(world, rank, step)}
         late = [rank for rank in workers if rank not in there]
         if not late:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from codescent.coupling.away import Away
 from codescent.coupling.coupling import Coupling, StepSums
-from codescent.coupling.crew import MembershipChange, deaths
+from codescent.coupling.failure_detector import FailureDetector
 from codescent.coupling.follow import follow
+from codescent.coupling.membership import MembershipChange, deaths
 from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.coupling.parameter_server import WeightServer
 from codescent.coupling.queued import told
@@ -55,9 +55,9 @@ class OnlyServes(Coupling):
 
     def result(self, number: int) -> StepSums:
         """See Coupling."""
-        queue = self.server.queue
-        done = min(queue.done, number + self.plan.schedule.period)
-        return told([queue.sums] if queue.sums else [], done, stops=self.server.has_ended)
+        server = self.server
+        done = min(server.queue.done, number + self.plan.schedule.period)
+        return told([server.queue.sums] if server.queue.sums else [], done, stops=server.has_ended)
 
     def meet(self, step: int) -> MembershipChange:
         """See Coupling."""
@@ -89,7 +89,7 @@ def served(plan: Plan, weights: Sequence[TrainedWeight], services: Services) -> 
         services: what the run gives.
     """
     server = _listening(plan, services) if services.rank in plan.servers else None
-    if server is not None and plan.only_serves(services.rank):
+    if server is not None and services.rank not in plan.mesh:
         return OnlyServes(plan, services, server)
     clients = _clients(plan, services, services.rank, len(plan.servers))
     if services.ranks.pages is None:
@@ -115,14 +115,14 @@ def _listening(plan: Plan, services: Services) -> WeightServer:
         server: WeightServer = RoundServer(plan, index, OuterOptimizer(part, plan), *facts)
     else:
         server = WeightServer(plan, index, services.server_optimizer(part), *facts)
-    server.patience.timeout_s, server.tells = ranks.timeout.total_seconds(), ranks.pages is None
+    server.stalls.timeout_s, server.tells = ranks.timeout.total_seconds(), ranks.pages is None
     listener = listen(ranks.meeting.address)
     if index == 0:
         _watch_workers(server, plan, services)
     senders = range(plan.mesh.world_size + len(plan.servers))  # server k follows the first one as number workers + k
     server.server = Server(listener, ranks.meeting.key, server, rank, senders)
-    if server.away is not None:
-        server.away.connected = lambda: () if server.server is None else server.server.connected
+    if server.detector is not None:
+        server.detector.connected = lambda: () if server.server is None else server.server.connected
     ranks.store.set(services.key(f"server{index}"), json.dumps(listener.getsockname()[:2]))
     if index:
         follow(server, _clients(plan, services, plan.mesh.world_size + index, 1)[0])
@@ -133,10 +133,10 @@ def _watch_workers(server: WeightServer, plan: Plan, services: Services) -> None
     """The first server hears who has died: of the launcher, if it has started all ranks, else by their connections."""
     pages = services.ranks.pages
     if pages is None:
-        server.away = Away(services.ranks.timeout.total_seconds(), goes_on=plan.layout.can_lose_workers)
-        server.crew.deaths = server.away.deaths
+        server.detector = FailureDetector(services.ranks.timeout.total_seconds(), goes_on=plan.layout.can_lose_workers)
+        server.membership.deaths = server.detector.deaths
     elif plan.layout.can_lose_workers:
-        server.crew.deaths = partial(deaths, pages, plan.mesh.world_size)
+        server.membership.deaths = partial(deaths, pages, plan.mesh.world_size)
 
 
 def _clients(plan: Plan, services: Services, sender: int, count: int) -> list[Client]:

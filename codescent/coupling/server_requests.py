@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from codescent.coupling.away import Away
-from codescent.coupling.crew import Crew, Death
+from codescent.coupling.failure_detector import FailureDetector, StallTimeout
 from codescent.coupling.followers import Followers
-from codescent.coupling.patience import Patience
+from codescent.coupling.membership import Death, Membership
 from codescent.coupling.pushes import Push
 from codescent.coupling.server_part import ServerPart
 from codescent.coupling.services import WeightUpdater
@@ -35,6 +34,7 @@ from codescent.coupling.told import (
 )
 from codescent.coupling.work_queue import WorkQueue
 from codescent.plan import Plan
+from codescent.plan.served import pushes_together
 from codescent.plan.wire import Wire
 from codescent.servers import Ledger, Portion
 from codescent.strategies.wire_messages import Messages
@@ -76,13 +76,13 @@ class Requests:
         self.in_steps = plan.layout.in_steps
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         self.messages = Messages(wire, self.part.numel, dtype)
-        together = self.workers if self.in_steps else 1
+        together = pushes_together(plan.layout, self.workers)
         synchronous = plan.layout.updates == "synchronous"
         bound = 0 if synchronous else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
         self.queue = WorkQueue(self.workers, first_step, own=synchronous, period=self.period)
-        self.life, pushes = secrets.randbits(31), self.queue.count
-        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": pushes}
+        self.life = secrets.randbits(31)
+        state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.queue.count}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
         self.change = threading.Condition()
         self.staged: dict[int, Push] = {}  # by worker; the others follow the first server's decisions
@@ -90,10 +90,10 @@ class Requests:
         self.refusals: set[tuple[int, int]] = set()
         self.bases: dict[int, int] = {}  # version of the weights that each worker has pulled last
         self.applied = 0  # pushes in this command, also those that end no portion
-        self.followers = Followers(pushes, [self.workers + other for other in range(1, len(plan.servers))])
-        self.crew, self.patience = Crew(), Patience()
+        self.followers = Followers(self.queue.count, [self.workers + other for other in range(1, len(plan.servers))])
+        self.membership, self.stalls = Membership(), StallTimeout()
         self.tells = False  # no launcher sees all ranks: the workers hear from here why the run is over
-        self.away: Away | None = None  # of the first server then
+        self.detector: FailureDetector | None = None  # of the first server then
         self.incoming: dict[int, torch.Tensor] = {}
         self.ended = self.updating = False
         self.server: Server | None = None
@@ -109,8 +109,8 @@ class Requests:
         check(self.who(sender), "a greeting", facts, {"host": HOST})
         with self.change:
             self.hosts[sender] = facts["host"]
-            if self.away is not None and sender < self.workers:
-                self.away.met(sender, facts["host"])
+            if self.detector is not None and sender < self.workers:
+                self.detector.met(sender, facts["host"])
         return {}
 
     def into(self, request: Frame) -> Sequence[memoryview] | None:
@@ -134,7 +134,7 @@ class Requests:
                 found = self._answer_worker(request)
                 waits = found is None
             finally:  # it is answered also if it is refused
-                self.patience.note(request.sender, (request.kind, request.request), waits=waits)
+                self.stalls.note(request.sender, (request.kind, request.request), waits=waits)
             return found
 
     def _check(self, request: Frame) -> None:
@@ -187,9 +187,9 @@ class Requests:
         if self.index or sender >= self.workers:
             return
         with self.change:
-            if self.away is not None:
-                self.away.left(sender, self.queue.position(sender), silent=silent)
-            self.patience.note(sender, None, waits=False)
+            if self.detector is not None:
+                self.detector.left(sender, self.queue.position(sender), silent=silent)
+            self.stalls.note(sender, None, waits=False)
             self.ledger.release(sender)
             self.staged.pop(sender, None)
             self.committed = {key for key in self.committed if key[0] != sender}
@@ -295,12 +295,12 @@ class Requests:
         It counts its pushes on after its predecessor's. Their connections have ended: see Server.
         """
         moment_s, position = request.metadata["joins"]
-        if self.crew.died(request.sender, Death(moment_s, position)):
+        if self.membership.died(request.sender, Death(moment_s, position)):
             self.left(request.sender, "it has died")
         if self.queue.stopping or self.queue.ends:
             return None
         self.refusals = {key for key in self.refusals if key[0] != request.sender}
-        self.crew.comes(request.sender, self.queue.done)
+        self.membership.comes(request.sender, self.queue.done)
         facts = {"done": self.queue.done, "number": self.ledger.join(request.sender), "applied": self.applied}
         return Answer(self.ledger.version, facts)
 

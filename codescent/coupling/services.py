@@ -149,7 +149,3 @@ class Services:
     def key(self, name: str) -> str:
         """A key of the store that is of this generation: addresses of another one are closed."""
         return f"{name} of generation {self.generation}" if self.generation else name
-
-    def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
-        """Sum over the ranks of an axis, in place. Collective."""
-        return self.ranks.sum_over(values, axis)

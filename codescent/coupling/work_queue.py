@@ -55,6 +55,11 @@ class WorkQueue:
         return self._portions is None or (self._portions.finished and self.done == self._portions.end)
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether a rank was asked to stop, and all work that was given out is done."""
+        return self.stopping and self.ends
+
+    @property
     def held(self) -> Mapping[int, Portion]:
         """The portions being computed, by worker."""
         return {} if self._portions is None else self._portions.held

@@ -14,7 +14,7 @@ from codescent.base.progress import OwnPage
 from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.coupling.coupling import WorkItem
-from codescent.coupling.crew import MembershipChange
+from codescent.coupling.membership import MembershipChange
 from codescent.coupling.parameter_server import WeightServer
 from codescent.coupling.queued import Known, Queued
 from codescent.coupling.regroup import regroup

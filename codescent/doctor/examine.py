@@ -22,10 +22,11 @@ from codescent.doctor.judge_folders import judge_folder, judge_processes
 from codescent.doctor.judge_host import judge_hosts
 from codescent.doctor.judge_names import judge_names
 from codescent.doctor.judge_network import Pair
-from codescent.doctor.meeting import Gathered, gather, join
-from codescent.doctor.network import Measured, look_at_network
+from codescent.doctor.meeting import gather, join
+from codescent.doctor.network import PairMeasurements, look_at_network
 from codescent.doctor.processes import listener
 from codescent.doctor.report import Report
+from codescent.doctor.roll import Gathered
 from codescent.doctor.tasks import Tasks
 from codescent.doctor.wanted import Wanted
 
@@ -39,7 +40,10 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     key = _key(place, env)
     mine = facts_of(place, env, "")
     if place.rank:
-        with closing(join(place, key, mine, wanted.wait_s)) as store, closing(Tasks(store.address(), key)) as tasks:
+        with (
+            closing(join(place, key, mine, wanted.wait_s)) as store,
+            closing(Tasks(store.address(), key, store)) as tasks,
+        ):
             ended = serve(store, place.rank, tasks)
         if not ended:
             raise UserError(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
@@ -47,7 +51,7 @@ def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | Non
     alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
     found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s, wanted.listen)
     begin_s = time.monotonic()
-    with closing(found), closing(Tasks(found.address, key)) as tasks:
+    with closing(found), closing(Tasks(found.address, key, found.meeting.store)) as tasks:
         hub = Hub(found, tasks)
         try:
             return _report(place, found, hub, wanted, begin_s)
@@ -75,7 +79,7 @@ def _own_address(facts: Mapping[str, Any]) -> str:
 def _report(place: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: float) -> Report:
     hosts = hosts_of(found.facts)
     findings = [*wanted.problems, *_came(place, found, hosts), *judge_hosts(hosts, place.world_size)]
-    measured, notes = Measured(), [*wanted.notes]
+    measured, notes = PairMeasurements(), [*wanted.notes]
     seen = hub.ask({host.leader: {"do": "processes", "pids": [one["pid"] for one in host.facts]} for host in hosts})
     findings += judge_processes(hosts, {rank: one["left"] for rank, one in seen.items()}, wanted.mark or None)
     findings += judge_devices(hosts, wanted.device, {rank: one["on_devices"] for rank, one in seen.items()})

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from codescent.doctor.meeting import Gathered
+from codescent.doctor.roll import Gathered
 from codescent.meeting.store import NotSet, Store, StoreError
 
 ANSWER_S = 60.0
@@ -69,8 +69,7 @@ class Hub:
         """Write all requests into the store, and wait until each rank has answered, has gone, or is too late."""
         if not requests:
             return {}
-        store, end_s = self._found.store, time.monotonic() + within_s
-        assert store is not None, "several ranks have a store"
+        store, end_s = self._found.meeting.store, time.monotonic() + within_s
         for rank, request in requests.items():
             self._asked[rank] += 1
             store.set(_asked(rank, self._asked[rank]), json.dumps(dict(request)))
@@ -89,17 +88,6 @@ class Hub:
         gone = {rank: self._found.lost.get(rank, "timed out") for rank in keys if is_over or rank in self._found.lost}
         self.lost |= {rank: why for rank, why in gone.items() if not there[rank]}
         return {rank: key for rank, key in keys.items() if rank not in self.lost}
-
-    def clock(self, rank: int) -> tuple[float, float] | None:
-        """How many seconds the clock of a rank is ahead of that of rank 0, and the uncertainty; None: no answer."""
-        best: tuple[float, float] | None = None
-        for _ in range(5):
-            begin, begin_s = time.time(), time.monotonic()
-            answers = self.ask({rank: {"do": "clock"}}, 10.0)
-            took_s = time.monotonic() - begin_s
-            if rank in answers and (best is None or took_s / 2 < best[1]):
-                best = (answers[rank] - (begin + took_s / 2), took_s / 2)
-        return best
 
     def end(self) -> None:
         """Let all ranks go."""

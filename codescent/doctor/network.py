@@ -16,6 +16,8 @@ from codescent.doctor.judge_network import Pair
 from codescent.doctor.wanted import Wanted
 
 VOLLEY_S, ALONE_S = 0.3, 0.6
+CLOCK_ANSWER_S = 10.0
+"""A rank that has not measured its clock by then is lost."""
 MOST_ROUNDS = 15
 """With more hosts than that each one measures its bandwidth to so many others."""
 MOST_AGAIN = 24
@@ -24,7 +26,7 @@ BUSY_CORES = 1.0
 
 
 @dataclass
-class Measured:
+class PairMeasurements:
     """What pairs of hosts have measured, by the names of both.
 
     Attributes:
@@ -39,39 +41,40 @@ class Measured:
 
 
 @dataclass
-class Network:
+class NetworkCheck:
     """What was measured, the findings, and what could not be measured."""
 
-    measured: Measured
+    measured: PairMeasurements
     findings: list[Finding]
     notes: list[str]
 
 
-def look_at_network(hosts: Sequence[Host], hub: Hub, wanted: Wanted) -> Network:
+def look_at_network(hosts: Sequence[Host], hub: Hub, wanted: Wanted) -> NetworkCheck:
     """All measurements between hosts."""
-    walk = _Walk(hosts, hub)
-    walk.ping()
-    walk.path_mtus()
-    ahead = {host.name: found for host in hosts if (found := hub.clock(host.leader)) is not None}
-    measured = walk.measured
-    late = walk.late_again()
+    survey = _NetworkSurvey(hosts, hub)
+    survey.ping()
+    survey.path_mtus()
+    clocks = hub.ask({host.leader: {"do": "clock"} for host in hosts}, CLOCK_ANSWER_S)
+    ahead = {host.name: clocks[host.leader] for host in hosts if host.leader in clocks}
+    measured = survey.measured
+    late = survey.late_again()
     findings = [
-        *judge.judge_reach(walk.errors),
+        *judge.judge_reach(survey.errors),
         *judge.judge_mtu(hosts, measured.mtus),
         *judge.judge_clocks(ahead),
         *judge.judge_latencies(measured.latencies, late),
     ]
     if wanted.bandwidth:
-        walk.volleys()
-        findings += judge.judge_rates(measured.rates, walk.slow_again())
+        survey.volleys()
+        findings += judge.judge_rates(measured.rates, survey.slow_again())
         if wanted.link is not None:
             declared = {host.name: wanted.link.of(number).bytes_per_s for number, host in enumerate(hosts)}
             findings += judge.judge_link(measured.rates, declared)
         findings += judge.judge_timeout(measured.rates, wanted.message_bytes, wanted.message, wanted.timeout_s)
-    return Network(measured, findings, list(walk.notes()))
+    return NetworkCheck(measured, findings, list(survey.notes()))
 
 
-class _Walk:
+class _NetworkSurvey:
     """Lets the leaders of hosts measure, and keeps what they say."""
 
     def __init__(self, hosts: Sequence[Host], hub: Hub) -> None:
@@ -82,7 +85,7 @@ class _Walk:
         self._address = {host.leader: host.first["address"] for host in hosts}
         self._leader = {host.name: host.leader for host in hosts}
         self.errors: dict[Pair, str] = {}
-        self.measured = Measured()
+        self.measured = PairMeasurements()
         self._silent: list[Pair] = []  # pairs without an answer to a datagram
         self._wanted: dict[Pair, float] = {}  # cores that the threads of a volley wanted
         self._busy: list[Pair] = []  # slow pairs of which not the link is the reason
@@ -186,7 +189,7 @@ def tournament(names: Sequence[str]) -> Iterator[list[Pair]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def mapping_of(measured: Measured) -> list[Mapping[str, object]]:
+def mapping_of(measured: PairMeasurements) -> list[Mapping[str, object]]:
     """What was measured, as JSON data: one entry for each pair."""
     pairs = dict.fromkeys([*measured.latencies, *measured.rates, *measured.mtus])
     return [

@@ -13,7 +13,7 @@ from codescent.base.counted import counted
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, exit_code, listed
 from codescent.doctor.judge_network import Pair
-from codescent.doctor.network import Measured, mapping_of
+from codescent.doctor.network import PairMeasurements, mapping_of
 
 WIDTH = 80
 FORMAT = 1
@@ -37,7 +37,7 @@ class Report:
     world_size: int
     hosts: Sequence[Host]
     findings: Sequence[Finding]
-    measured: Measured
+    measured: PairMeasurements
     notes: Sequence[str]
     seconds: float
     listens: str

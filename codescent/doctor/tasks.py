@@ -4,7 +4,6 @@ Does not decide what is asked (examine.py does)."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +13,11 @@ from codescent.doctor.hub import FAILED, Request
 from codescent.doctor.mtu import path_mtu
 from codescent.doctor.names import resolved
 from codescent.doctor.processes import left_behind, listener, on_devices
+from codescent.meeting.clocks import measure
+from codescent.meeting.store import Store
+
+CLOCK_ROUNDS = 5
+"""Round trips to rank 0; the shortest one says how far the clock of a rank is ahead."""
 
 
 class Tasks:
@@ -22,13 +26,14 @@ class Tasks:
     Args:
         address: of this host, on which it may listen.
         key: the secret of the run.
+        store: of rank 0.
     """
 
-    def __init__(self, address: str, key: bytes) -> None:
-        self._address, self._key = address, key
+    def __init__(self, address: str, key: bytes, store: Store) -> None:
+        self._address, self._key, self._store = address, key, store
         self._server: pairs.PairServer | None = None
         self._tasks: Mapping[str, Callable[..., Any]] = {
-            "clock": time.time,
+            "clock": self._clock,
             "names": resolved,
             "serve": self._serve,
             "ping": self._ping,
@@ -53,6 +58,11 @@ class Tasks:
         """Listen no more."""
         if self._server is not None:
             self._server.close()
+
+    def _clock(self) -> tuple[float, float]:
+        """How many seconds this clock is ahead of that of rank 0, and the largest error."""
+        found = measure(self._store, CLOCK_ROUNDS)
+        return -found.offset_ns / 1e9, found.error_ns / 1e9
 
     def _serve(self, nonce: str) -> dict[str, int]:
         self._server = pairs.PairServer(self._address, self._key, bytes.fromhex(nonce))

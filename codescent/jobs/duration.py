@@ -27,7 +27,7 @@ RESTARTED = ("slurm", "pbs", "torchx", "kubernetes")
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunProgress:
     """What a run that has begun says: the steps done, seconds of a step and of each save.
 
     `layout`: why its steps say nothing of the job; "": they do.
@@ -110,17 +110,17 @@ class _Budget:
         return True
 
 
-def measured(asked: Preflight, plan: Plan) -> Measured:
+def measured(asked: Preflight, plan: Plan) -> RunProgress:
     """What the run folder says of the run's steps; nothing where it has not begun."""
     try:
         run = RunFolder.open(asked.run)
         saves, rows, before = saves_s(asked.run), run.read_metrics(), saved_plan(run)
     except UserError:  # there is no run, or it is damaged, which is a problem of its own
-        return Measured(0, None)
+        return RunProgress(0, None)
     seconds = [row["step_s"] for row in rows[-MEASURED:] if row.get("step_s")]
     steps = max((row["step"] for row in rows), default=0)
     layout = "" if _alike(before, plan) else f"its steps were measured with another layout ({_ranks(before)})"
-    return Measured(steps, median(seconds) if seconds else None, saves, layout if seconds else "")
+    return RunProgress(steps, median(seconds) if seconds else None, saves, layout if seconds else "")
 
 
 def _ranks(plan: Plan) -> str:

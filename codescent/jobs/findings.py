@@ -9,7 +9,7 @@ from pathlib import Path
 
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
-from codescent.jobs.shape import Shape
+from codescent.jobs.shape import JobShape
 from codescent.jobs.site import Site
 from codescent.plan import Plan
 
@@ -32,7 +32,7 @@ class Preflight:
 
     target: str
     config: Config | None
-    shape: Shape
+    shape: JobShape
     site: Site
     run: Path
     words: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.visible import is_one_line
-from codescent.jobs.shape import Asked, Shape, shape_of
+from codescent.jobs.shape import Asked, JobShape, shape_of
 from codescent.jobs.site import LoadedSite, load_site
 from codescent.jobs.targets import contradictions, missing, unknown
 
@@ -20,7 +20,7 @@ def machines(
     asked: Asked | None,
     ranks: int | None,
     problems: list[str],
-) -> tuple[LoadedSite | None, Shape | None]:
+) -> tuple[LoadedSite | None, JobShape | None]:
     """The site and the machines of a job; None: it cannot be read, or was not asked for. Machines need a target.
 
     Args:

@@ -114,7 +114,7 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class CheckpointSpace:
     """Those that a run has at once.
 
     Attributes:
@@ -128,13 +128,13 @@ class Checkpoints:
     more_bytes: int
 
 
-def checkpoints(config: Config, plan: Plan, run: Path) -> Checkpoints:
+def checkpoints(config: Config, plan: Plan, run: Path) -> CheckpointSpace:
     """The checkpoints of a run, new or begun, whose folder is `run`."""
     number = most_checkpoints(config)
     saved = sorted((run / CHECKPOINTS).glob("step_*"), key=lambda path: path.name)
     sizes = [size for path in saved if (size := _bytes_in(path))]
     one = sizes[-1] if sizes else checkpoint_bytes(plan)
-    return Checkpoints(number, one, max(0, one * number - sum(sizes)))
+    return CheckpointSpace(number, one, max(0, one * number - sum(sizes)))
 
 
 def disk(config: Config, plan: Plan, run: Path) -> Iterator[str]:

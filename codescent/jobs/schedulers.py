@@ -31,19 +31,19 @@ ENDED_ROW = re.compile(r"([A-Z_]+[^|]*)\|([^|]*)\|(\d+):(\d+)", re.ASCII)
 SHOWN_CHARS = 200
 
 
-class Refused(UserError):
+class SchedulerError(UserError):
     """A command that says that it failed, or was not started: it has submitted nothing, and ended nothing."""
 
 
 @dataclass(frozen=True)
-class State:
+class JobStatus:
     """What a scheduler says of a job."""
 
     text: str
     is_over: bool
 
 
-GONE = State("unknown to the scheduler: it has ended long ago", True)
+GONE = JobStatus("unknown to the scheduler: it has ended long ago", True)
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class Scheduler:
     submit: tuple[str, ...]
     look: str
     cancel: tuple[str, ...]
-    state: Callable[[str], State]
+    state: Callable[[str], JobStatus]
     log: Callable[[str, str], str]
 
 
 def call(words: Sequence[str], folder: Path | None = None) -> str:
     """What a command prints. Bytes that are not UTF-8 are replaced.
 
-    Raises Refused: it is not there, or says that it failed. Raises UserError: it was killed, or the scheduler did not
-    answer it: nobody knows whether it has done its work.
+    Raises SchedulerError: it is not there, or says that it failed. Raises UserError: it was killed, or the scheduler
+    did not answer it: nobody knows whether it has done its work.
     """
     try:
         done = subprocess.run(
             words, cwd=folder, check=False, capture_output=True, encoding="utf-8", errors="replace", timeout=ANSWER_S
         )
     except OSError as error:
-        raise Refused(f"{words[0]}: {error.strerror}; is this a machine that submits jobs?") from error
+        raise SchedulerError(f"{words[0]}: {error.strerror}; is this a machine that submits jobs?") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{words[0]}: no answer in {ANSWER_S:.0f} seconds: the scheduler is down or busy") from error
     if done.returncode:
@@ -84,7 +84,7 @@ def call(words: Sequence[str], folder: Path | None = None) -> str:
         if done.returncode < 0:
             raise UserError(f"{' '.join(words)}: was killed by {_signal(-done.returncode)}: {said}")
         is_unsure = done.returncode > KILLED or UNSURE.search(said)
-        raise (UserError if is_unsure else Refused)(f"{' '.join(words)}: exit code {done.returncode}: {said}")
+        raise (UserError if is_unsure else SchedulerError)(f"{' '.join(words)}: exit code {done.returncode}: {said}")
     return done.stdout
 
 
@@ -104,7 +104,7 @@ def _signal(number: int) -> str:
 def submit(scheduler: Scheduler, script: Path, folder: Path) -> str:
     """Submit a script. Returns the job's number: the last line that is one, since wrappers of a site say more.
 
-    Raises Refused: there is no job. Raises UserError: there may be one, but its number is not known.
+    Raises SchedulerError: there is no job. Raises UserError: there may be one, but its number is not known.
     """
     said = call([*scheduler.submit, str(script)], folder)
     numbers = [line.strip().partition(";")[0] for line in said.splitlines()]  # SLURM may add ;CLUSTER
@@ -115,7 +115,7 @@ def submit(scheduler: Scheduler, script: Path, folder: Path) -> str:
     raise UserError(f"{scheduler.submit[0]}: its answer has no number of a job: {answer}")
 
 
-def _slurm_state(job: str) -> State:
+def _slurm_state(job: str) -> JobStatus:
     """The state by the queue, which keeps a job for some minutes after its end; then by the accounting."""
     queued = _queued(job)
     if queued is not None and not queued.is_over:
@@ -125,14 +125,14 @@ def _slurm_state(job: str) -> State:
     try:
         found = call(words).strip()
     except UserError as error:  # many clusters have no accounting
-        return queued or State(f"{unknown}: {error.problems[0]}", True)
+        return queued or JobStatus(f"{unknown}: {error.problems[0]}", True)
     if not found:
         return queued or GONE
     rows = _rows(ENDED_ROW, found)
     if not rows:
-        return queued or State(f"{unknown}: sacct says {_shown(found)[:SHOWN_CHARS]}", True)
+        return queued or JobStatus(f"{unknown}: sacct says {_shown(found)[:SHOWN_CHARS]}", True)
     is_over = all(row[1].lower().startswith(OVER) for row in rows)
-    return State(_listed(f"{row[1].lower()} after {row[2]}, {_ended(row)}" for row in rows), is_over)
+    return JobStatus(_listed(f"{row[1].lower()} after {row[2]}, {_ended(row)}" for row in rows), is_over)
 
 
 def _ended(row: re.Match[str]) -> str:
@@ -145,7 +145,7 @@ def _rows(form: re.Pattern[str], said: str) -> list[re.Match[str]]:
     return [row for line in said.splitlines() if (row := form.fullmatch(line.strip()))]
 
 
-def _queued(job: str) -> State | None:
+def _queued(job: str) -> JobStatus | None:
     """The state by the queue; None: it is not there. Raises UserError: the answer is none."""
     try:
         found = call(["squeue", "--noheader", "--states=all", "--jobs", job, "--format", "%T, %M of %l, %R"]).strip()
@@ -159,7 +159,7 @@ def _queued(job: str) -> State | None:
     if not rows:
         raise UserError(f"squeue: its answer has no state of job {job}: {_shown(found)[:SHOWN_CHARS]}")
     is_over = all(row[1].lower().startswith(OVER) for row in rows)
-    return State(_listed(f"{row[1].lower()}{row[0][len(row[1]) :]}" for row in rows), is_over)
+    return JobStatus(_listed(f"{row[1].lower()}{row[0][len(row[1]) :]}" for row in rows), is_over)
 
 
 def _listed(states: Iterable[str]) -> str:
@@ -173,7 +173,7 @@ PBS_STATES = {
 }  # fmt: skip
 
 
-def _pbs_state(job: str) -> State:
+def _pbs_state(job: str) -> JobStatus:
     try:
         found = _qstat(job)
     except UserError as error:
@@ -185,7 +185,7 @@ def _pbs_state(job: str) -> State:
     if not letter:
         raise UserError(f"qstat: its answer has no state of job {job}: {_shown(found)[:SHOWN_CHARS]}")
     ended = f", exit code {fields['Exit_status']}" if "Exit_status" in fields else ""
-    return State(f"{PBS_STATES.get(letter, letter)}{ended}", letter in "FX")
+    return JobStatus(f"{PBS_STATES.get(letter, letter)}{ended}", letter in "FX")
 
 
 def _qstat(job: str) -> str:

@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """Ranks of each node, the nodes' names (none: a scheduler chooses), and the least nodes of an elastic job."""
 
     slots: tuple[int, ...]
@@ -48,7 +48,7 @@ class Shape:
         return ranks[(self.least_nodes or len(ranks)) - 1 :][::-1]
 
 
-def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
+def shape_of(name: str, asked: Asked, ranks: int | None) -> JobShape:
     """The machines of a job.
 
     Args:
@@ -79,10 +79,10 @@ def shape_of(name: str, asked: Asked, ranks: int | None) -> Shape:
     if elastic:
         assert asked.nodes is not None
         assert asked.devices is not None
-        return Shape((asked.devices,) * asked.nodes[1], hosts, asked.nodes[0])
+        return JobShape((asked.devices,) * asked.nodes[1], hosts, asked.nodes[0])
     if hosts:
-        return Shape(slots, hosts)
-    return Shape((asked.devices or ranks or 1,) * (asked.nodes or (1, 1))[1])
+        return JobShape(slots, hosts)
+    return JobShape((asked.devices or ranks or 1,) * (asked.nodes or (1, 1))[1])
 
 
 def _ranks(asked: Asked, slots: tuple[int, ...], ranks: int | None) -> int:

@@ -38,7 +38,7 @@ def read(env: Mapping[str, str]) -> Rank | None:
     Raises UserError: variables are missing, malformed or contradict each other. It lists all of them.
     """
     launcher = started_by(env)
-    return None if launcher is None else _Reader(env, launcher).place()
+    return None if launcher is None else _LauncherVariables(env, launcher).place()
 
 
 def ancestor(program: str) -> int | None:
@@ -56,7 +56,7 @@ def ancestor(program: str) -> int | None:
     return None
 
 
-class _Reader:
+class _LauncherVariables:
     """Reads the variables of one launcher and collects all problems."""
 
     def __init__(self, env: Mapping[str, str], launcher: Launcher) -> None:

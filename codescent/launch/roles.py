@@ -21,7 +21,7 @@ class Roles:
         names: of some ranks, such as "server 0".
         spare: ranks without which the run goes on, once they have begun to train.
         restarts: how often a spare rank that has died is started again.
-        resume: how to go on after the run has ended, for runs with servers; "": nothing is said.
+        resume: the command that goes on with the run after it has ended; "": all ranks are alike, and nothing is said.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Roles:
         return f"{self.names[rank]}, " if rank in self.names else ""
 
     def over(self, rank: int, code: int, living: Collection[int], *, met: bool) -> str:
-        """Why the death of a rank ends a run with servers, the exit code and how to go on; "": other runs.
+        """Why the death of a rank ends the run, the exit code and how to go on; "": where all ranks are alike.
 
         Args:
             rank: that has died.

@@ -88,7 +88,7 @@ class Watch:
         return self.pages.read(rank).position == ENDED
 
     def meets(self, rank: int) -> bool:
-        """Whether a rank is in collectives with all others, between two segments of a run with servers."""
+        """Whether a rank is in collectives with all others, between two segments of work that is given out."""
         return self.pages.read(rank).meets > 0
 
     def _late(self, running: Mapping[int, int], halted: Mapping[int, str]) -> list[str]:

@@ -1,11 +1,11 @@
 """In: MASTER_ADDR, parallel.listen, this machine's network interfaces. Out: addresses to listen on and to connect to.
-Does not listen (search.py does). Interfaces for gloo and NCCL: interfaces.py."""
+Does not listen or connect (sockets.py does). Interfaces for gloo and NCCL: interfaces.py."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,8 +83,6 @@ def outward(this_rank: Rank) -> str:
 def addresses_of_first(this_rank: Rank, listen: str | None = None) -> list[str]:
     """The addresses at which rank 0 may listen, by its launcher's variables. They are IP addresses, never names.
 
-    A name that means loopback here may be this machine's own: rank 0 then listens at another of its addresses.
-
     Raises:
         OSError: MASTER_ADDR cannot be resolved.
         UserError: as `listening_address`.
@@ -92,10 +90,17 @@ def addresses_of_first(this_rank: Rank, listen: str | None = None) -> list[str]:
     if is_local(this_rank):
         return [LOOPBACK if listen in (None, ALL) else listening_address(this_rank, listen)]
     refuse_loopback(this_rank, listen)
-    if names_loopback(this_rank.master_addr):
-        return [LOOPBACK] if this_rank.master_addr in LOOPBACK_NAMES else [this_rank.master_addr]
-    found = resolved(this_rank.master_addr)
-    return [one for one in found if not is_loopback(one)] or list(outside().values())
+    return addresses_of(this_rank.master_addr)
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses at which rank 0 may listen, by the name of its machine. Raises OSError: it cannot be resolved.
+
+    A name that means loopback here may be this machine's own: rank 0 then listens at another of its addresses.
+    """
+    if names_loopback(host):
+        return [LOOPBACK] if host in LOOPBACK_NAMES else [host]
+    return [one for one in resolved(host) if not is_loopback(one)] or list(outside().values())
 
 
 def means_this_machine(this_rank: Rank) -> bool:
@@ -123,18 +128,24 @@ def refuse_loopback(this_rank: Rank, listen: str | None = None) -> None:
     )
 
 
-def refuse_other_interface(this_rank: Rank, listen: str | None, address: str, found: Sequence[str]) -> None:
-    """Raise UserError if MASTER_ADDR leads to this machine, but not to the interface of parallel.listen.
+def leads_here(this_rank: Rank, listen: str | None, address: str) -> bool:
+    """Whether MASTER_ADDR leads to this machine, where rank 0 listens.
 
     Args:
         this_rank: this process among the ranks.
         listen: parallel.listen; None: auto.
         address: at which rank 0 listens.
-        found: to which MASTER_ADDR leads.
+
+    Raises:
+        OSError: MASTER_ADDR cannot be resolved.
+        UserError: it leads here, but not to the interface of parallel.listen.
     """
+    found = resolved(this_rank.master_addr)
+    if not any(map(is_mine, found)):
+        return False
     reached = [one for one in found if not is_loopback(one)]  # else it is the own name, which others know better
     if listen is None or not reached or address in reached:
-        return
+        return True
     raise UserError(
         f'{this_rank.here()}: parallel.listen = "{listen}" is {address} here, but '
         f"MASTER_ADDR={this_rank.master_addr} leads to {' or '.join(reached)}; "
@@ -168,20 +179,14 @@ def resolved(host: str) -> list[str]:
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
-def connected(host: str, port: int, within_s: float) -> socket.socket:
-    """A connection. Raises OSError: there is none; the name is unknown, or none that a host can have."""
-    with _named(host):
-        return socket.create_connection((host, port), timeout=within_s)
-
-
 def _looked_up(host: str, kind: socket.SocketKind) -> list[Any]:
     """What getaddrinfo finds, for any port. Raises OSError: the name is unknown, or none that a host can have."""
-    with _named(host):
+    with named(host):
         return socket.getaddrinfo(host, 9, type=kind)
 
 
 @contextmanager
-def _named(host: str) -> Iterator[None]:
+def named(host: str) -> Iterator[None]:
     """Raise OSError where Python raises UnicodeError: a part of the name is empty, too long, or no text."""
     try:
         yield

@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Protocol, TypeVar
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.meeting.addresses import connected, fix, is_local, means_this_machine
+from codescent.meeting.addresses import fix, is_local, means_this_machine
+from codescent.meeting.sockets import again, connected
 from codescent.meeting.store import StoreError
 
 T = TypeVar("T")
@@ -100,18 +102,13 @@ class AgentStore:
         this_rank = self._this_rank
         wrong = means_this_machine(this_rank)
         end_s = time.monotonic() + (min(HERE_S, seconds) if wrong else seconds)
-        why: OSError = ConnectionError()
         names = [*([LOOPBACK] if is_local(this_rank) else []), this_rank.master_addr]
-        while True:
-            for name in names:
-                try:
-                    with connected(name, this_rank.master_port, ANSWER_S) as agent:
-                        return str(agent.getpeername()[0])
-                except OSError as error:
-                    why = error
-            if time.monotonic() > end_s:
-                raise self._silent(seconds, why, wrong=wrong) from why
-            time.sleep(LOOK_S)
+
+        def refused(error: OSError) -> UserError | None:
+            return self._silent(seconds, error, wrong=wrong) if time.monotonic() > end_s else None
+
+        with again(partial(connected, names, this_rank.master_port, ANSWER_S), refused, LOOK_S) as agent:
+            return str(agent.getpeername()[0])
 
     def _silent(self, seconds: float, error: Exception, *, wrong: bool = False) -> UserError:
         this_rank = self._this_rank

@@ -25,7 +25,7 @@ SHOWN = 8
 
 
 @dataclass
-class _Process:
+class _Applicant:
     """A process that asks to be a rank."""
 
     rank: int
@@ -52,14 +52,14 @@ class Members:
     def __init__(self, ranks: int, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks, self._limit_s, self._clock = ranks, limit_s, clock
         self._end_s = clock() + limit_s
-        self._asking: dict[str, _Process] = {}  # by fresh number
+        self._asking: dict[str, _Applicant] = {}  # by fresh number
         self._list = 0  # number of the list that the processes are asked to agree to; 0: there is none
         self._lists = itertools.count(1)
         self._disputes: list[str] = []
         self._disputed_s = math.inf  # since when
         self._looked_s = -math.inf
         self._absent = list(range(ranks))
-        self._gone: dict[int, _Process] = {}  # by rank: who asked, and asks no more
+        self._gone: dict[int, _Applicant] = {}  # by rank: who asked, and asks no more
         self._failed: dict[int, tuple[str, float]] = {}  # by rank: who, and when; perhaps of an earlier start
         self._met: frozenset[str] = frozenset()
         self._problems: list[str] = []
@@ -107,7 +107,7 @@ class Members:
         now_s = self._clock()
         one = self._asking.get(number)
         if one is None:
-            one = _Process(int(head["rank"]), int(head["ranks"]), str(head["host"]), int(head["pid"]), peer, now_s)
+            one = _Applicant(int(head["rank"]), int(head["ranks"]), str(head["host"]), int(head["pid"]), peer, now_s)
             self._asking[number] = one
             self._gone.pop(one.rank, None)
             self._changed()
@@ -143,7 +143,7 @@ class Members:
         self._list = next(self._lists) if not (self._absent or self._disputes) else 0
 
     def _doubles(self) -> list[str]:
-        by_rank: dict[int, list[_Process]] = {}
+        by_rank: dict[int, list[_Applicant]] = {}
         for one in self._asking.values():
             by_rank.setdefault(one.rank, []).append(one)
         return [

@@ -60,7 +60,7 @@ def meet(this_rank: Rank, timeout: timedelta, open_agent: OpenAgent, listen: str
             does not come; two processes say that they are the same rank; all ranks are on this machine, and it has no
             loopback. gloo needs it also for a single rank.
     """
-    _refuse_unreachable(this_rank)
+    refuse_unreachable(this_rank)
     if this_rank.world_size == 1:
         return Meeting(LocalStore(timeout))
     search = Search(this_rank, timeout.total_seconds(), listen, open_agent)
@@ -78,7 +78,7 @@ def reach(this_rank: Rank, timeout: timedelta, open_agent: OpenAgent) -> Meeting
 
     Raises UserError: as `meet`.
     """
-    _refuse_unreachable(this_rank)
+    refuse_unreachable(this_rank)
     search = Search(this_rank, timeout.total_seconds(), None, open_agent)
     try:
         store = search.connect()
@@ -91,7 +91,7 @@ def reach(this_rank: Rank, timeout: timedelta, open_agent: OpenAgent) -> Meeting
     return Meeting(store, search.server, store.address(), search.key)
 
 
-def _refuse_unreachable(this_rank: Rank) -> None:
+def refuse_unreachable(this_rank: Rank) -> None:
     """Raise UserError if all ranks are on this machine, which has no loopback."""
     if is_local(this_rank):
         refuse_without_loopback()

@@ -23,25 +23,21 @@ from codescent.meeting.addresses import (
     addresses_of_first,
     fix,
     is_local,
-    is_mine,
+    leads_here,
     listening_address,
     means_this_machine,
     outward,
-    refuse_other_interface,
-    resolved,
 )
 from codescent.meeting.agent_store import AgentStore, OpenAgent
 from codescent.meeting.members import Members, listed
+from codescent.meeting.sockets import AGAIN_S, again, connected, listening
 from codescent.meeting.store import StoreError
 from codescent.meeting.store_client import StoreClient
 from codescent.meeting.store_server import StoreServer
 from codescent.transport.authenticate import NotProved
-from codescent.transport.sockets import listen_at
 
 _Where = Callable[[], tuple[list[str], int]]
 
-AGAIN_S = 0.1
-"""Seconds between two attempts to reach rank 0."""
 CONNECT_S = 3.0
 """Seconds of one attempt. The address may be one of an earlier start, on a machine that is off."""
 STRANGER_S = 3.0
@@ -81,6 +77,7 @@ class Search:
         self._this_rank, self._seconds, self._listen = this_rank, seconds, listen
         self._begin_s = time.monotonic()
         self._has_said = False
+        self._stranger: tuple[str, float] | None = None  # where another job has answered, and since when
         self._own = ""  # rank 0, if it listens on all interfaces: its address that the others reach
         # The key differs between jobs, so that a rank of another job at the same port is rejected.
         self.key = token.key_of(os.environ, f"{this_rank.job} attempt {this_rank.attempt}")
@@ -124,7 +121,6 @@ class Search:
             store = self.connect()
             try:
                 if self._is_member(store):
-                    store.stay()
                     return store
                 error: Exception = UserError("its ranks have met without this one")
             except StoreError as lost:
@@ -139,23 +135,26 @@ class Search:
 
     def connect(self) -> StoreClient:
         """Connect to rank 0, and try again until it listens. Raises UserError: it does not, or has another key."""
-        stranger: tuple[str, float] | None = None
-        while True:
-            try:
-                self._stop_if_asked()
-                return StoreClient(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
-            except NotProved as error:
-                at, now_s = self._shown(), time.monotonic()
-                if stranger is None or stranger[0] != at:
-                    stranger = at, now_s
-                if now_s - stranger[1] > min(STRANGER_S, self._seconds):
-                    raise self._other_token(at) from error
-            except OSError as error:
-                self._refuse_own_name(error)
-                if self._spent_s() > self._seconds:
-                    raise self._unreached(error) from error
-                self._notice(f"rank 0 at {self._shown()} ({error})")
-            time.sleep(AGAIN_S)
+        self._stranger = None
+        return again(self._opened, self._refused)
+
+    def _opened(self) -> StoreClient:
+        self._stop_if_asked()
+        return StoreClient(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
+
+    def _refused(self, error: OSError) -> UserError | None:
+        """Why this rank connects to rank 0 no more; None: it tries again."""
+        if isinstance(error, NotProved):
+            at, now_s = self._shown(), time.monotonic()
+            if self._stranger is None or self._stranger[0] != at:
+                self._stranger = at, now_s
+            return self._other_token(at) if now_s - self._stranger[1] > min(STRANGER_S, self._seconds) else None
+        if self._spent_s() > CHECK_S and self._looks_here():
+            return self._own_name()
+        if self._spent_s() > self._seconds:
+            return self._unreached(error)
+        self._notice(f"rank 0 at {self._shown()} ({error})")
+        return None
 
     def address(self, store: StoreClient) -> str:
         """The address of this machine that the others reach. Rank 0 reaches itself at loopback if it listens on all."""
@@ -207,14 +206,7 @@ class Search:
             time.sleep(AGAIN_S / 2)
 
     def _socket(self) -> socket.socket:
-        addresses, port = self._where()
-        error: OSError = ConnectionError("no address")
-        for address in addresses:
-            try:
-                return socket.create_connection((address, port), timeout=max(1.0, min(self._seconds, CONNECT_S)))
-            except OSError as failed:
-                error = failed
-        raise error
+        return connected(*self._where(), max(1.0, min(self._seconds, CONNECT_S)))
 
     def _spent_s(self) -> float:
         return time.monotonic() - self._begin_s
@@ -237,34 +229,32 @@ class Search:
         this_rank = self._this_rank
         if is_local(this_rank) or address == EVERY:
             return
-        why: Exception = OSError("no address")
-        while True:
-            try:
-                found = resolved(this_rank.master_addr)
-                if any(is_mine(one) for one in found):
-                    return refuse_other_interface(this_rank, self._listen, address, found)
-                there = partial(socket.create_connection, (found[0], port), 1.0)
-                StoreClient(there, self.key, _SHORT).close()
-                return  # it is forwarded to this machine
-            except OSError as error:
-                why = error
-            if self._spent_s() > min(CHECK_S, self._seconds):
-                raise UserError(
-                    f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} does not lead to this machine, where "
-                    f"rank 0 is ({why}); {fix(this_rank)}"
-                ) from why
-            time.sleep(AGAIN_S)
 
-    def _refuse_own_name(self, error: Exception) -> None:
-        """Raise UserError if this rank looks for rank 0 on its own machine, and it is on another one."""
+        def reach() -> None:
+            if not leads_here(this_rank, self._listen, address):  # then it is forwarded to this machine
+                StoreClient(partial(connected, [this_rank.master_addr], port, 1.0), self.key, _SHORT).close()
+
+        def refused(error: OSError) -> UserError | None:
+            if self._spent_s() <= min(CHECK_S, self._seconds):
+                return None
+            return UserError(
+                f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} does not lead to this machine, where "
+                f"rank 0 is ({error}); {fix(this_rank)}"
+            )
+
+        again(reach, refused)
+
+    def _looks_here(self) -> bool:
+        """Whether this rank looks for rank 0 on its own machine, by a name that others may know better."""
         this_rank = self._this_rank
-        is_other = this_rank.rank > 0 and not this_rank.agent_store
-        if not is_other or self._spent_s() < CHECK_S or not means_this_machine(this_rank):
-            return
-        raise UserError(
+        return this_rank.rank > 0 and not this_rank.agent_store and means_this_machine(this_rank)
+
+    def _own_name(self) -> UserError:
+        this_rank = self._this_rank
+        return UserError(
             f"{_who(this_rank)}: MASTER_ADDR={this_rank.master_addr} is a name that means this machine, and rank 0 "
             f"does not listen here at port {this_rank.master_port}; {fix(this_rank)}"
-        ) from error
+        )
 
     def _other_token(self, at: str) -> UserError:
         return UserError(
@@ -288,21 +278,16 @@ _SHORT = timedelta(seconds=2)
 def _listening(this_rank: Rank, listen: str | None) -> socket.socket:
     """The socket on which rank 0 serves the store: on loopback, or on the interface that other machines reach."""
     port = 0 if this_rank.agent_store else this_rank.master_port
-    if this_rank.store_fd is not None:
-        given = socket.socket(fileno=this_rank.store_fd)
-        if listen is None:
-            return given
-        given.close()
-    address = listening_address(this_rank, listen)
     try:
-        return listen_at(address, port, this_rank.world_size)
+        return listening(this_rank, listen, [port])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
                 f"{_who(this_rank)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free port, for "
                 f"every rank ({error})"
             ) from error
-        raise UserError(f"{_who(this_rank)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
+        at = f"{listening_address(this_rank, listen)}:{port}"
+        raise UserError(f"{_who(this_rank)}: cannot listen at {at} ({error}); set MASTER_ADDR") from error
 
 
 def _who(this_rank: Rank) -> str:

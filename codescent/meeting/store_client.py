@@ -28,7 +28,8 @@ class StoreClient(Store):
     """A rank's client of the server. Each thread that waits for a value uses its own connection.
 
     Args:
-        connect: opens a socket to the server. The server has not proved yet that it knows the key.
+        connect: opens the first socket to the server, which has not proved yet that it knows the key. Later ones go
+            to this server alone, wherever rank 0 of a later start listens.
         key: the secret of the run.
         timeout: how long `get` and `wait` wait.
         watch: tells the kernel when to give up a connection of this client.
@@ -48,6 +49,8 @@ class StoreClient(Store):
         self._connect, self._key, self.timeout, self._watch = connect, key, timeout, watch
         self._clones: list[StoreClient] = []
         self._idle = [self._connected()]
+        server = self._idle[0].getpeername()[:2]
+        self._connect = lambda: socket.create_connection(server, timeout=CONNECT_S)
 
     def clone(self) -> StoreClient:
         """See Store."""
@@ -84,11 +87,6 @@ class StoreClient(Store):
     def meet(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Ask to be one of the ranks: see `Members.ask`."""
         return self._ask({"do": "meet", **about})[0]
-
-    def stay(self) -> None:
-        """From now on connect to this server alone, wherever rank 0 of a later start listens."""
-        server = self._idle[-1].getpeername()[:2]
-        self._connect = lambda: socket.create_connection(server, timeout=CONNECT_S)
 
     def wait_for_end(self, seconds: float) -> None:
         """See Store."""

@@ -100,7 +100,7 @@ class _Row:
     start: int = 0
 
 
-class _Reader:
+class _CachedDecoder:
     """The model and the cache of unfinished rows. The cache holds all but the last token of each row."""
 
     def __init__(self, module: Decoder, rows: list[_Row]) -> None:
@@ -190,7 +190,7 @@ def generate(
         training = module.training
         module.eval()
         try:
-            reader = _Reader(module, [_Row(index, list(prompt)) for index, prompt in enumerate(prompts)])
+            reader = _CachedDecoder(module, [_Row(index, list(prompt)) for index, prompt in enumerate(prompts)])
             for number in range(max_new_tokens if prompts else 0):
                 logits_BV = reader.first() if number == 0 else reader.next()
                 tokens = choose(logits_BV[:, :vocab_size], choice, [row.index for row in reader.rows], number)

@@ -322,7 +322,7 @@ def _softmax_gradient_(
         log_z_N1 = largest_2N1[0] - largest_2N1[1].log()
         entropies_N1 = log_z_N1 - at_target_N1
     if wants_gradient:
-        if not objective.is_plain:
+        if objective != CROSS_ENTROPY:
             scale_(logits_NV, factor_of_softmax(log_z_N1, objective), smoothing / vocab)
         at_target_N = gradient_at_targets(entropies_N1, log_z_N1, objective, vocab).squeeze(1)
         rows_N = torch.arange(len(targets_N), device=targets_N.device)  # in bf16, scatter_ would copy all logits

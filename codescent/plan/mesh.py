@@ -44,6 +44,10 @@ class Mesh:
         """Number of ranks of the mesh."""
         return math.prod(self.degree(axis) for axis in AXES)
 
+    def __contains__(self, rank: object) -> bool:
+        """Whether a rank is one of the mesh. Ranks that compute nothing come behind it."""
+        return isinstance(rank, int) and 0 <= rank < self.world_size
+
     @property
     def dp(self) -> int:
         """Number of parts of the global batch: the product of both data-parallel degrees."""

@@ -22,11 +22,6 @@ class Objective:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is the plain cross-entropy."""
-        return self == CROSS_ENTROPY
-
 
 CROSS_ENTROPY = Objective()
 """The plain cross-entropy, of which validation losses are means."""

@@ -23,13 +23,10 @@ from codescent.plan.schedule import Schedule
 from codescent.plan.served import Piece, pieces_of
 from codescent.plan.shard import KeptTensor, TensorPlan
 from codescent.plan.traffic import Traffic
-from codescent.plan.wire import Wire
 from codescent.plan.work import Scalar, TaskFacts, Work
 
-SERVED = ("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum")
-OUTER = ("outer_learning_rate", "outer_momentum")
-GOSSIP = ("gossip", "gossip_mode", "gossip_every", "gossip_rate")
-REPLICAS = "parallel.dp_replicate"
+PARALLEL = tuple(f"parallel.{name}" for name in (*AXES, *(field.name for field in dataclasses.fields(Layout))))
+"""The keys of [parallel] that a plan has. Most of them do not decide the losses."""
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
 """Name in `Plan.trajectory` of the step at which the decay of the learning rate ends; None: it does not decay."""
@@ -48,6 +45,7 @@ class Plan:
         seed: seed of initial weights, sample order and dropout.
         update: the keys of [optimizer] that determine the weight update, with their values.
         kept: what strategies keep between steps, beside weights, gradients and optimizer state.
+        decides: the keys of [parallel] that decide the losses, with their values, as the strategies declare them.
     """
 
     mesh: Mesh
@@ -62,6 +60,7 @@ class Plan:
     update: Mapping[str, Scalar] = field(default_factory=dict)
     objective: Objective = CROSS_ENTROPY
     kept: tuple[KeptTensor, ...] = brief(())
+    decides: Mapping[str, Scalar] = brief({})
 
     @property
     def computing(self) -> Schedule:
@@ -100,13 +99,9 @@ class Plan:
             return tuple(range(self.mesh.world_size))
         return tuple(range(self.mesh.world_size, self.world_size))
 
-    def only_serves(self, rank: int) -> bool:
-        """Whether `rank` is a server and nothing else. It is not in the mesh."""
-        return rank >= self.mesh.world_size
-
     def role(self, rank: int) -> int:
         """Index of the list of `rank` in the schedule: its pipeline stage, or 1 for a server."""
-        return 1 if self.only_serves(rank) else self.mesh.coordinates(rank)["pp"]
+        return self.mesh.coordinates(rank)["pp"] if rank in self.mesh else 1
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -204,7 +199,8 @@ class Plan:
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             **{f"optimizer.{name}": value for name, value in update.items()},
-            **self._exchanges(),
+            **dict.fromkeys(PARALLEL),
+            **self.decides,
             DECAY_STEPS: steps,
             "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
         }
@@ -227,37 +223,6 @@ class Plan:
             return value
         found: Scalar = self.mesh.degree(name) if name in AXES else getattr(self.layout, name)
         return "auto" if found is None else found
-
-    def _exchanges(self) -> dict[str, Scalar]:
-        """The keys of [parallel] that decide the losses: how replicas train apart, and what rounds their messages."""
-        layout, apart = self.layout, self.layout.apart
-        wire = Wire.parse(layout.wire)
-        lossy = wire.lossy
-        keys = ("average_every", "synchronous_steps", "fragments", "overlap_steps", "outer_optimizer")
-        outer = ("outer_learning_rate", "outer_momentum") if layout.outer_optimizer != "none" else ()
-        found: dict[str, Scalar] = dict.fromkeys((f"parallel.{key}" for key in (*keys, *OUTER, *SERVED)), None)
-        if layout.average_every:
-            found |= {f"parallel.{key}": getattr(layout, key) for key in (*keys, *outer)}
-        exact = layout.updates == "synchronous" or layout.staleness == 0
-        if layout.served and (layout.average_every or not exact):
-            found |= {f"parallel.{key}": getattr(layout, key) for key in SERVED}
-        gossips = layout.gossip != "none"
-        found |= {f"parallel.{key}": getattr(layout, key) if gossips else None for key in GOSSIP}
-        degrees = {f"parallel.{axis}": self.mesh.degree(axis) for axis in AXES}
-        in_parts = layout.average_every > 0 and (layout.fragments > 1 or layout.overlap_steps > 0)
-        by_rank = lossy or in_parts or layout.gossip == "push-sum"
-        divides = apart or (layout.served and not exact)
-        if lossy and layout.served:
-            found["parallel.servers"] = layout.servers
-        return {
-            **found,
-            "parallel.wire": str(wire) if lossy else None,
-            "parallel.wire_from": layout.wire_from if lossy else None,
-            "parallel.bucket_bytes": layout.bucket_bytes if lossy and not (apart or layout.served) else None,
-            # Residuals, counts and push-sum's weights are those of a rank. Averaging divides a batch by replicas only,
-            # and so do pushes that are updates of their own.
-            **{key: degree if by_rank or (divides and key == REPLICAS) else None for key, degree in degrees.items()},
-        }
 
     def to_json(self) -> dict[str, Any]:
         """The plan as nested dicts, lists, strings and numbers. `from_json` restores an equal plan."""

@@ -54,6 +54,11 @@ def pieces_of(tensors: Sequence[TensorPlan], servers: int) -> tuple[tuple[Piece,
     return tuple(map(tuple, found))
 
 
+def pushes_together(layout: Layout, workers: int) -> int:
+    """Pushes that an update adds: those of a step, or each alone."""
+    return workers if layout.in_steps else 1
+
+
 def momentum_every(layout: Layout, workers: int) -> int:
     """Updates of the weights from one update of the outer momentum to the next. 1: servers add the pushes of a round
     before they update."""

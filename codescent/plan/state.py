@@ -41,7 +41,7 @@ def state_of_rank(plan: Plan, rank: int) -> StateBytes:
     if rank in plan.servers:
         pieces = plan.pieces[plan.servers.index(rank)]
         held = served_bytes(plan.trained, pieces, plan.layout, plan.mesh.world_size)
-    if plan.only_serves(rank):
+    if rank not in plan.mesh:
         pieces = plan.pieces[plan.servers.index(rank)]
         weights = sum(piece.numel * DTYPE_BYTES[plan.trained[piece.index].optimizer_dtype] for piece in pieces)
         return StateBytes(weights, 0, held - weights)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codescent.base.amounts import NOTHING
-from codescent.report.walk import Walk
+from codescent.report.walk import StepTimeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ class Timeline:
     """Ranks x time of one step of a run: what was computed from the plan, and what was measured, on one time axis."""
 
     run: str
-    walks: Sequence[Walk]
+    walks: Sequence[StepTimeline]
     caption: str = ""
 
 
@@ -84,18 +84,18 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Source:
+class Listing:
     """Text that is shown as it is, such as a config; closed until the reader opens it."""
 
     title: str
     text: str
 
 
-Item = Words | Table | Picture | Timeline | Source
+Item = Words | Table | Picture | Timeline | Listing
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of a report. `name`: of its anchor. Without items it is left out."""
 
     name: str
@@ -108,7 +108,7 @@ Said = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class KeyQuestion:
     """A question that a reader has first, and what the runs say to it."""
 
     question: str
@@ -129,8 +129,8 @@ class Report:
 
     title: str
     about: Sequence[str]
-    answers: Sequence[Answer]
-    sections: Sequence[Section]
+    answers: Sequence[KeyQuestion]
+    sections: Sequence[ReportSection]
     figures: Sequence[Picture] = ()
 
     @property

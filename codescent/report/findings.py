@@ -15,7 +15,7 @@ import numpy as np
 from codescent.base.amounts import of_number, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.plan import Plan
-from codescent.report.content import Answer, Said
+from codescent.report.content import KeyQuestion, Said
 from codescent.report.outpaced import outpaced
 from codescent.report.slow import paces
 from codescent.report.summary import Summary
@@ -94,12 +94,12 @@ def _rows_slow(summary: Summary, rank: int, plan: Plan) -> float:
     return sum(slow) / len(slow) if slow else math.nan
 
 
-def answers(summaries: Sequence[Summary]) -> list[Answer]:
+def answers(summaries: Sequence[Summary]) -> list[KeyQuestion]:
     """What a reader wants to know of runs first."""
     return [
-        Answer("How fast is it?", few(list(fast(summaries)), "run")),
-        Answer("What limits it?", few(list(limits(summaries)), "run")),
-        Answer("What is odd?", few(list(odd(summaries))) or [("", "Nothing that this report looks for.")]),
+        KeyQuestion("How fast is it?", few(list(fast(summaries)), "run")),
+        KeyQuestion("What limits it?", few(list(limits(summaries)), "run")),
+        KeyQuestion("What is odd?", few(list(odd(summaries))) or [("", "Nothing that this report looks for.")]),
     ]
 
 

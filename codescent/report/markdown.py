@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from codescent.base.visible import visible
-from codescent.report.content import Item, Picture, Report, Said, Source, Table, Words
+from codescent.report.content import Item, Listing, Picture, Report, Said, Table, Words
 
 MARK = "<!-- codescent report -->"
 SPECIAL = "\\`*_{}[]<>#|~$&"
@@ -48,7 +48,7 @@ def _lines(item: Item, figures: Mapping[str, str]) -> Iterator[str]:
             yield from ("", plain(item.caption))
     elif isinstance(item, Picture) and item.name in figures:
         yield from ("", f"![{plain(item.title)}]({figures[item.name]})", "", plain(f"{item.title}. {item.caption}"))
-    elif isinstance(item, Source):
+    elif isinstance(item, Listing):
         return  # a config is a file of its run folder
 
 

@@ -17,10 +17,10 @@ from markupsafe import Markup, escape
 from codescent import __version__
 from codescent.base.amounts import of_seconds
 from codescent.base.visible import visible
-from codescent.report.content import Column, Item, Picture, Report, Section, Source, Table, Timeline, Words
+from codescent.report.content import Column, Item, Listing, Picture, Report, ReportSection, Table, Timeline, Words
 from codescent.report.run_figures import IDLE, kind_colour, legend
 from codescent.report.style import no_matplotlib, picture_bytes
-from codescent.report.walk import Walk
+from codescent.report.walk import StepTimeline
 
 MARK = "codescent report"
 """Stands in every file of this command, which replaces only such files."""
@@ -35,7 +35,7 @@ VARIABLES = {
 }  # fmt: skip
 """The colours of style.py as variables of page.css, which has each for light and for dark."""
 KINDS: Sequence[tuple[type, str]] = (
-    (Picture, "pictures"), (Words, "words"), (Table, "table"), (Source, "source"), (Timeline, "timeline"),
+    (Picture, "pictures"), (Words, "words"), (Table, "table"), (Listing, "source"), (Timeline, "timeline"),
 )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def _kind(item: Item) -> str:
     return next(kind for of, kind in KINDS if isinstance(item, of))
 
 
-def _groups(section: Section, *, with_pictures: bool) -> Iterator[tuple[str, list[Item]]]:
+def _groups(section: ReportSection, *, with_pictures: bool) -> Iterator[tuple[str, list[Item]]]:
     """Neighbouring items of one kind."""
     for kind, items in groupby(section.items, key=_kind):
         if with_pictures or kind != "pictures":
@@ -149,8 +149,8 @@ def _lanes(timeline: Timeline) -> Lanes:
     return Lanes(end, scale, unit, ticks, [(kind, name) for name, kind in kinds])
 
 
-def _boxes(walk: Walk, lanes: Lanes) -> Markup:
-    """The boxes of a walk as rectangles; 1000 units are the whole time axis."""
+def _boxes(walk: StepTimeline, lanes: Lanes) -> Markup:
+    """The boxes of a timeline as rectangles; 1000 units are the whole time axis."""
     unit = 1000 / lanes.end
     row = {rank: number * ROW for number, rank in enumerate(walk.ranks)}
     back = "".join(

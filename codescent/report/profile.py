@@ -41,7 +41,7 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PossibleGain:
     """Something that a step could be rid of. `gain_s`: how much shorter a step would be at most."""
 
     name: str
@@ -72,7 +72,7 @@ class ProfileReport:
     collectives: list[CollectiveRow]
     operators: list[operators.Operator]
     step_s: float
-    candidates: list[Candidate]
+    candidates: list[PossibleGain]
     slow: list[Slow]
     busiest: RankSteps
     bubble_s: float | None
@@ -198,20 +198,20 @@ def _candidates(
     slow: Sequence[Slow],
     bubble: float | None,
     rows: Sequence[CollectiveRow],
-) -> list[Candidate]:
+) -> list[PossibleGain]:
     """What a step could be rid of. No step is shorter than the work of its busiest rank, which bounds each gain."""
     waits_s = max(0.0, step_s - max(map(_own_s, found)))
     bubble_gain_s = min(bubble or 0.0, waits_s)
     most = max(rows, key=lambda row: row.exposed_s, default=None)
     candidates = [
         *(
-            [Candidate(f"communication, most of it {most.kind} over {most.axis}", waits_s - bubble_gain_s)]
+            [PossibleGain(f"communication, most of it {most.kind} over {most.axis}", waits_s - bubble_gain_s)]
             if most
             else []
         ),
-        *([Candidate("the bubble of the pipeline", bubble_gain_s)] if bubble is not None else []),
-        *(Candidate(f"rank {one.rank}, which is slow", one.gain_s) for one in slow),
-        Candidate("waiting for data", max(one.data_s for one in found)),
-        Candidate("the host, for which the device waits", max(one.host_s for one in found)),
+        *([PossibleGain("the bubble of the pipeline", bubble_gain_s)] if bubble is not None else []),
+        *(PossibleGain(f"rank {one.rank}, which is slow", one.gain_s) for one in slow),
+        PossibleGain("waiting for data", max(one.data_s for one in found)),
+        PossibleGain("the host, for which the device waits", max(one.host_s for one in found)),
     ]
     return sorted(candidates, key=lambda one: -one.gain_s)

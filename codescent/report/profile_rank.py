@@ -125,7 +125,7 @@ class RankSteps:
 def read_rank(path: Path) -> RankSteps:
     """Read the file of a rank. Raises UserError: it cannot be read, is damaged, or has no whole step."""
     trace = RankTrace(path)
-    reader = _Reader(trace.head)
+    reader = _TraceReader(trace.head)
     try:
         for event in trace.events():
             reader.add(event)
@@ -136,7 +136,7 @@ def read_rank(path: Path) -> RankSteps:
     return reader.found()
 
 
-class _Reader:
+class _TraceReader:
     """Collects the events of a trace."""
 
     def __init__(self, head: RankHead) -> None:

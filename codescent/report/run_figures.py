@@ -26,7 +26,7 @@ from codescent.report.style import (
     plain,
 )
 from codescent.report.summary import Summary
-from codescent.report.walk import COMMUNICATION, WAITS, Walk
+from codescent.report.walk import COMMUNICATION, WAITS, StepTimeline
 from codescent.results import PARTS as PART_NAMES
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _memory(summaries: Sequence[Summary]) -> Picture:
 
 
 def step_picture(timeline: Timeline, name: str) -> Picture:
-    """The walks of a step below each other, on one time axis: computed above measured."""
+    """The timelines of a step below each other, on one time axis: computed above measured."""
 
     def draw() -> Figure:
         from matplotlib.figure import Figure
@@ -180,21 +180,21 @@ def step_picture(timeline: Timeline, name: str) -> Picture:
 
 
 def kind_colour(kind: str) -> str:
-    """The colour of a box of a walk."""
+    """The colour of a box of a timeline."""
     if kind == WAITS:
         return PARTS["bubble_s"][1]
     return COLOURS.get(kind, COLLECTIVE if kind == COMMUNICATION else PARTS["other_s"][1])  # type: ignore[call-overload,no-any-return]
 
 
 def kind_name(kind: str) -> str:
-    """The name of a box of a walk; a part of a step is called as in other figures."""
+    """The name of a box of a timeline; a part of a step is called as in other figures."""
     names = {Verb.LOAD: "data", Verb.STEP: "optimizer", WAITS: "waiting for other ranks"}
     names |= dict.fromkeys((*SENDS, *RECEIVES), "message")
     return {str(name): said for name, said in names.items()}.get(kind, kind.replace("_", " "))
 
 
-def legend(walks: Sequence[Walk]) -> dict[str, str]:
-    """For each name of the boxes of walks a kind that has it, in the order of a step."""
+def legend(walks: Sequence[StepTimeline]) -> dict[str, str]:
+    """For each name of the boxes of timelines a kind that has it, in the order of a step."""
     kinds = dict.fromkeys(box.kind for walk in walks for box in walk.boxes)
     found: dict[str, str] = {}
     for kind in kinds:
@@ -202,7 +202,7 @@ def legend(walks: Sequence[Walk]) -> dict[str, str]:
     return found
 
 
-def _draw_walk(axes: Axes, walk: Walk, scale: float) -> None:
+def _draw_walk(axes: Axes, walk: StepTimeline, scale: float) -> None:
     plain(axes)
     axes.grid(visible=False, axis="y")
     axes.set_title(f"{walk.title}: {walk.step_s * scale:,.1f} {'ms' if scale > 1 else 's'}", fontsize=9, loc="left")
@@ -221,7 +221,7 @@ def _draw_walk(axes: Axes, walk: Walk, scale: float) -> None:
                 axes.text(middle, row, str(box.number), ha="center", va="center", fontsize=6.5, color="white")
 
 
-def _walk_legend(walks: Sequence[Walk]) -> list[object]:
+def _walk_legend(walks: Sequence[StepTimeline]) -> list[object]:
     from matplotlib.patches import Patch
 
     patches: list[object] = [Patch(color=kind_colour(kind), label=name) for name, kind in legend(walks).items()]

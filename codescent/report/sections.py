@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from codescent.base.amounts import of_share
 from codescent.base.counted import counted
 from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
-from codescent.report.content import Item, Picture, Report, Section, Source, Timeline, Words
+from codescent.report.content import Item, Listing, Picture, Report, ReportSection, Timeline, Words
 from codescent.report.slow import SLOW
 from codescent.report.summary import Summary, summaries
 from codescent.report.traced import traced
-from codescent.report.walk import Walk, computed, measured
+from codescent.report.walk import StepTimeline, computed, measured
 from codescent.results import Run
 from codescent.study.result import Study
 
@@ -75,24 +75,24 @@ def _about(known: Sequence[Summary], study: Study | None) -> Iterator[str]:
     yield from (f"{said}." for said in list(machines)[:3])
 
 
-def _sections(known: Sequence[Summary], study: Study | None, figures: Sequence[Picture]) -> Iterator[Section]:
+def _sections(known: Sequence[Summary], study: Study | None, figures: Sequence[Picture]) -> Iterator[ReportSection]:
     if study is not None:
         items: list[Item] = [*study_tables.tables(study), *figures]
-        yield Section("study", "The study", [*items, *study_tables.fits(study)])
+        yield ReportSection("study", "The study", [*items, *study_tables.fits(study)])
     pictures = list(run_figures.pictures(known, parts=study is None))
     losses = [picture for picture in pictures if picture.name.startswith("loss")]
     memory = [picture for picture in pictures if picture.name.startswith("memory")]
     times = [picture for picture in pictures if picture not in losses and picture not in memory]
-    yield Section("runs", "The runs", [run_tables.overview(known), *losses] if known else [])
-    yield Section("differences", "What differs between the configs", list(run_tables.differences(known)))
-    yield Section("time", "Where the time goes", [*run_tables.parts(known), *times])
-    yield Section("ranks", "Slow ranks", list(_stragglers(known)))
-    yield Section("timeline", "One step, rank by rank", list(timelines(known)))
-    yield Section("plan", "The Plan beside the measurement", list(run_tables.prediction(known)))
-    yield Section("memory", "Memory", [*run_tables.memory(known), *memory])
-    yield Section("machine", "Machine and software", list(run_tables.machines(known, study)))
-    configs = [Source(f"config.toml of {one.name}", one.run.folder.config_text) for one in known[:MOST_CONFIGS]]
-    yield Section("how", "How this was measured", [Words(HOW, listed=True), *configs])
+    yield ReportSection("runs", "The runs", [run_tables.overview(known), *losses] if known else [])
+    yield ReportSection("differences", "What differs between the configs", list(run_tables.differences(known)))
+    yield ReportSection("time", "Where the time goes", [*run_tables.parts(known), *times])
+    yield ReportSection("ranks", "Slow ranks", list(_stragglers(known)))
+    yield ReportSection("timeline", "One step, rank by rank", list(timelines(known)))
+    yield ReportSection("plan", "The Plan beside the measurement", list(run_tables.prediction(known)))
+    yield ReportSection("memory", "Memory", [*run_tables.memory(known), *memory])
+    yield ReportSection("machine", "Machine and software", list(run_tables.machines(known, study)))
+    configs = [Listing(f"config.toml of {one.name}", one.run.folder.config_text) for one in known[:MOST_CONFIGS]]
+    yield ReportSection("how", "How this was measured", [Words(HOW, listed=True), *configs])
 
 
 def _stragglers(known: Sequence[Summary]) -> Iterator[Item]:
@@ -147,10 +147,12 @@ def _timeline(one: Summary) -> Timeline | None:
     return Timeline(one.name, walks, f"{why}{ending}".strip())
 
 
-def _first(walk: Walk) -> Walk:
-    """The walk of the first MOST_RANKS ranks."""
+def _first(walk: StepTimeline) -> StepTimeline:
+    """The timeline of the first MOST_RANKS ranks."""
     ranks = list(walk.ranks)[:MOST_RANKS]
-    return Walk(walk.title, walk.source, walk.step_s, ranks, [box for box in walk.boxes if box.rank in set(ranks)])
+    return StepTimeline(
+        walk.title, walk.source, walk.step_s, ranks, [box for box in walk.boxes if box.rank in set(ranks)]
+    )
 
 
 def file_name(name: str) -> str:

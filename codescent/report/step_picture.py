@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from codescent.cost.lengths import Exchange, Lengths
+from codescent.cost.lengths import InstructionCollectives, Lengths
 from codescent.cost.simulate import Simulation, Span
 from codescent.plan import Instruction, Verb
 from codescent.report.style import COLLECTIVE, COLOURS, SKY, TEXT_GREY, WAITING, picture_bytes
@@ -44,7 +44,9 @@ class Sheet:
         return stage * self.row_in
 
 
-def communication(simulation: Simulation, exchanges: Mapping[tuple[int, Instruction], Exchange]) -> dict[str, Slices]:
+def communication(
+    simulation: Simulation, exchanges: Mapping[tuple[int, Instruction], InstructionCollectives]
+) -> dict[str, Slices]:
     """The slices of each lane that has any: collectives that overlap with computing, and messages between stages."""
     collectives = [
         (span.stage, span.start_s, exchange.overlapped_s)

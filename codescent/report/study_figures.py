@@ -13,7 +13,7 @@ from codescent.report.content import Picture
 from codescent.report.style import BLACK, PALETTE, PARTS, PICTURE_IN, TEXT_GREY, literal, plain
 from codescent.results import Interval
 from codescent.study.points import axes_named, values_of
-from codescent.study.result import Fit, Group, Measured, Point, PointState, Study
+from codescent.study.result import Fit, Group, Point, PointQuantity, PointState, Study
 from codescent.study.words import SUPER_LINEAR
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def pictures(study: Study) -> Iterator[Picture]:
 
 
 def _quantities(study: Study) -> Iterator[Quantity]:
-    def both(name: str, title: str, axis: str, of: Callable[[Point], Measured], **more: object) -> Iterator[Quantity]:
+    def both(
+        name: str, title: str, axis: str, of: Callable[[Point], PointQuantity], **more: object
+    ) -> Iterator[Quantity]:
         yield Quantity(name, f"{title}, in all", axis, lambda point: of(point).total, **more)  # type: ignore[arg-type]
         yield Quantity(
             name + COMPUTE,

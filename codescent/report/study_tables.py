@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_measured, of_measured_share
 from codescent.base.counted import counted
-from codescent.report.content import NO_CELL, Answer, Cell, Column, Said, Table, Words
+from codescent.report.content import NO_CELL, Cell, Column, KeyQuestion, Said, Table, Words
 from codescent.report.findings import few, odd
 from codescent.report.run_tables import interval, number, share, size
 from codescent.report.style import PARTS
@@ -139,13 +139,15 @@ def _parameter(found: Interval) -> str:
     return f"{found.value:.3g}{interval}"
 
 
-def answers(study: Study, known: Sequence[Summary]) -> list[Answer]:
+def answers(study: Study, known: Sequence[Summary]) -> list[KeyQuestion]:
     """What a reader wants to know of a study first."""
     return [
-        Answer("What does the study say?", [("", said) for said in study.paragraphs]),
-        Answer("Which points are the fastest?", list(_fastest(study))),
-        Answer("Which points are missing or marked?", few([(one.about, one.mark) for one in _marked(study)], "point")),
-        Answer("What is odd in its runs?", few(list(odd(known))) if known else []),
+        KeyQuestion("What does the study say?", [("", said) for said in study.paragraphs]),
+        KeyQuestion("Which points are the fastest?", list(_fastest(study))),
+        KeyQuestion(
+            "Which points are missing or marked?", few([(one.about, one.mark) for one in _marked(study)], "point")
+        ),
+        KeyQuestion("What is odd in its runs?", few(list(odd(known))) if known else []),
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from codescent.base.errors import UserError
 from codescent.base.range_names import WAITING, step_of
 from codescent.plan import Instruction, Plan
-from codescent.report.walk import WAITS, Box, Walk, sends, when
+from codescent.report.walk import WAITS, StepBox, StepTimeline, sends, when
 from codescent.trace.intervals import Interval, intersection, union, without
 from codescent.trace.ranks import RankTrace, file_of, folder_of
 
@@ -27,7 +27,7 @@ class _Rank:
     waiting: list[Interval] = field(default_factory=list)
 
 
-def traced(run: Path, plan: Plan) -> tuple[Walk | None, str]:
+def traced(run: Path, plan: Plan) -> tuple[StepTimeline | None, str]:
     """A recorded step of a run, and "". Without one: None and why, in a sentence; "" if the run has no profile.
 
     Of the steps that all ranks have recorded it is the one with the median length.
@@ -77,7 +77,7 @@ def _read(path: Path) -> _Rank | None:
     return found
 
 
-def _walk(ranks: list[_Rank], step: int, plan: Plan) -> Walk:
+def _walk(ranks: list[_Rank], step: int, plan: Plan) -> StepTimeline:
     """The boxes of one step."""
     origin_s = min(rank.steps[step][0] for rank in ranks)
     sent, boxes = sends(plan), []
@@ -91,12 +91,12 @@ def _walk(ranks: list[_Rank], step: int, plan: Plan) -> Walk:
                 boxes += _boxes(number, at, interval, waits, origin_s, sent.get((stage, at), ""))
     end_s = max(rank.steps[step][1] for rank in ranks)
     source = f"Recorded by [profile]: step {step}, on the clock of rank 0. The profiler makes a step longer."
-    return Walk(f"recorded, step {step}", source, end_s - origin_s, range(len(ranks)), boxes)
+    return StepTimeline(f"recorded, step {step}", source, end_s - origin_s, range(len(ranks)), boxes)
 
 
 def _boxes(
     rank: int, at: Instruction, interval: Interval, waits: list[Interval], origin_s: float, sends_what: str
-) -> list[Box]:
+) -> list[StepBox]:
     """An instruction as boxes: where it computes, and where it waits for others."""
     found = []
     name = str(at).replace("_", " ")
@@ -105,5 +105,5 @@ def _boxes(
         for begin, end in parts:
             start_s, length_s = begin - origin_s, end - begin
             what = f"rank {rank}: {doing}, {when(start_s, length_s)}{sends_what}"
-            found.append(Box(rank, kind, start_s, length_s, what, None if kind == WAITS else at.microbatch))
+            found.append(StepBox(rank, kind, start_s, length_s, what, None if kind == WAITS else at.microbatch))
     return found

@@ -20,7 +20,7 @@ COMMUNICATION, OTHER, WAITS = "communication", "other", "waits"
 
 
 @dataclass(frozen=True)
-class Box:
+class StepBox:
     """What a rank does for some time.
 
     Attributes:
@@ -39,17 +39,17 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Walk:
+class StepTimeline:
     """One step of a run on its ranks. `source`: where its numbers come from, in a sentence."""
 
     title: str
     source: str
     step_s: float
     ranks: Sequence[int]
-    boxes: Sequence[Box]
+    boxes: Sequence[StepBox]
 
 
-def computed(plan: Plan, compute_s: float) -> Walk:
+def computed(plan: Plan, compute_s: float) -> StepTimeline:
     """The step that the plan gives if all ranks are equally fast and messages take no time.
 
     Args:
@@ -66,10 +66,10 @@ def computed(plan: Plan, compute_s: float) -> Walk:
         "Computed from the Plan: its instruction lists and FLOPs, if all ranks are as fast as their mean and messages "
         "take no time."
     )
-    return Walk("computed from the Plan", source, simulation.makespan_s, ranks, boxes)
+    return StepTimeline("computed from the Plan", source, simulation.makespan_s, ranks, boxes)
 
 
-def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
+def measured(plan: Plan, parts: Sequence[Parts]) -> StepTimeline:
     """The step with the measured seconds of each rank, its instructions in the order of the plan.
 
     A rank's passes are equally long. Where the plan has collectives for which a rank waits between its passes, its
@@ -85,7 +85,7 @@ def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
     costs = [_measured_costs(plan.computing, [parts[rank] for rank in ranks]) for ranks in groups]
     walked = [simulate(plan.computing, replace(given, step_s=0.0, reduce_s=0.0)) for given in costs]
     last_s = max(simulation.makespan_s for simulation in walked)
-    boxes: list[Box] = []
+    boxes: list[StepBox] = []
     for ranks, given, simulation in zip(groups, costs, walked, strict=True):
         own = [parts[rank] for rank in ranks]
         waits: Waits = {at: own[at[0]].communication_s * share for at, share in between.items()}
@@ -100,13 +100,13 @@ def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
         for rank, one in zip(ranks, own, strict=True):
             if one.other_s > 0:
                 end = max((box.start_s + box.length_s for box in found if box.rank == rank), default=0.0)
-                boxes.append(Box(rank, OTHER, end, one.other_s, f"rank {rank}: the rest, {when(end, one.other_s)}"))
+                boxes.append(StepBox(rank, OTHER, end, one.other_s, f"rank {rank}: the rest, {when(end, one.other_s)}"))
     source = (
         "Measured: the means of each rank's seconds in ranks.csv, in the order of its instruction list. When each "
         "instruction began was not measured."
     )
     end = max((box.start_s + box.length_s for box in boxes), default=0.0)
-    return Walk("measured", source, end, range(plan.mesh.world_size), boxes)
+    return StepTimeline("measured", source, end, range(plan.mesh.world_size), boxes)
 
 
 def _scaled(costs: Costs, scale: float) -> Costs:
@@ -160,9 +160,9 @@ def _between(plan: Plan) -> Mapping[tuple[int, Instruction], float]:
     return {at: share / whole for at, share in waits.items()}
 
 
-def _boxes(simulation: Simulation, plan: Plan, ranks: Sequence[int], idle: Sequence[float]) -> list[Box]:
+def _boxes(simulation: Simulation, plan: Plan, ranks: Sequence[int], idle: Sequence[float]) -> list[StepBox]:
     """A box for each instruction that takes time, and one for each wait for communication."""
-    boxes: list[Box] = []
+    boxes: list[StepBox] = []
     sent = sends(plan)
     for span in simulation.timeline:
         at, rank = span.instruction, ranks[span.stage]
@@ -172,11 +172,11 @@ def _boxes(simulation: Simulation, plan: Plan, ranks: Sequence[int], idle: Seque
         name = str(at).replace("_", " ")
         if computing_s > 1e-9:
             what = f"rank {rank}: {name}, {when(span.start_s, computing_s)}{bytes_said}"
-            boxes.append(Box(rank, at.verb, span.start_s, computing_s, what, at.microbatch))
+            boxes.append(StepBox(rank, at.verb, span.start_s, computing_s, what, at.microbatch))
         if waits_s > 1e-9:
             begin = span.end_s - waits_s
             what = f"rank {rank}: waits for communication after {name}, {when(begin, waits_s)}{bytes_said}"
-            boxes.append(Box(rank, COMMUNICATION, begin, waits_s, what))
+            boxes.append(StepBox(rank, COMMUNICATION, begin, waits_s, what))
     return boxes
 
 

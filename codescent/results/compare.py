@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.results import student
 from codescent.results.run import Run, default_warmup
 from codescent.results.statistics import LEVEL, Interval, Values
-from codescent.results.typical import ENOUGH, Rows, rows_of
+from codescent.results.typical import ENOUGH, StepSeconds, rows_of
 
 SMALLEST = 0.01
 """Smallest change that is shown, as a share of A's step. Where the same program lies in memory already changes its
@@ -49,7 +49,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True)
-class Change:
+class PartChange:
     """How a part of the step, or the step, changes from A to B.
 
     Attributes:
@@ -90,9 +90,9 @@ class Times:
     samples: tuple[int, int]
     warmup: int
     scale: float
-    step: Change
-    mean: Change
-    parts: Sequence[Change]
+    step: PartChange
+    mean: PartChange
+    parts: Sequence[PartChange]
     rank: tuple[int, int] | None
 
     @property
@@ -101,7 +101,7 @@ class Times:
         return not math.isnan(self.step.share.low)
 
     @property
-    def cause(self) -> Change | None:
+    def cause(self) -> PartChange | None:
         """The part that explains most of what is shown; None: nothing is shown."""
         shown = [part for part in self.parts if part.shown]
         if self.step.shown:
@@ -132,7 +132,7 @@ def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Time
     return of_rows(of_a, [replace(rows, seconds=rows.seconds * scale) for rows in of_b], warmup, scale)
 
 
-def of_rows(of_a: Sequence[Rows], of_b: Sequence[Rows], warmup: int, scale: float) -> Times:
+def of_rows(of_a: Sequence[StepSeconds], of_b: Sequence[StepSeconds], warmup: int, scale: float) -> Times:
     """As `times`, for rows of the runs of each side. `scale`: by which B's are multiplied already."""
     of_a, of_b = (sorted(side, key=attrgetter("begin")) for side in _alike(of_a, of_b))
     pairs = _pairs(of_a, of_b)
@@ -166,7 +166,7 @@ def _tokens_of_step(runs: Sequence[Run]) -> float:
     return float(columns["tokens"][-1] / columns["step"][-1]) if len(columns["step"]) else math.nan
 
 
-def _steps(runs: Sequence[Run], warmup: int) -> list[Rows]:
+def _steps(runs: Sequence[Run], warmup: int) -> list[StepSeconds]:
     """The rows of the runs of one side, in order of time."""
     found = [rows_of(run, warmup) for run in runs]
     if all(len(rows) and rows.seconds.shape[1] == found[0].seconds.shape[1] for rows in found):
@@ -175,20 +175,20 @@ def _steps(runs: Sequence[Run], warmup: int) -> list[Rows]:
     return found
 
 
-def _refuse_empty(runs: Sequence[Run], rows: Sequence[Rows], warmup: int) -> None:
+def _refuse_empty(runs: Sequence[Run], rows: Sequence[StepSeconds], warmup: int) -> None:
     """Raise UserError for the runs whose steps all belong to the warm-up."""
     if empty := [run.folder.path for run, of_run in zip(runs, rows, strict=True) if not len(of_run)]:
         raise UserError(*(f"{path}: no step is left after a warm-up of {warmup}: lower --warmup" for path in empty))
 
 
-def _alike(a: Sequence[Rows], b: Sequence[Rows]) -> tuple[Sequence[Rows], Sequence[Rows]]:
+def _alike(a: Sequence[StepSeconds], b: Sequence[StepSeconds]) -> tuple[Sequence[StepSeconds], Sequence[StepSeconds]]:
     """Rows with the same columns: where a run has no seconds of each pass, those of the others are added up."""
     if all("forward_s" in rows.columns for rows in (*a, *b)) or not any("forward_s" in r.columns for r in (*a, *b)):
         return a, b
     return [_with_compute(rows) for rows in a], [_with_compute(rows) for rows in b]
 
 
-def _with_compute(rows: Rows) -> Rows:
+def _with_compute(rows: StepSeconds) -> StepSeconds:
     """The rows with one column for both passes, and without a bubble."""
     if "compute_s" in rows.columns:
         return rows
@@ -199,7 +199,7 @@ def _with_compute(rows: Rows) -> Rows:
     return replace(rows, columns=names, seconds=seconds, every_rank=False)
 
 
-def _pairs(a: Sequence[Rows], b: Sequence[Rows]) -> list[tuple[Rows, Rows]]:
+def _pairs(a: Sequence[StepSeconds], b: Sequence[StepSeconds]) -> list[tuple[StepSeconds, StepSeconds]]:
     """Each run of A with a run of B that began next to it; none if the runs were not taken in turns."""
     order = sorted([(rows.begin, side, rows) for side, some in enumerate((a, b)) for rows in some], key=itemgetter(0))
     couples = [order[number : number + 2] for number in range(0, len(order), 2)]
@@ -209,21 +209,25 @@ def _pairs(a: Sequence[Rows], b: Sequence[Rows]) -> list[tuple[Rows, Rows]]:
     return [(one[2], other[2]) for one, other in of_sides]
 
 
-def _beside(one: Rows, other: Rows) -> bool:
+def _beside(one: StepSeconds, other: StepSeconds) -> bool:
     """Whether two runs trained at the same time."""
     common = min(one.at[-1], other.at[-1]) - max(one.at[0], other.at[0])
     return bool(common > 0 and common >= BESIDE * min(one.at[-1] - one.at[0], other.at[-1] - other.at[0]))
 
 
-def _common(one: Rows, other: Rows) -> tuple[Rows, Rows]:
+def _common(one: StepSeconds, other: StepSeconds) -> tuple[StepSeconds, StepSeconds]:
     """The rows of the time in which both trained."""
     begin, end = max(one.at[0], other.at[0]), min(one.at[-1], other.at[-1])
     return one.between(begin, end), other.between(begin, end)
 
 
 def _samples(
-    a: Sequence[Rows], b: Sequence[Rows], pairs: Sequence[tuple[Rows, Rows]], *, beside: bool
-) -> tuple[Way, bool, list[Rows], list[Rows]]:
+    a: Sequence[StepSeconds],
+    b: Sequence[StepSeconds],
+    pairs: Sequence[tuple[StepSeconds, StepSeconds]],
+    *,
+    beside: bool,
+) -> tuple[Way, bool, list[StepSeconds], list[StepSeconds]]:
     """What the samples are; whether sample i of A belongs to sample i of B; the samples of A and of B."""
     if len(pairs) >= FEWEST_PAIRS:
         return Way.PAIRS, True, [one for one, _ in pairs], [other for _, other in pairs]
@@ -238,19 +242,19 @@ def _samples(
     return Way.BLOCKS, False, left, right
 
 
-def _blocks(rows: Rows) -> list[Rows]:
+def _blocks(rows: StepSeconds) -> list[StepSeconds]:
     """Blocks of equally many rows; the run itself, if it has too few."""
     return rows.blocks(np.array_split(np.arange(len(rows)), BLOCKS)) if len(rows) >= ENOUGH else [rows]
 
 
-def _cut(rows: Rows, one: Rows, other: Rows) -> list[Rows]:
+def _cut(rows: StepSeconds, one: StepSeconds, other: StepSeconds) -> list[StepSeconds]:
     """The rows in blocks that are the same spans of time in two runs."""
     edges = np.linspace(max(one.at[0], other.at[0]), min(one.at[-1], other.at[-1]), BLOCKS + 1)
     number = np.clip(np.searchsorted(edges, rows.at, side="right") - 1, 0, BLOCKS - 1)
     return rows.blocks([np.flatnonzero(number == block) for block in range(BLOCKS)])
 
 
-def _sample(rows: Rows) -> Sample:
+def _sample(rows: StepSeconds) -> Sample:
     typical = rows.typical()
     return {STEP: sum(typical.values()), MEAN: rows.mean_step_s(), **typical}
 
@@ -260,7 +264,9 @@ def _matters(samples: Sequence[Sample], name: str) -> bool:
     return bool(_values(samples, name).mean() >= SMALLEST * _values(samples, STEP).mean())
 
 
-def _change(a: Sequence[Sample], b: Sequence[Sample], name: str, level: float, *, paired: bool, serial: bool) -> Change:
+def _change(
+    a: Sequence[Sample], b: Sequence[Sample], name: str, level: float, *, paired: bool, serial: bool
+) -> PartChange:
     """The change of a part: mean of the pairs' changes, or change of the means."""
     whole = MEAN if name == MEAN else STEP
     left, right, of_step = (_values(side, key) for side, key in ((a, name), (b, name), (a, whole)))
@@ -269,7 +275,7 @@ def _change(a: Sequence[Sample], b: Sequence[Sample], name: str, level: float, *
     else:
         step_s = of_step.mean()
         share = student.difference(left / step_s, right / step_s, level, serial=serial)
-    return Change(name, float(left.mean()), float(right.mean()), share)
+    return PartChange(name, float(left.mean()), float(right.mean()), share)
 
 
 def _values(samples: Sequence[Sample], name: str) -> Values:

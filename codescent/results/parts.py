@@ -73,7 +73,7 @@ def parts_of_ranks(run: Run, warmup: int = 0) -> list[Parts]:
 
 
 def parts_of_servers(run: Run, warmup: int = 0) -> list[Parts]:
-    """The parts of each rank that is a parameter server and nothing else; its waiting is all communication."""
+    """The parts of each rank outside of the mesh, which computes nothing. Its waiting is all communication."""
     return _divided(_means(run, range(run.num_workers, run.num_ranks), warmup), None)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
+from codescent.build import plan_of
 from codescent.config.toml_file import loads
 from codescent.cost.simulate import Deadlock, simulate
 from codescent.plan import MOST_RANKS, OlderPlan, Plan
@@ -87,7 +88,7 @@ class Run:
         """The plan; None: an older version wrote it in another form. Raises UserError: the file is damaged."""
         path = self.folder.path / PLAN
         try:
-            plan = Plan.from_json(self.folder.plan)
+            plan = plan_of(self.folder.plan)
             simulate(plan.computing)  # lists that wait for each other, or that lack a pass, cannot be evaluated
         except OlderPlan:
             return None
@@ -139,12 +140,12 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks with which the run began, or was continued last; parameter servers count."""
+        """Number of ranks with which the run began, or was continued last; those outside of the mesh count."""
         return self.plan.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
 
     @property
     def num_workers(self) -> int:
-        """Number of ranks that compute: those of the mesh. Parameter servers are the ranks after them."""
+        """Number of ranks that compute: those of the mesh. Other ranks come after them."""
         return self.plan.mesh.world_size if self.plan is not None else self.num_ranks
 
     @property

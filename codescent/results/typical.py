@@ -26,7 +26,7 @@ PASSES = ("forward_s", "backward_s")
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepSeconds:
     """Seconds of the steps of a run after its warm-up: a row is a step, or the mean of the steps between two lines of
     ranks.csv.
 
@@ -61,15 +61,15 @@ class Rows:
         """[ranks]: the share of its time that each rank waits, as median over the rows."""
         return np.asarray(np.median(self.seconds[..., self.columns.index(WAITING)] / self.step_s[:, None], axis=0))
 
-    def between(self, begin: float, end: float) -> Rows:
+    def between(self, begin: float, end: float) -> StepSeconds:
         """The rows that ended in a span of time, in seconds since 1970."""
         return self._only((self.at >= begin) & (self.at <= end))
 
-    def blocks(self, cuts: Iterable[npt.NDArray[np.intp]]) -> list[Rows]:
+    def blocks(self, cuts: Iterable[npt.NDArray[np.intp]]) -> list[StepSeconds]:
         """The rows in blocks, each with the rows of these numbers."""
         return [self._only(some) for some in cuts]
 
-    def _only(self, some: npt.NDArray[Any]) -> Rows:
+    def _only(self, some: npt.NDArray[Any]) -> StepSeconds:
         return replace(self, seconds=self.seconds[some], at=self.at[some])
 
     def typical(self) -> dict[str, float]:
@@ -92,7 +92,7 @@ class Rows:
         return float(self.step_s.mean())
 
 
-def rows_of(run: Run, warmup: int) -> Rows:
+def rows_of(run: Run, warmup: int) -> StepSeconds:
     """The steps of a run. The first `warmup` steps after its begin and after each continuation are left out.
 
     Raises UserError: a file of the run is damaged.
@@ -102,7 +102,7 @@ def rows_of(run: Run, warmup: int) -> Rows:
     return found if found is not None and len(found) >= ENOUGH else _of_metrics(run, begins, warmup)
 
 
-def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
+def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> StepSeconds | None:
     """The rows of ranks.csv, where all ranks that the run has now have one; None without such rows or ranks."""
     if run.num_workers == 1:
         return None
@@ -119,11 +119,11 @@ def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
     steps, lasts = (np.array([float(rows[0][name]) for _, rows in whole]) for name in ("steps", "step"))
     ends = _ends(run, np.cumsum(seconds.sum(axis=2).mean(axis=1) * steps))
     kept = _warm(lasts - steps, begins, warmup)
-    found = Rows(run.plan, _span(run)[0], COLUMNS, seconds[kept], ends[kept], 0, every_rank=True)
+    found = StepSeconds(run.plan, _span(run)[0], COLUMNS, seconds[kept], ends[kept], 0, every_rank=True)
     return replace(found, pace=int(np.argmin(found.waiting))) if len(found) else found
 
 
-def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
+def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> StepSeconds:
     """The rows of metrics.csv, which are of rank 0. Older versions did not measure the two passes apart."""
     found = dict(run.columns)
     if run.num_ranks == 1:  # it waits for nobody; older versions counted there what it does in `reduce`
@@ -136,7 +136,9 @@ def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
     steps = np.diff(found["step"], prepend=0.0)
     kept = _warm(found["step"] - 1, begins, warmup) & np.isfinite(seconds).all(axis=1)
     ends = _ends(run, np.cumsum(found["step_s"] * steps))
-    return Rows(run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=run.num_workers == 1)
+    return StepSeconds(
+        run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=run.num_workers == 1
+    )
 
 
 def _column(found: Mapping[str, Values], name: str, names: Sequence[str]) -> Values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codescent.plan import KeptTensor, Plan, Traffic
+from codescent.plan import KeptTensor, Plan, Scalar, Traffic
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
 from codescent.strategies.gossip import Gossip
@@ -51,6 +51,11 @@ def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
         for stage in range(plan.mesh.pp)
         for record in strategy.traffic(plan, stage)
     )
+
+
+def decides(plan: Plan) -> dict[str, Scalar]:
+    """The keys of [parallel] that decide the losses of a plan, with their values."""
+    return {key: value for strategy in ORDER for key, value in strategy.decides(plan).items()}
 
 
 def kept_of(strategy: Strategy, plan: Plan) -> tuple[KeptTensor, ...]:

@@ -8,8 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.refusal import Change, Refusal
-from codescent.plan import DTYPE_BYTES, WIDE, Collective, KeptTensor, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
+from codescent.plan import (
+    DTYPE_BYTES,
+    WIDE,
+    Collective,
+    KeptTensor,
+    Layout,
+    Mesh,
+    Plan,
+    Scalar,
+    TensorPlan,
+    Traffic,
+    Verb,
+)
 from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.decides import compression_of, keys_of
 from codescent.strategies.strategy import Candidate, Gradients, Held, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -110,6 +123,13 @@ class DDP(Strategy):
         for number, bucket in enumerate(buckets(numels, plan.layout.bucket_bytes, dtype)):
             for state in wire.state(_shapes(plan, stage, bucket), dtype, plan.mesh.degree(replicas(plan))):
                 yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
+
+    def decides(self, plan: Plan) -> dict[str, Scalar]:
+        """A lossy format of gradients, and the buckets that are rounded together."""
+        if plan.layout.apart or plan.layout.served:
+            return {}
+        compression = compression_of(plan)
+        return compression | (keys_of(plan, "bucket_bytes") if compression else {})
 
     def exact(self, plan: Plan) -> bool:
         """False if the format of messages loses anything."""

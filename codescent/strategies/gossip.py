@@ -11,9 +11,22 @@ from dataclasses import replace
 from codescent.base.counted import counted
 from codescent.base.nearest import divisors, nearest, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.plan import DTYPE_BYTES, Collective, Instruction, KeptTensor, Plan, Schedule, TensorPlan, Traffic, Verb
+from codescent.plan import (
+    AXES,
+    DTYPE_BYTES,
+    Collective,
+    Instruction,
+    KeptTensor,
+    Plan,
+    Scalar,
+    Schedule,
+    TensorPlan,
+    Traffic,
+    Verb,
+)
 from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire
+from codescent.strategies.decides import compression_of, degrees_of, keys_of
 from codescent.strategies.gossip_graphs import AXIS, SYMMETRIC, graph_of
 from codescent.strategies.local_sgd import by_holders, unsent_gradients
 from codescent.strategies.strategy import Candidate, Strategy
@@ -59,6 +72,13 @@ class Gossip(Strategy):
         exchange = Instruction(Verb.EXCHANGE, step=every - 1)
         return replace(with_round(schedule, every, [exchange]), agreement=agreement(candidate))
 
+    def decides(self, plan: Plan) -> dict[str, Scalar]:
+        """The keys of gossip. Each rank has its own weight of push-sum."""
+        if not self.active(plan):
+            return {}
+        own = degrees_of(plan, *AXES) if plan.layout.gossip == "push-sum" else {}
+        return gossip_of(plan) | own | compression_of(plan)
+
     def exact(self, plan: Plan) -> bool:
         """True if all replicas take the mean of all after each step, and the update is linear: see `LocalSGD.exact`.
 
@@ -90,6 +110,11 @@ class Gossip(Strategy):
         for number, numel in enumerate(numels if Wire.parse(plan.layout.wire).lossy else ()):
             yield KeptTensor(f"gossip.{number}.public", (numel,), dtype)
             yield KeptTensor(f"gossip.{number}.mixed", (numel,), dtype)
+
+
+def gossip_of(plan: Plan) -> dict[str, Scalar]:
+    """The keys of gossip that decide the losses. A batch is divided by replicas."""
+    return keys_of(plan, "gossip", "gossip_mode", "gossip_every", "gossip_rate") | degrees_of(plan, AXIS)
 
 
 def numels_of(plan: Plan, stage: int) -> list[int]:

@@ -106,7 +106,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class GossipPairs:
     """Who averages with whom in asynchronous gossip. Replicas of even index are active: they begin an average.
 
     The others are passive: they answer. Of an odd number of replicas the last one is passive, too.
@@ -150,6 +150,6 @@ def graph_of(plan: Plan) -> Graph:
     return Graph(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed, plan.layout.gossip_rate)
 
 
-def pairs_of(plan: Plan) -> Pairs:
+def pairs_of(plan: Plan) -> GossipPairs:
     """The pairs of a plan with asynchronous gossip."""
-    return Pairs(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed)
+    return GossipPairs(plan.layout.gossip, plan.mesh.degree(AXIS), plan.seed)

@@ -10,12 +10,14 @@ from dataclasses import replace
 from codescent.base.nearest import divisors, nearest, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import (
+    AXES,
     DTYPE_BYTES,
     Collective,
     Instruction,
     KeptTensor,
     Layout,
     Plan,
+    Scalar,
     Schedule,
     TensorPlan,
     Traffic,
@@ -23,6 +25,7 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import with_round
 from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.decides import compression_of, degrees_of, rounds_of
 from codescent.strategies.strategy import Candidate, Strategy
 
 AXIS = "dp_replicate"
@@ -128,6 +131,13 @@ class LocalSGD(Strategy):
                 _shapes(plan, tensors), tensors[0].optimizer_dtype, plan.mesh.degree(AXIS)
             ):
                 yield KeptTensor(kept_name(number, state.name), state.shape, state.dtype)
+
+    def decides(self, plan: Plan) -> dict[str, Scalar]:
+        """The keys of rounds. Fragments that come back later count losses by rank."""
+        if not self.active(plan):
+            return {}
+        by_rank = plan.layout.fragments > 1 or plan.layout.overlap_steps > 0
+        return rounds_of(plan) | (degrees_of(plan, *AXES) if by_rank else {}) | compression_of(plan)
 
     def exact(self, plan: Plan) -> bool:
         """True if each step is averaged and the update is linear in the gradient: the mean of x - r g_i is x - r g.

@@ -40,7 +40,7 @@ class AsyncAllGather:
 
 
 @dataclass
-class Reduction:
+class UnitReduction:
     """Gradients of one unit, being reduce-scattered over the shards and then all-reduced over the replicas.
 
     Attributes:
@@ -67,7 +67,7 @@ class GradientsInFlight:
 
     def __init__(self, replicas: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:
         self.replicas, self.wire_dtype = replicas, wire_dtype
-        self.reductions: deque[Reduction] = deque()
+        self.reductions: deque[UnitReduction] = deque()
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
         self.gathers: WeakSet[torch.Tensor] = WeakSet()
 
@@ -85,7 +85,7 @@ class GradientsInFlight:
         while self.reductions:
             self.advance()
 
-    def _finish(self, reduction: Reduction) -> None:
+    def _finish(self, reduction: UnitReduction) -> None:
         """Add a finished reduction to `sums` and clear `.grad`: the next backward must not add to this buffer."""
         (reduction.all_reduce or reduction.reduce_scatter).wait()
         if reduction.shard is not reduction.wire:
@@ -133,7 +133,7 @@ class AsyncReduceScatter:
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
         work = start_reduce_scatter(wire, input_tensor, group=group)
         self.in_flight.advance()
-        self.in_flight.reductions.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
+        self.in_flight.reductions.append(UnitReduction(self.parameters, output_tensor, wire, input_tensor, work))
         if self.last and self.in_flight.replicas is not None:
             self.in_flight.advance()
 

@@ -13,13 +13,14 @@ from codescent.plan import (
     Collective,
     Instruction,
     Plan,
+    Scalar,
     Schedule,
     TensorPlan,
     Traffic,
     Verb,
 )
 from codescent.plan.wire import Wire
-from codescent.strategies.gossip import alone, twice
+from codescent.strategies.gossip import alone, gossip_of, twice
 from codescent.strategies.gossip_graphs import AXIS
 from codescent.strategies.local_sgd import unsent_gradients
 from codescent.strategies.strategy import Candidate, Strategy
@@ -61,6 +62,10 @@ class PairAveraging(Strategy):
         programs = ((*program[:at], merge, program[at], average),)
         due = {*candidate.due.values(), candidate.layout.agree_every or 0}
         return replace(schedule, programs=programs, dues=tuple(sorted(due - {0})))
+
+    def decides(self, plan: Plan) -> dict[str, Scalar]:
+        """The keys of gossip."""
+        return gossip_of(plan) if self.active(plan) else {}
 
     def exact(self, plan: Plan) -> bool:
         """False: a gradient is of older weights than those that it changes."""

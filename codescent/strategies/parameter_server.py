@@ -15,6 +15,7 @@ from codescent.plan import (
     Instruction,
     KeptTensor,
     Plan,
+    Scalar,
     Schedule,
     TensorPlan,
     Traffic,
@@ -22,10 +23,12 @@ from codescent.plan import (
 )
 from codescent.plan.served import Piece
 from codescent.plan.wire import Wire, kept_name
+from codescent.strategies.decides import compression_of, degrees_of, keys_of, rounds_of
 from codescent.strategies.served_rounds import are_exact, not_in_rounds, refusals
 from codescent.strategies.strategy import Candidate, Strategy
 
 AXIS = "dp_replicate"
+DECIDING = ("servers", "updates", "staleness", "momentum_every", "local_steps", "quorum")
 WORKERS, SERVERS = 0, 1
 """Indices of the lists of the workers and of the servers."""
 
@@ -111,6 +114,19 @@ class ParameterServer(Strategy):
         return replace(
             schedule, programs=programs, period=period, dues=tuple(sorted({n for n in candidate.due.values() if n}))
         )
+
+    def decides(self, plan: Plan) -> dict[str, Scalar]:
+        """The keys of servers, unless they add the pushes of each step: then the losses are those of DDP. In a lossy
+        format each server has its own part of a message."""
+        layout = plan.layout
+        if not layout.served:
+            return {}
+        keys: dict[str, Scalar] = {}
+        if layout.average_every or not (layout.updates == "synchronous" or layout.staleness == 0):
+            keys = keys_of(plan, *DECIDING) | degrees_of(plan, AXIS)
+        rounds = rounds_of(plan) if layout.average_every else {}
+        compression = compression_of(plan)
+        return keys | rounds | compression | (keys_of(plan, "servers") if compression else {})
 
     def exact(self, plan: Plan) -> bool:
         """True if servers add the pushes of each step, computed with the weights of the step before; or if there is

@@ -168,6 +168,11 @@ class Strategy:
         """What a rank of a pipeline stage keeps between steps. The caller sets `KeptTensor.stage`."""
         yield from ()
 
+    def decides(self, plan: Plan) -> Mapping[str, Scalar]:
+        """The keys of [parallel] that decide the losses of this plan, with their values. Called for every strategy: a
+        key may count before its strategy is active, such as a lossy format of messages on one rank."""
+        return {}
+
     def exact(self, plan: Plan) -> bool:
         """Whether the losses of the plan are those of one process, up to rounding."""
         return True

@@ -20,7 +20,7 @@ from codescent.strategies.collectives import ASIDE, BLOCKING, Exchanges
 from codescent.strategies.wire_sums import KINDS, Coded
 
 
-class Pending:
+class PendingSum:
     """A sum that a channel's thread computes."""
 
     def __init__(self, job: Callable[[], None], device: torch.device) -> None:
@@ -78,16 +78,16 @@ class Channel:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.jobs: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[PendingSum | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
-        self.last: Pending | None = None
+        self.last: PendingSum | None = None
 
-    def start(self, job: Callable[[], None]) -> Pending:
+    def start(self, job: Callable[[], None]) -> PendingSum:
         """Do `job` after all jobs before it."""
         if self.thread is None:
             self.thread = threading.Thread(target=self._serve, name="codescent wire", daemon=True)
             self.thread.start()
-        self.last = Pending(job, self.device)
+        self.last = PendingSum(job, self.device)
         self.jobs.put(self.last)
         return self.last
 
@@ -163,7 +163,7 @@ class WireSum:
         self.channel.drain()
         self._sum(tensors, BLOCKING)
 
-    def start(self, tensors: Sequence[Tensor]) -> Pending:
+    def start(self, tensors: Sequence[Tensor]) -> PendingSum:
         """As `sum_`, in the channel's thread. Until `wait` returns the tensors may neither be read nor changed."""
         self._check(tensors)
         tensors = list(tensors)

@@ -23,14 +23,14 @@ MOST_APART = 3.0
 """A batch is not named if the intervals of the times allow one this many times as large."""
 
 
-class Line(NamedTuple):
+class LinearStepTime(NamedTuple):
     """Seconds of a step with a batch of B tokens: fixed_s + per_token_s x B."""
 
     fixed_s: float
     per_token_s: float
 
 
-def batch_that_keeps(small: Line, large: Line, growth: float, kept: float = KEPT) -> float:
+def batch_that_keeps(small: LinearStepTime, large: LinearStepTime, growth: float, kept: float = KEPT) -> float:
     """Tokens of a global batch with which `growth` times as many workers keep an efficiency; infinite: none does.
 
     Efficiency with batch B is small(B) / (growth x large(B)); solved for B. 0: any batch does.
@@ -42,23 +42,24 @@ def batch_that_keeps(small: Line, large: Line, growth: float, kept: float = KEPT
     return max(0.0, lack_s / gain_s)
 
 
-def line_of_parts(point: Point) -> Line | None:
+def line_of_parts(point: Point) -> LinearStepTime | None:
     """A point's line out of one batch: passes and data grow with the batch, all else does not; None: unknown."""
     if not (point.parts_s and point.tokens):
         return None
     parts = point.parts_s
     grows_s = parts["forward_s"] + parts["backward_s"] + parts["data_s"]
-    return Line(sum(parts.values()) - grows_s, grows_s / point.tokens)
+    return LinearStepTime(sum(parts.values()) - grows_s, grows_s / point.tokens)
 
 
-def line_of_batches(points: Sequence[Point]) -> Line | None:
+def line_of_batches(points: Sequence[Point]) -> LinearStepTime | None:
     """A line through points that differ only in their batch; None: one batch, or the time does not grow with it."""
     known = [(point.tokens, point.step_s.total.value) for point in points if point.tokens and point.step_s.total]
     tokens, seconds = ([pair[index] for pair in known] for index in (0, 1))
     if len(set(tokens)) < 2:
         return None
     slope, fixed = np.polyfit(tokens, seconds, 1)
-    return Line(max(0.0, float(fixed)), float(slope)) if slope > 0 else None  # disturbed times may fall with the batch
+    # disturbed times may fall with the batch
+    return LinearStepTime(max(0.0, float(fixed)), float(slope)) if slope > 0 else None
 
 
 def said_of(study: Study, group: Group, baseline: Point, point: Point) -> str:
@@ -104,13 +105,13 @@ def said_of(study: Study, group: Group, baseline: Point, point: Point) -> str:
     )
 
 
-def _ends(line: Line, point: Point) -> list[Line]:
+def _ends(line: LinearStepTime, point: Point) -> list[LinearStepTime]:
     """A line with all times of its point at the ends of their interval; the line itself without one."""
     seconds = point.step_s.total
     if seconds is None or math.isnan(seconds.low):
         return [line]
     factors = (seconds.low / seconds.value, seconds.high / seconds.value)
-    return [Line(line.fixed_s * factor, line.per_token_s * factor) for factor in factors]
+    return [LinearStepTime(line.fixed_s * factor, line.per_token_s * factor) for factor in factors]
 
 
 def _but_batch(point: Point) -> dict[str, str]:

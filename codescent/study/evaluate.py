@@ -20,7 +20,7 @@ from codescent.study.folder import Definition
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.points import growing, is_of, name_of
 from codescent.study.repeat import OVERSUBSCRIBED, Repeat
-from codescent.study.result import Fit, Group, Kind, Measured, Point, PointState, Study
+from codescent.study.result import Fit, Group, Kind, Point, PointQuantity, PointState, Study
 from codescent.study.words import BUSY, OTHERS, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
 
 
@@ -134,12 +134,12 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
     if not one.repeats:
         return point
     repeats, is_base = one.repeats, one is base
-    step_s = Measured(_over(repeats, "step_s"), _over(repeats, "compute_s"))
+    step_s = PointQuantity(_over(repeats, "step_s"), _over(repeats, "compute_s"))
     grown = one.workers / base.workers if one.workers and base.workers else None
     mine, of_base = _works(kind, [one, base]) if base.repeats else (1.0, 1.0)
     growth = mine / of_base
-    speed_up = Measured(*(_speed_up(one, base, growth, name) for name in ("step_s", "compute_s")))
-    efficiency = Measured(*(_scaled(found, grown) for found in (speed_up.total, speed_up.compute)))
+    speed_up = PointQuantity(*(_speed_up(one, base, growth, name) for name in ("step_s", "compute_s")))
+    efficiency = PointQuantity(*(_scaled(found, grown) for found in (speed_up.total, speed_up.compute)))
     marks = [*_marks(one), *_other_threads(kind, one, base)]
     for what, found in ((SUPER_LINEAR, efficiency.total), (f"computation {SUPER_LINEAR}", efficiency.compute)):
         if found is not None and grown is not None and grown > 1 and _exceeds_one(found):
@@ -149,7 +149,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         step_s=step_s,
         speed_up=speed_up,
         efficiency=efficiency,
-        flops_per_s=Measured(_rate(repeats, "flops", "step_s"), _rate(repeats, "flops", "compute_s")),
+        flops_per_s=PointQuantity(_rate(repeats, "flops", "step_s"), _rate(repeats, "flops", "compute_s")),
         tokens_per_s=_rate(repeats, "tokens", "step_s"),
         mfu=_rate(repeats, "peak_s", "step_s"),
         parts_s=_parts(repeats, step_s.total),

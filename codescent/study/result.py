@@ -31,7 +31,7 @@ class PointState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Measured:
+class PointQuantity:
     """A quantity of a point in all its time, and in its computation alone; None: unknown."""
 
     total: Interval | None = None
@@ -74,10 +74,10 @@ class Point:
     state: PointState
     why: str = ""
     repeats: int = 0
-    step_s: Measured = Measured()
-    speed_up: Measured = Measured()
-    efficiency: Measured = Measured()
-    flops_per_s: Measured = Measured()
+    step_s: PointQuantity = PointQuantity()
+    speed_up: PointQuantity = PointQuantity()
+    efficiency: PointQuantity = PointQuantity()
+    flops_per_s: PointQuantity = PointQuantity()
     tokens_per_s: Interval | None = None
     mfu: Interval | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,16 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.text.request import KINDS
 from codescent.data.text.split import Split
-from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
+from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece, split_name
 from codescent.models.shape import Shape
 from codescent.plan import TaskFacts
-from codescent.tasks.task import TaskRequest, refuse_no_wordpiece
+from codescent.tasks.task import Task, TaskRequest
 from codescent.tasks.text import TextDataset, TextTask
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
 
 # Devlin et al. 2018, section 3.1
 SHARE = 0.15  # share of the tokens that are selected
@@ -149,3 +153,12 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def refuse_no_wordpiece(task: Task, data: Data) -> None:
+    """Raise UserError if data.tokenizer names a tokenizer that is not BERT's."""
+    if data.tokenizer in KINDS and split_name(data.tokenizer) is None:
+        raise UserError(
+            f'data.tokenizer = "{data.tokenizer}": data.task = "{task.name}" reads BERT\'s WordPiece; take "bert", '
+            '"bert-cased" or "bert:FILE"'
+        )

@@ -15,9 +15,7 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
-from codescent.data.text.request import KINDS
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
-from codescent.data.tokenizers.wordpiece import split_name
 from codescent.plan import Plan, TaskFacts, Work
 
 if TYPE_CHECKING:
@@ -340,12 +338,3 @@ class Task:
 def is_given(data: Data, name: str) -> bool:
     """Whether a key of [data] has another value than its default."""
     return bool(getattr(data, name) != type(data).model_fields[name].default)
-
-
-def refuse_no_wordpiece(task: Task, data: Data) -> None:
-    """Raise UserError if data.tokenizer names a tokenizer that is not BERT's."""
-    if data.tokenizer in KINDS and split_name(data.tokenizer) is None:
-        raise UserError(
-            f'data.tokenizer = "{data.tokenizer}": data.task = "{task.name}" reads BERT\'s WordPiece; take "bert", '
-            '"bert-cased" or "bert:FILE"'
-        )

@@ -3,9 +3,11 @@ Does not train and writes no run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
+
+import torch
 
 from codescent import tasks
 from codescent.base.errors import UserError
@@ -13,6 +15,7 @@ from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
+from codescent.data.loader import Portion
 from codescent.plan import Plan
 from codescent.record import RunFolder
 from codescent.train.assemble import assemble
@@ -52,6 +55,28 @@ def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any], saved:
             closing(assemble(config, plan, world, dataset, 0, stop, compiles)) as trainer,
         ):
             yield trainer
+
+
+def gradients_alone(
+    trainer: Trainer, plan: Plan, step: int, part: int, *, of_step: bool
+) -> tuple[Sequence[torch.Tensor], float, int]:
+    """What a rank of the run has computed of its part of a step: gradients, the sum of its losses, their number.
+
+    Args:
+        trainer: of one process, with the weights that the rank had.
+        plan: of the run.
+        step: from 0.
+        part: of the step's samples, which are divided over the data-parallel ranks.
+        of_step: the gradients are those of the mean over the step's losses, so that parts add up; else over its own.
+    """
+    assert trainer.loader is not None
+    ranks = plan.mesh.dp_replicate
+    found = trainer.loader.part(step, part, ranks)
+    divisor = found.losses if of_step else found.own_losses
+    portion = Portion(found.batches[: plan.work.num_microbatches], divisor, found.own_losses)
+    first = part * (plan.work.global_batch_size // ranks)
+    with torch.enable_grad():
+        return *trainer.executor.gradients_of(portion, step, first), found.own_losses
 
 
 def _refuse_another_run(of_run: Plan, alone: Plan) -> None:

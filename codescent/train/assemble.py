@@ -55,7 +55,7 @@ def assemble(
             which this machine lacks.
     """
     this_rank = ThisRank(plan, world.place.rank, world.groups)
-    computes = not plan.only_serves(world.place.rank)
+    computes = world.place.rank in plan.mesh
     depths = plan.schedule.parts(world.stage) if computes else ()
     parts = [_part(plan, this_rank, of_part, world.device) for of_part in depths]
     weights = _initialise(parts, this_rank, replaced=first_step > 0) if computes else []
@@ -230,5 +230,5 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         first_step,
         work.prefetch if reads_ahead(plan) else 0,
         pin_memory=world.device.type == "cuda",
-        replica=(replica.start, replica.stop) if plan.apart else None,
+        replica=(replica.start, replica.stop) if len(replica) < work.global_batch_size else None,
     )

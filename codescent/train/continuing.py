@@ -130,6 +130,30 @@ def how_to_extend(run: OpenRun, step: int) -> list[str]:
     return lines
 
 
+def after_culprit(run: OpenRun, culprit: str, step: int) -> str:
+    """What to do where one rank alone gave what is not finite, and the command that goes on after `step`."""
+    return (
+        f"in all of them only {culprit} gave what is not finite: look at its host, device and data, then continue from "
+        f"step {step}: {resume_command(run.path)}"
+    )
+
+
+def lower_rates(run: OpenRun, step: int) -> list[str]:
+    """What to change in a run whose loss or gradients are not finite, and the command that goes on after `step`."""
+    optimizer, rates = run.config.optimizer, ["learning_rate"]
+    if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
+        rates.append("muon_learning_rate")
+    lower = [f"optimizer.{rate}={getattr(optimizer, rate) / 10:.3g}" for rate in rates]
+    outer = run.config.parallel
+    slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
+    anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
+    return [
+        f"change keys of [optimizer] and continue from step {step}: {resume_command(run.path, *lower)} (or "
+        "another optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
+        *(anew if outer.outer_optimizer != "none" else []),
+    ]
+
+
 def _decaying(optimizer: Optimizer, decay_steps: int) -> Optimizer:
     return optimizer.model_copy(update={"decay_steps": decay_steps})
 

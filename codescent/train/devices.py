@@ -1,5 +1,5 @@
-"""In: train.device, the CUDA devices of this process, device names of all ranks. Out: this rank's device and the
-backends of its process groups, or an error.
+"""In: train.device, the CUDA devices of this process, device names of all ranks. Out: this rank's device, the backends
+of its process groups and their versions, or an error.
 Does not check whether a plan fits a device (machine.py does), and does not communicate with other ranks."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
@@ -64,6 +65,14 @@ def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[s
     if ranks > 1:
         return "cpu:gloo,cuda:nccl", device
     return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
+
+
+def versions(backend: str) -> dict[str, str]:
+    """The versions of torch, and of NCCL where the process groups use it. They must be equal on all ranks."""
+    if "nccl" not in backend or not dist.is_nccl_available():
+        return {"torch": torch.__version__}
+    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return {"torch": torch.__version__, "NCCL": ".".join(map(str, nccl))}
 
 
 def refusal(names: Sequence[str], wanted: str) -> str:

@@ -3,8 +3,26 @@ Does not do it (loop.py does)."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from codescent.config.sections import Config
 from codescent.plan import Schedule
+
+
+class Due(NamedTuple):
+    """What is due at a step.
+
+    Attributes:
+        validation: the model is validated.
+        line: rank 0 prints a line, and all ranks send it their times.
+        comparison: the ranks compare their copies of tensors.
+        save: a checkpoint is written.
+    """
+
+    validation: bool
+    line: bool
+    comparison: bool
+    save: bool
 
 
 class Dues:
@@ -25,31 +43,24 @@ class Dues:
             config.checkpoint.last,
         )
 
-    def validation(self, step: int) -> bool:
-        """Whether the model is validated."""
-        return _is_due(step, self._eval_every, self._num_steps)
-
-    def line(self, step: int, last: int) -> bool:
-        """Whether rank 0 prints a line, and all ranks send it their times. `last`: the last step of the run."""
-        return self._since_agreed(step, self._log_every, last)
-
-    def comparison(self, step: int, last: int) -> bool:
-        """Whether the ranks compare their copies of tensors."""
-        return self._since_agreed(step, self._check_every, last)
-
-    def save(self, step: int, last: int) -> bool:
-        """Whether a checkpoint is due."""
-        return (self._saves_last and step == last) or bool(self._save_every and step % self._save_every == 0)
+    def at(self, step: int, last: int) -> Due:
+        """What is due at a step. `last`: the last step of the run."""
+        before = self._schedule.agreed_before(step)
+        return Due(
+            _is_due(step, self._eval_every, self._num_steps),
+            _since_agreed(step, self._log_every, last, before),
+            _since_agreed(step, self._check_every, last, before),
+            (self._saves_last and step == last) or bool(self._save_every and step % self._save_every == 0),
+        )
 
     def anything(self, step: int, last: int) -> bool:
         """Whether something may be due, so that the result of the step is needed at once."""
-        every = (self._eval_every, self._check_every, self._save_every, self._log_every)
-        return step == last or any(_is_due(step, number, last) for number in every)
+        return step == last or any(self.at(step, last))
 
-    def _since_agreed(self, step: int, every: int, last: int) -> bool:
-        """Whether a multiple of `every` is among the steps since the ranks agreed before, or `step` is the last one."""
-        before = self._schedule.agreed_before(step)
-        return bool(every) and (step == last or step // every > before // every)
+
+def _since_agreed(step: int, every: int, last: int, before: int) -> bool:
+    """Whether a multiple of `every` is among the steps since the ranks agreed `before`, or `step` is the last one."""
+    return bool(every) and (step == last or step // every > before // every)
 
 
 def _is_due(step: int, every: int, last: int) -> bool:

@@ -4,12 +4,12 @@ Does not decide which instructions a step has (the plan does). cost/simulate.py 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import torch
 
-from codescent.base.range_names import NEXT_BATCH, WAITING
+from codescent.base.range_names import WAITING
 from codescent.base.ranges import named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
@@ -74,7 +74,8 @@ class Executor:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
         self.memory = MemoryWatch(self)
-        self.instruments = Instruments(world, self.watch, self.memory, COLUMN if plan.world_size > 1 else ALONE)
+        columns = COLUMN if plan.world_size > 1 else ALONE
+        self.instruments = Instruments(self.watch, self.memory, columns, world.stage)
         coupling.bind(self)
 
     def step(self, number: int, rate: float) -> StepResult:
@@ -84,19 +85,14 @@ class Executor:
     def launch(self, number: int, rate: float) -> Pending:
         """Execute step `number` (from 0), without waiting for the device."""
         self.number, self.rate = number, rate
-        self.program = self.plan.schedule.program(self.world.stage, number)
         with self.memory.step(number):
-            return self._launch(number, rate)
-
-    def _launch(self, number: int, rate: float) -> Pending:
-        self.watch.start(COLUMN[Verb.LOAD])
-        for item in self.coupling.work(number, rate):
-            self.number, self.rate = item.step, item.rate
-            self.program = self.plan.schedule.program(self.world.stage, item.listed)
-            self._walk(number)
-            self.coupling.finished()
-        self.world.at(number + 1)
-        return Pending(self.coupling.result(number), self.watch.stop())
+            self.watch.start(COLUMN[Verb.LOAD])
+            for item in self.coupling.work(number, rate):
+                self.number, self.rate = item.step, item.rate
+                self.program = self.plan.schedule.program(self.world.stage, item.listed)
+                self._walk(number)
+            self.world.at(number + 1)
+            return Pending(self.coupling.result(number), self.watch.stop())
 
     def _walk(self, number: int) -> None:
         """Execute the instructions of a work item once, in step `number`."""
@@ -104,8 +100,8 @@ class Executor:
         self._read_portion()
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
-        for index, instruction in enumerate(self.program):
-            with self.instruments.around(number + (index + 1) / (len(self.program) + 1), index, instruction):
+        with closing(self.instruments.each(self.program, number)) as instructions:  # also after an error
+            for instruction in instructions:
                 self.arms[instruction.verb](instruction)
 
     def gradients_of(self, portion: Portion, number: int, first_sample: int) -> tuple[Sequence[torch.Tensor], float]:
@@ -129,12 +125,11 @@ class Executor:
 
     def _read_portion(self) -> None:
         """Read this rank's samples of the present work item."""
-        with named(NEXT_BATCH):
+        with self.instruments.reading():
             found = self.coupling.read(self.loader)
             if found is not None:
                 self.portion, self.first_sample = found
                 self.note_data(self.number + 1, self.portion)
-        self.watch.lap(COLUMN[Verb.LOAD])
 
     def note_data(self, step: int, portion: Portion) -> None:
         """Note what is not finite in the samples of a portion."""

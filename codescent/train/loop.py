@@ -23,11 +23,10 @@ from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
 from codescent.train.continuing import done_already
-from codescent.train.culprit import SKIPS_ALLOWED, Culprit
 from codescent.train.dues import Dues
 from codescent.train.generation import Generation
 from codescent.train.loggers import Logger, load
-from codescent.train.machine import peak_memory_bytes
+from codescent.train.memory import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.out_of_memory import Explained
@@ -37,8 +36,7 @@ from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.result import Launched, StepResult
 from codescent.train.saving import Saving
-from codescent.train.skips import Skips
-from codescent.train.slow_steps import SlowSteps
+from codescent.train.skips import SKIPS_ALLOWED, Culprit, Skips
 from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
@@ -120,13 +118,13 @@ class _Steps:
         self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
         self.culprit, self.replaces = Culprit(run.world.store), False
         self._attach()
-        self.slow_steps, self.times = SlowSteps(), RankTimes()
+        self.times, self.replicas = RankTimes(), run.plan.mesh.dp
 
     def _attach(self) -> None:
         """Work with the trainer of the present generation."""
         self.trainer = self.generation.trainer
         self.coupling, self.explained.watch = self.trainer.coupling, self.trainer.executor.memory
-        self.saving = Saving(self.run, self.trainer, self.report, self.standing, self.dues, self.beside)
+        self.saving = Saving(self.run, self.trainer, self.report, self.standing, self.beside)
         self.skips = Skips(self.trainer.executor, self.report, self.standing, self.culprit, self.stop)
 
     def take(self) -> Outcome:
@@ -141,14 +139,16 @@ class _Steps:
             before = launched
             if stops or launched.pending.result is not None:
                 stops, before = self._finish(launched, newest=True), None
-            self._profiled(step)
+            if self.profiler.torch is not None:
+                self._profiled(step)
             if stops and step < self.standing.last:
                 self.stop.is_obeyed = True
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
             if before is None:
                 self._replace_if_asked(step)
-        self.saving.rotate()
+        if self.standing.unproven:
+            self.saving.rotate()
         self.report.beside(step, self.beside.take())
         self.report.ended(step, self.standing.validations)
         has_best = self.config.checkpoint.keep_best and self.standing.validations.saved < math.inf
@@ -194,15 +194,16 @@ class _Steps:
     def _launch(self, step: int) -> Launched:
         """Launch step `step` (from 1), and read its result if it is there or needed."""
         rate = self._rate(step)
-        with self.profiler.step(step):
+        with nullcontext() if self.profiler.torch is None else self.profiler.step(step):
             pending = self.trainer.executor.launch(step - 1, rate)
             if not pending.is_late or self._reads_at_once(step):
                 pending.read()
-        return Launched(pending.completed, self._rate(pending.completed), pending)
+        done = pending.completed
+        return Launched(done, rate if done == step else self._rate(done), pending)
 
     def _rate(self, step: int) -> float:
         """Learning rate of step `step` (from 1)."""
-        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.mesh.dp, step - 1)
+        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.replicas, step - 1)
 
     def _reads_at_once(self, step: int) -> bool:
         """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""
@@ -213,7 +214,7 @@ class _Steps:
             or self.standing.overdue
             or self.replaces
             or self.standing.validations.exhausted
-            or self.profiler.has_steps_left
+            or self.profiler.torch is not None
         )
 
     def _finish(self, launched: Launched, *, newest: bool) -> bool:
@@ -221,70 +222,70 @@ class _Steps:
 
         `newest`: no other step is launched yet. Otherwise a request to stop counts for that one.
         """
-        step, earlier = launched.step, launched.pending.read_earlier()
+        step, pending = launched.step, launched.pending
+        earlier = pending.read_earlier() if pending.earlier else ()
         for number, result in enumerate(earlier, step - len(earlier)):
             self._within_round(number, self._rate(number), result)
-        result = launched.pending.read()
+        result = pending.read()
         if not self.coupling.is_sync_point(step, stops=result.stop):
             self._within_round(step, launched.rate, replace(result, stop=False))
             return False
         changes = self.coupling.meet(step)
-        self.report.members(changes)
-        self.replaces |= changes.replaces
-        if changes.joined:
-            self.standing.tell(self.run.world)
+        if changes is not None:
+            self.report.members(changes)
+            self.replaces |= changes.replaces
+            if changes.joined:
+                self.standing.tell(self.run.world)
         if not self.coupling.knows_steps:
             result, path = self.skips.as_rank0_knows(result, lambda: str(self.run.follow()))
             self.run.path = Path(path)
-        self.coupling.write_order(self.run.path)
+            self.coupling.write_order(self.run.path)
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         if not stops and step < self.standing.last:  # else the ranks meet until they end
-            self.beside.meet()
-            self.run.world.meets(0)
+            if self.beside.last:
+                self.beside.meet()
+            if not self.coupling.knows_steps:
+                self.run.world.meets(0)
         return stops
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
         if not self.coupling.knows_steps:
             self.skips.count_alone(step, result)
-        parts = result.parts(result.step_s)
-        self.report.late(step, result.late)
-        self.report.step(step, rate, result, parts, result.step_s, None, last=False)
-        self.times.add(result.step_s, parts)
+        self.report.step(step, rate, result, None, last=False)
+        self.times.add(result.step_s, result.parts)
 
     def _act(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from the result of step `step`."""
-        standing, seconds = self.standing, result.step_s
-        self.report.slow(step, self.slow_steps.add(seconds))
+        standing, due = self.standing, self.dues.at(step, self.standing.last)
         skipped_before = standing.skipped
         self.skips.count(step, result)
-        if not standing.skipped:
+        if standing.unproven and not standing.skipped:
             self.saving.rotate()
         elif result.skipped and not skipped_before:  # the cause may be one rank's weights
             self.saving.compare(step)
-        self.report.late(step, result.late)
         if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process
             self.saving.save(step, None)
-        val_loss = self._validate(step) if self.dues.validation(step) else None
+        val_loss = self._validate(step) if due.validation else None
         if standing.validations.exhausted and not (standing.skipped or result.stop):  # else: after the next good step
-            standing.last = step
-        self._write(step, rate, result, val_loss)
+            standing.last, due = step, self.dues.at(step, step)
+        self._write(step, rate, result, val_loss, line=due.line)
         if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
             raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
-        if not result.stop:
-            self.saving.if_due(step, val_loss)
-        elif self.saving.is_best(val_loss):  # replace the checkpoint that has no validation loss
-            self.saving.save(step, val_loss)
+        if result.stop:
+            if self.saving.is_best(val_loss):  # replace the checkpoint that has no validation loss
+                self.saving.save(step, val_loss)
+        elif any(due) or standing.overdue or step == standing.last:
+            self.saving.if_due(step, due, val_loss)
 
-    def _write(self, step: int, rate: float, result: StepResult, val_loss: float | None) -> None:
-        """Write the step's row, and if a line is due the times and the memory of all ranks."""
-        parts, last = result.parts(result.step_s), self.standing.last
+    def _write(self, step: int, rate: float, result: StepResult, val_loss: float | None, *, line: bool) -> None:
+        """Write the step's row, and if a `line` is due the times and the memory of all ranks."""
         with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
-            self.report.step(step, rate, result, parts, result.step_s, val_loss, last=step == last)
-        self.times.add(result.step_s, parts)
-        if result.stop or self.dues.line(step, last):
+            self.report.step(step, rate, result, val_loss, last=step == self.standing.last)
+        self.times.add(result.step_s, result.parts)
+        if result.stop or line:
             self.report.beside(step, self.beside.take())
             memory, world = self.trainer.executor.memory.numbers(), self.run.world
             self.report.ranks(*self.times.gather(step, peak_memory_bytes(world.device), memory, world.living))

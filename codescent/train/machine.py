@@ -1,13 +1,11 @@
-"""In: a plan, a device, a precision. Out: the choice of kernels for fp32 products on a CPU, the measured peak FLOP/s,
-the largest memory use so far; a UserError if the plan needs more memory than the device has.
+"""In: a plan, a device, a precision. Out: the choice of kernels for fp32 products on a CPU, the measured peak FLOP/s;
+a UserError if the plan needs more memory than the device has.
 Does not choose the device (devices.py does) and does not estimate the memory of activations."""
 
 from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,7 +47,7 @@ BF16_SLOW = 2.0
 """bf16 products are computed in fp32 if the processor's own take this many times as long. With bf16 instructions they
 take less than fp32's time, without them at least 5 times as long, so noise does not change the choice."""
 
-CPUINFO, STATM = Path("/proc/cpuinfo"), Path("/proc/self/statm")
+CPUINFO = Path("/proc/cpuinfo")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "sve", "bf16", "svebf16")
 """Flags of /proc/cpuinfo (x86, Arm) on which the speed of matrix products depends."""
 
@@ -244,25 +242,6 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
     ]
     if problems:
         raise UserError(*problems)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated memory on a CUDA device, resident set size on a CPU."""
-    if device.type == "cuda":
-        # torch.cuda.max_memory_allocated sorts hundreds of other numbers; this is read after each instruction.
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        return int(stats["allocated_bytes"]["all"]["peak"])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def memory_now_bytes(device: torch.device) -> int:
-    """Memory that is in use now: allocated by torch on a CUDA device, resident set size on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    if not STATM.is_file():
-        return peak_memory_bytes(device)
-    return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def set_deterministic(wanted: bool) -> None:

@@ -3,10 +3,13 @@ Does not declare what a plan needs (plan/state.py does), and does not write a fi
 
 from __future__ import annotations
 
+import resource
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +19,6 @@ from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
 from codescent.train.failed_allocation import is_out_of_memory
-from codescent.train.machine import memory_now_bytes, peak_memory_bytes
 
 if TYPE_CHECKING:
     from codescent.train.execute import Executor
@@ -26,6 +28,7 @@ BEFORE, BETWEEN = -1, -2
 WHERE = {BEFORE: "before the first step", BETWEEN: "between steps"}
 MOST_COUNTS, RUN = 400, 20
 """See `moments`."""
+STATM = Path("/proc/self/statm")
 NONE = -1.0
 """A number that this device does not have."""
 
@@ -123,7 +126,7 @@ class MemoryWatch:
         self.executor, self.device = executor, executor.device
         self.sharded = _gathered_names(executor.plan)
         self.kept_apart = {tensor.parameter.name for tensor in executor.plan.trained if tensor.master_dtype}
-        self.length, self.moments = 0, frozenset[int]()
+        self.moments = frozenset[int]()
         self.saved = SavedStorages()
         self.split: Split = dict.fromkeys(PARTS, 0)
         self.most: Split = dict(self.split)
@@ -136,8 +139,9 @@ class MemoryWatch:
     def step(self, number: int) -> Iterator[None]:
         """A block that computes step `number` (from 0). If memory runs out in it, `failed` has what the rank held."""
         self._look(BETWEEN if self.counted else BEFORE)
-        self.length = len(self.executor.program)
-        self.moments = frozenset() if self.counted else moments(self.length)
+        if not self.counted:
+            program = self.executor.plan.schedule.program(self.executor.world.stage, number)
+            self.moments = moments(len(program))
         self.running = number + 1, 0
         try:
             with nullcontext() if self.counted else self.saved.noted():
@@ -173,12 +177,13 @@ class MemoryWatch:
         if self.counted:
             split["activations_bytes"] = most
             return Failed(memory_now_bytes(self.device), split, most)
-        plan, stage, index = self.executor.plan, self.executor.world.stage, min(self.running[1], self.length - 1)
+        plan, stage, program = self.executor.plan, self.executor.world.stage, self.executor.program
+        index = min(self.running[1], len(program) - 1)
         at_once = plan.schedule.most_in_flight(stage)
         whole = float(split["activations_bytes"])
         if index:
             whole = max(whole, most * at_once / plan.schedule.most_in_flight(stage, index))
-        if passes := plan.schedule.in_flight(stage, index) + self._passed(self.executor.program[index]):
+        if passes := plan.schedule.in_flight(stage, index) + self._passed(program[index]):
             whole = max(whole, split["activations_bytes"] * at_once / passes)
         return Failed(memory_now_bytes(self.device), split, whole)
 
@@ -280,6 +285,25 @@ def row(plan: Plan, step: int, rank: int, numbers: list[float]) -> MemoryRow:
 def _gathered_names(plan: Plan) -> set[str]:
     """Names of the parameters whose weights are gathered from shards for a while, and freed."""
     return {tensor.parameter.name for tensor in plan.tensors if "dp_shard" in tensor.weights.axes(plan.mesh)}
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: allocated memory on a CUDA device, resident set size on a CPU."""
+    if device.type == "cuda":
+        # torch.cuda.max_memory_allocated sorts hundreds of other numbers; this is read after each instruction.
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
+        return int(stats["allocated_bytes"]["all"]["peak"])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def memory_now_bytes(device: torch.device) -> int:
+    """Memory that is in use now: allocated by torch on a CUDA device, resident set size on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if not STATM.is_file():
+        return peak_memory_bytes(device)
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def _allocator(device: torch.device) -> tuple[float, float]:

@@ -15,8 +15,7 @@ from codescent.data.file_array import FileChanged
 from codescent.record import RunFolder
 from codescent.record.memory import PARTS
 from codescent.train.failed_allocation import OutOfMemory, asked_bytes, is_out_of_memory
-from codescent.train.machine import memory_now_bytes
-from codescent.train.memory import WHERE, MemoryWatch
+from codescent.train.memory import WHERE, MemoryWatch, memory_now_bytes
 from codescent.train.open import OpenRun
 
 

@@ -90,15 +90,8 @@ class Profiler:
         """The range of a step, numbered from 1."""
         return named(step_name(number))
 
-    @property
-    def has_steps_left(self) -> bool:
-        """Whether a window has not ended yet."""
-        return self.torch is not None
-
     def stepped(self, number: int) -> bool:
         """A step is done. Collective at the end of a window: its files are written. Returns whether one has ended."""
-        if self.torch is None:
-            return False
         self.done, recorded = number, self.first
         self.torch.step()
         if number >= self.cycle * self.keys.repeat:

@@ -14,19 +14,53 @@ from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
-from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.coupling.worker import gather, scatter, square_of
-from codescent.data.loader import Portion
 from codescent.plan import Plan
+from codescent.plan.served import pushes_together
 from codescent.plan.wire import Wire
-from codescent.record import RunFolder, order
+from codescent.record import order
 from codescent.record.order import Applied
 from codescent.strategies.wire_messages import Messages
-from codescent.train.alone import trainer_alone
-from codescent.train.optimize import Optimizer, learning_rate
-from codescent.train.replay_rounds import Inner, was_refused
+from codescent.train.alone import gradients_alone, trainer_alone
+from codescent.train.optimize import Optimizer, Weight, learning_rate
+from codescent.train.replay_rounds import RoundPushes
 from codescent.train.server_weights import server_weights
 from codescent.train.trainer import Trainer
+
+
+class StepPushes:
+    """Pushes of the gradients of steps.
+
+    Args:
+        trainer: of one process; its weights are overwritten.
+        plan: of the run.
+        config: of the run.
+    """
+
+    def __init__(self, trainer: Trainer, plan: Plan, config: Config) -> None:
+        self.trainer, self.plan, self.config = trainer, plan, config
+        self.of_step = pushes_together(plan.layout, plan.mesh.world_size) > 1
+
+    @staticmethod
+    def refuse(rows: Sequence[Applied], run: Path, steps: int) -> None:
+        """A push that was refused changes nothing: the order has it, and says so."""
+
+    def optimizer(self, weights: Sequence[Weight]) -> Optimizer:
+        """What a server updates its weights with."""
+        return Optimizer(weights, self.config.optimizer, (), torch.device("cpu"))
+
+    def computed(self, row: Applied) -> tuple[Sequence[torch.Tensor], float]:
+        """The gradient of each weight in a push, and the sum of its losses. The weights are those that were pulled."""
+        return gradients_alone(self.trainer, self.plan, row.step, row.part, of_step=self.of_step)[:2]
+
+    def weighted(self, parts: Sequence[torch.Tensor], rows: Sequence[Applied]) -> Sequence[torch.Tensor]:
+        """The summands of an update: the parts of a step's mean add up."""
+        return parts
+
+
+def _kind_of(plan: Plan) -> type[StepPushes | RoundPushes]:
+    """What the pushes of a run are."""
+    return RoundPushes if plan.layout.served_rounds else StepPushes
 
 
 class _Server:
@@ -35,15 +69,11 @@ class _Server:
     `versions`: weights by version, in the dtype in which workers pull them; of those that are still needed.
     """
 
-    def __init__(self, plan: Plan, index: int, config: Config, rows: Sequence[Applied]) -> None:
+    def __init__(self, plan: Plan, index: int, pushes: StepPushes | RoundPushes, rows: Sequence[Applied]) -> None:
         self.pieces, self.rows, self.applied = plan.pieces[index], rows, 0
         self.narrow = TORCH_DTYPE[plan.work.precision]
         weights = server_weights(plan, index, replaced=False)
-        self.optimizer = (
-            OuterOptimizer(weights, plan)
-            if plan.layout.served_rounds
-            else Optimizer(weights, config.optimizer, (), torch.device("cpu"))
-        )
+        self.optimizer = pushes.optimizer(weights)
         self.needed = Counter(row.base for row in rows)
         self.bases = {_portion(row): row.base for row in rows}
         self.version = 0
@@ -95,12 +125,12 @@ class _Replay:
         self, plan: Plan, config: Config, trainer: Trainer, rows: Sequence[Sequence[Applied]], run_path: Path
     ) -> None:
         self.plan, self.config, self.trainer, self.run_path = plan, config, trainer, run_path
-        self.servers = [_Server(plan, index, config, mine) for index, mine in enumerate(rows)]
+        self.pushes = _kind_of(plan)(trainer, plan, config)
+        self.servers = [_Server(plan, index, self.pushes, mine) for index, mine in enumerate(rows)]
         self.weights = [weight.tensor for weight in trainer.optimizer.weights]
-        self.together = plan.mesh.world_size if plan.layout.in_steps else 1
+        self.together = pushes_together(plan.layout, plan.mesh.world_size)
         self.known: dict[tuple[int, int, int], tuple[list[torch.Tensor], float]] = {}
         self.uses: Counter[tuple[int, int, int]] = Counter()
-        self.inner = Inner(trainer, plan, config) if plan.layout.served_rounds else None
         self.wire = Wire.parse(plan.layout.wire)
         self.messages: dict[int, list[Messages]] = {}  # by worker: to each server
 
@@ -134,7 +164,7 @@ class _Replay:
         for server in self.servers:
             with torch.no_grad():
                 scatter(server.read(server.bases[portion]), self.weights, server.pieces)
-        gradients, loss = self._gradients(row.step, row.part) if self.inner is None else self.inner.changes(row)
+        gradients, loss = self.pushes.computed(row)
         wide = TORCH_DTYPE[self.plan.trained[0].optimizer_dtype]
         parts = [torch.empty(sum(piece.numel for piece in one.pieces), dtype=wide) for one in self.servers]
         for part, server in zip(parts, self.servers, strict=True):
@@ -158,14 +188,6 @@ class _Replay:
             part.copy_(message.encode(part)[1])
             message.delivered()
         return parts
-
-    def _gradients(self, step: int, part: int) -> tuple[Sequence[torch.Tensor], float]:
-        loader, executor, workers = self.trainer.loader, self.trainer.executor, self.plan.mesh.world_size
-        assert loader is not None
-        found = loader.part(step, part, workers)
-        divisor = found.losses if self.plan.layout.in_steps else found.own_losses
-        portion = Portion(found.batches[: self.plan.work.num_microbatches], divisor, found.own_losses)
-        return executor.gradients_of(portion, step, part * (self.plan.work.global_batch_size // workers))
 
     def _take(self, row: Applied, index: int) -> torch.Tensor:
         """The part of a push for a server; the last server that takes it frees it."""
@@ -197,9 +219,7 @@ class _Replay:
         losses = [sum(self.known[_portion(row)][1] for row in mine) for mine in rows]
         taken = [{row: self._take(row, index) for row in mine} for index, mine in enumerate(rows)]
         good = [{row: part for row, part in found.items() if not row.refused} for found in taken]
-        parts = [list(found.values()) for found in good]
-        if self.inner is not None:
-            parts = [self.inner.weighted(mine, list(found)) for mine, found in zip(parts, good, strict=True)]
+        parts = [list(self.pushes.weighted(list(found.values()), list(found))) for found in good]
         square = sum(torch.stack(mine).sum(0).double().square().sum() for mine in parts if mine)
         for server, mine, loss in zip(self.servers, parts, losses, strict=True):
             scalars = torch.tensor([loss, float(square)], dtype=torch.float64)
@@ -256,12 +276,8 @@ def replay(
     """
     workers, period = plan.mesh.world_size, plan.schedule.period
     rows = [order.read(run, index, saved.step, workers, period) for index in range(len(plan.servers))]
-    _refuse_other_orders(rows, run, workers, workers if plan.layout.in_steps else 1)
-    if plan.layout.served_rounds and was_refused(rows[0], RunFolder.open(run).read_events(), saved.step):
-        raise UserError(
-            f"{order.file_of(run, 0)}: a push was refused; its steps changed the state of the worker's optimizer, and "
-            "are not in the order, so the run cannot be replayed"
-        )
+    _refuse_other_orders(rows, run, workers, pushes_together(plan.layout, workers))
+    _kind_of(plan).refuse(rows[0], run, saved.step)
     with trainer_alone(alone, plan, recorded, saved) as trainer:
         one = _Replay(plan, config, trainer, rows, run)
         one.run()

@@ -12,12 +12,11 @@ import torch
 from codescent.base.errors import UserError
 from codescent.checkpoint.checkpoints import Saved
 from codescent.config.sections import Config
-from codescent.data.loader import Portion
 from codescent.plan import Plan
 from codescent.record import gossip_order
 from codescent.record.order import FOLDER
 from codescent.servers.changes import AGREED, AVERAGED, MERGED, SENT, STEPPED, Changed
-from codescent.train.alone import trainer_alone
+from codescent.train.alone import gradients_alone, trainer_alone
 from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
 from codescent.train.trainer import Trainer
 
@@ -107,15 +106,9 @@ class _Replay:
 
     def _step(self, one: _Replica, row: Changed) -> None:
         """The gradient of a portion, of the weights that the replica had read, and the update of those that it has."""
-        loader, executor, replicas = self.trainer.loader, self.trainer.executor, len(self.replicas)
-        assert loader is not None
         copy(self.read, one.read)
-        found = loader.part(row.step, row.part, replicas)
-        portion = Portion(found.batches[: self.plan.work.num_microbatches], found.own_losses, found.own_losses)
-        first = row.part * (self.plan.work.global_batch_size // replicas)
-        with torch.enable_grad():
-            gradients, loss = executor.gradients_of(portion, row.step, first)
-        rate = learning_rate(self.config.optimizer, self.config.train.num_steps, replicas, row.step)
+        gradients, loss, _ = gradients_alone(self.trainer, self.plan, row.step, row.part, of_step=False)
+        rate = learning_rate(self.config.optimizer, self.config.train.num_steps, len(self.replicas), row.step)
         one.optimizer.step(gradients, rate, lambda square: torch.stack((torch.tensor(loss).to(square), square)))
 
 

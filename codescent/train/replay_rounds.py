@@ -4,15 +4,19 @@ Does not apply the change and does not choose the weights (replay.py does)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from codescent.base.errors import UserError
 from codescent.config.sections import Config
-from codescent.data.loader import Portion
+from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.plan import Plan
+from codescent.record import RunFolder, order
 from codescent.record.order import Applied
-from codescent.train.optimize import learning_rate
+from codescent.train.alone import gradients_alone
+from codescent.train.optimize import Weight, learning_rate
 from codescent.train.trainer import Trainer
 
 
@@ -35,10 +39,11 @@ def was_refused(rows: Sequence[Applied], events: Iterable[Mapping[str, Any]], st
     return any(step <= steps for step in late)
 
 
-class Inner:
-    """The optimizers of all workers, in one process. A worker's state stays from one round to its next.
+class RoundPushes:
+    """Pushes of the changes of rounds. The optimizers of all workers are in one process, and a worker's state stays
+    from one round to its next.
 
-    Call `changes` for the pushes of each worker in their order.
+    Call `computed` for the pushes of each worker in their order.
 
     Args:
         trainer: of one process; its weights are overwritten.
@@ -56,7 +61,20 @@ class Inner:
         named = self.trainer.optimizer.named_state()
         return [value.clone() for _, name, value in named if not name.startswith("model.")]
 
-    def changes(self, row: Applied) -> tuple[list[torch.Tensor], float]:
+    @staticmethod
+    def refuse(rows: Sequence[Applied], run: Path, steps: int) -> None:
+        """Raise UserError if a push until the end of step `steps` was refused. `rows`: of server 0."""
+        if was_refused(rows, RunFolder.open(run).read_events(), steps):
+            raise UserError(
+                f"{order.file_of(run, 0)}: a push was refused; its steps changed the state of the worker's optimizer, "
+                "and are not in the order, so the run cannot be replayed"
+            )
+
+    def optimizer(self, weights: Sequence[Weight]) -> OuterOptimizer:
+        """What a server updates its weights with."""
+        return OuterOptimizer(weights, self.plan)
+
+    def computed(self, row: Applied) -> tuple[list[torch.Tensor], float]:
         """The change of each weight in a push, and the sum of its losses. The weights are those that were pulled."""
         optimizer, workers = self.trainer.optimizer, self.plan.mesh.world_size
         named = (value for _, name, value in optimizer.named_state() if not name.startswith("model."))
@@ -68,7 +86,7 @@ class Inner:
             begins = [weight.master.clone() for weight in optimizer.weights]
         total, tokens = 0.0, 0
         for step in range(row.step + row.first, row.step + row.first + row.count):
-            gradients, loss, losses = self._gradients(step, row.part)
+            gradients, loss, losses = gradients_alone(self.trainer, self.plan, step, row.part, of_step=False)
             rate = learning_rate(self.config.optimizer, self.config.train.num_steps, workers, step)
             own = torch.tensor(loss, dtype=torch.float64)
             optimizer.step(gradients, rate, lambda square, own=own: torch.stack((own, square)))  # type: ignore[misc]
@@ -83,12 +101,3 @@ class Inner:
         """The summands of the mean of these pushes."""
         tokens = [self.tokens[row.step, row.part, row.first] for row in rows]
         return [part * (number / max(1, sum(tokens))) for part, number in zip(parts, tokens, strict=True)]
-
-    def _gradients(self, step: int, part: int) -> tuple[Sequence[torch.Tensor], float, int]:
-        loader, workers = self.trainer.loader, self.plan.mesh.world_size
-        assert loader is not None
-        found = loader.part(step, part, workers)
-        batches = found.batches[: self.plan.work.num_microbatches]
-        portion = Portion(batches, found.own_losses, found.own_losses)
-        first = part * (self.plan.work.global_batch_size // workers)
-        return *self.trainer.executor.gradients_of(portion, step, first), found.own_losses

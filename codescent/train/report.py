@@ -14,28 +14,26 @@ from typing import Any
 from codescent import tasks
 from codescent.base import output
 from codescent.base.agreement import together
-from codescent.base.command import resume_command
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
-from codescent.coupling.crew import MembershipChange
-from codescent.huggingface.folder import inert_keys, open_folder
+from codescent.coupling.membership import MembershipChange
+from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
-from codescent.models.lora.declare import is_adapter
 from codescent.record.ranks import RankRow
-from codescent.record.rows import strict
-from codescent.train import machine, threads
+from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
-from codescent.train.continuing import ended_early, how_to_continue, length_of, schedule_is_over
+from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
 from codescent.train.display import Display
-from codescent.train.estimate import Estimate
+from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
-from codescent.train.memory import row
+from codescent.train.memory import peak_memory_bytes, row
 from codescent.train.open import OpenRun
+from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.validations import Validations
@@ -63,6 +61,7 @@ class Report:
         self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
+        self.tokens, self.devices = run.plan.work.tokens, run.world.place.world_size * run.plan.devices
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
@@ -70,12 +69,12 @@ class Report:
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
         self.late_portions = 0
-        peak = self.peak * run.plan.devices
+        peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
-        if run.folder is not None:
+        if run.folder is not None and loggers:
             run.folder.listeners.append(self.loggers.send)
 
     def __enter__(self) -> Report:
@@ -96,7 +95,8 @@ class Report:
         Deletes unfinished checkpoints.
         """
         run = self.run
-        self._introduce()
+        for line in introduction(run):
+            self.display.say(line)
         self._begin_boards()
         if run.folder is not None:
             run.folder.write_environment(run.machine)
@@ -116,24 +116,12 @@ class Report:
 
     def _begin_boards(self) -> None:
         """Say that TensorBoard is missing; send the description of the run to the functions of log.to."""
-        run = self.run
         if self.board.missing:
             what = "to write them: pip install tensorboard; without this line: log.tensorboard = false"
             self.display.say(f"no TensorBoard files, because tensorboard is not installed; {what}")
         for logger in self.loggers.loggers:
             self.display.say(f"metrics and events also go to {logger.name} ({logger.file})")
-        self.loggers.send(
-            START,
-            {
-                "name": run.config.run.name,
-                "folder": str(run.path.absolute()),
-                "first_step": run.first_step,
-                "num_steps": run.config.train.num_steps,
-                "num_parameters": run.plan.num_parameters,
-                "config": run.config.model_dump(mode="json"),
-                "environment": strict(run.machine),
-            },
-        )
+        self.loggers.send(START, description(self.run))
 
     def _logger_failed(self, failure: Failure) -> None:
         """Report an exception of a function of log.to."""
@@ -142,29 +130,6 @@ class Report:
             f"warning: log.to = {failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
         )
         self._event("logger_failed", **asdict(failure))
-
-    def _introduce(self) -> None:
-        """Print the model, the batch and the machine, below the lines of `verbs.train.introduce`."""
-        run, plan, found = self.run, self.run.plan, self.run.machine
-        vocabulary = f", vocabulary {plan.model.vocab_size:,}" if plan.model.vocab_size else ""
-        ranks = f"{found['world_size']} ranks, each " if found["world_size"] > 1 else ""
-        name = found["processor"] if found["device"] == "cpu" else found["device"]
-        for label, text in (
-            ("task", tasks.task_line(plan)),
-            (
-                "model",
-                f"{plan.model.kind}: {counted(plan.model.num_layers, 'layer')}, {plan.model.hidden_dim} channels"
-                f"{vocabulary}; {plan.num_parameters:,} parameters",
-            ),
-            ("batch", f"{plan.work.tokens:,} tokens per step, {length_of(run)}"),
-            (
-                "device",
-                f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
-                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s"
-                f"{threads.busy_said(found)}",
-            ),
-        ):
-            self.display.say(f"{label:<8}{text}")
 
     def start(self) -> None:
         """Print and record the first step; on resume, remove from the run folder what later steps wrote."""
@@ -189,27 +154,17 @@ class Report:
 
     def _start(self) -> None:
         """Record and print the origin of a new run's initial weights."""
-        model = self.run.plan.model
-        if model.weights is None or self.run.folder is None:
+        run, named = self.run, self.run.plan.model.weights
+        if named is not None and run.folder is not None:
+            weights = open_folder(Path(named))
+            self._keep_controls(weights.path)
+            origin, lines = read_weights(run, weights)
+            self._event("start", step=0, weights=origin)
+        else:
+            lines = drawn_weights(run)
             self._event("start", step=0)
-            if model.weights is None and model.lora is not None:
-                self.display.say("no model.weights: adapters are trained with random weights, which stay frozen")
-            return
-        weights = open_folder(Path(model.weights))
-        held = [tensor.parameter for tensor in self.run.plan.tensors]
-        adapters = sum(is_adapter(parameter) for parameter in held)
-        own = [parameter for parameter in held if not is_adapter(parameter)]
-        random = [parameter.name for parameter in own if not weights.has(parameter)]
-        fingerprint = weights.fingerprint() if self.run.base is None else self.run.base["fingerprint"]
-        self._keep_controls(weights.path)
-        self._event("start", step=0, weights={"folder": model.weights, "fingerprint": fingerprint, "drawn": random})
-        new = f"; {counted(adapters, 'parameter')} of adapters: new" if adapters else ""
-        rest = f"; initialised at random, as the folder lacks them: {', '.join(random)}" if random else ""
-        self.display.say(
-            f"weights of {counted(len(own) - len(random), 'parameter')} read from {model.weights}{new}{rest}"
-        )
-        if weights.inert:
-            self.display.say(inert_keys(weights))
+        for line in lines:
+            self.display.say(line)
 
     def _keep_controls(self, weights: Path) -> None:
         """Keep the folder's control tokens for an export, unless the run has another tokenizer."""
@@ -220,22 +175,16 @@ class Report:
         except UserError as error:
             self.display.say(f"its control tokens are not kept for an export: {error}")
 
-    def step(
-        self,
-        step: int,
-        rate: float,
-        result: StepResult,
-        parts: Mapping[str, float],
-        seconds: float,
-        val_loss: float | None,
-        *,
-        last: bool,
-    ) -> None:
+    def step(self, step: int, rate: float, result: StepResult, val_loss: float | None, *, last: bool) -> None:
         """Write one row of metrics and update the terminal. The `last` step has a row and a line always."""
         run = self.run
         if run.folder is None:
             return
-        tokens = run.plan.work.tokens
+        if result.late:
+            self._late(step, result.late)
+        tokens, seconds = self.tokens, result.step_s
+        flops_per_s = self.flops / seconds
+        mfu = self._mfu(flops_per_s)
         row: dict[str, Any] = {
             "step": step,
             "train_loss": result.train_loss,
@@ -244,28 +193,33 @@ class Report:
             "grad_norm": result.grad_norm,
             "tokens": step * tokens,
             "tokens_per_s": tokens / seconds,
-            "flops_per_s": self.flops / seconds,
-            "mfu": self._mfu(self.flops / seconds),
+            "flops_per_s": flops_per_s,
+            "mfu": mfu,
             "step_s": seconds,
-            **parts,
+            **result.parts,
             **({} if run.world.place.world_size > 1 else {WAIT_COLUMN: None}),
-            "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
+            "peak_memory_bytes": peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.place.world_size > 1 else None,
             "consensus": result.consensus,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
+            **self._of_peaks(mfu, flops_per_s),
         }
-        row |= self._of_peaks(row["mfu"], self.flops / seconds)
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
             run.folder.metrics(row)
-        self._check_outputs()
+        else:
+            run.folder.follow()
+        self._check_outputs(run.folder.path)
         due = last or step % run.config.log.every == 0
         if (due or val_loss is not None) and (why := self.board.write(row)):
             self.display.say(why)
             self._event("output_lost", rank=0, stream="tensorboard", why=why)
         if (sentence := self.estimate.after(step)) is not None:
             self.display.say(f"{'time':<8}{sentence}")
-        self.display.step(step, result.train_loss, tokens / seconds, row["mfu"], row["peak_memory_bytes"], due=due)
+        if (advice := self.slow_steps.add(seconds)) is not None:
+            self._event("slow_steps", step=step, advice=advice)
+            self.display.say(f"step {step}: {advice}")
+        self.display.step(step, result.train_loss, tokens / seconds, mfu, row["peak_memory_bytes"], due=due)
         if val_loss is not None:
             self.display.validation(step, val_loss)
             if not math.isfinite(val_loss):
@@ -281,8 +235,7 @@ class Report:
 
     def _of_peaks(self, mfu: float | None, flops_per_s: float) -> dict[str, float | None]:
         """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
-        devices = self.run.world.place.world_size * self.run.plan.devices
-        spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
+        spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * self.devices)
         return {"mfu_spec": spec, "hfu": None if mfu is None else mfu * (self.hardware_flops / self.flops)}
 
     def _mfu(self, flops_per_s: float) -> float | None:
@@ -291,19 +244,17 @@ class Report:
         None: other programs slowed the products then. Nothing is measured again beside the steps: that would take time
         of its own, on a machine that is as busy.
         """
-        if not self.has_peak:
-            return None
-        return flops_per_s / (self.peak * self.run.world.place.world_size * self.run.plan.devices)
+        return flops_per_s / (self.peak * self.devices) if self.has_peak else None
 
-    def _check_outputs(self) -> None:
-        """Report if the run folder was renamed, or if this process could not write its standard output or error."""
-        run = self.run
-        if run.folder is not None:
-            run.path = run.folder.follow()
-        if run.path != self.told:  # a save may have found it first
-            self.display.say(f"{self.told}: was renamed; the run continues in {run.path}")
-            self.told = run.path
-        self._lost([output.new_failures()])
+    def _check_outputs(self, path: Path) -> None:
+        """Report if the run folder was renamed to `path`, or if this process could not write its standard output or
+        error."""
+        self.run.path = path
+        if path != self.told:  # a save may have found it first
+            self.display.say(f"{self.told}: was renamed; the run continues in {path}")
+            self.told = path
+        if output.unreported:
+            self._lost([output.new_failures()])
 
     def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
         for rank, found in enumerate(of_ranks):
@@ -339,11 +290,10 @@ class Report:
         self._event("skipped_steps", step=step, count=count)
         self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
-    def late(self, step: int, portions: int) -> None:
-        """Report that portions came too late for the servers: a round had ended, or others have them by now."""
-        if portions:
-            self.late_portions += portions
-            self._event("late", step=step, portions=portions)
+    def _late(self, step: int, portions: int) -> None:
+        """Report that portions came too late, and do not count: a round had ended, or others have them by now."""
+        self.late_portions += portions
+        self._event("late", step=step, portions=portions)
 
     def members(self, changes: MembershipChange) -> None:
         """Report workers that have died, and those that have come again."""
@@ -351,12 +301,6 @@ class Report:
             self._event("worker_lost", **asdict(lost))
         for joined in changes.joined:
             self._event("worker_joined", **asdict(joined))
-
-    def slow(self, step: int, advice: str | None) -> None:
-        """Report that steps have become slow; None: they have not."""
-        if advice is not None:
-            self._event("slow_steps", step=step, advice=advice)
-            self.display.say(f"step {step}: {advice}")
 
     def beside(self, step: int, seconds: Mapping[str, float]) -> None:
         """Record what the run has done beside its steps since the last call, in seconds. Nothing: no event."""
@@ -378,32 +322,16 @@ class Report:
 
         `culprit`: see `skipped`; one rank alone is no fault of the optimizer. Nor is data that is not finite.
         """
-        path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
+        good = self.run.checkpoints.newest_step(before=ruined_step) or 0
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
         self.display.last()
-        ended = f"{path}: ended at step {step}, which is not saved: {why}"
+        ended = f"{self.run.path}: ended at step {step}, which is not saved: {why}"
         if self.bad_data:
-            return RunFailed(
-                ended, f"the data holds NaN or infinity: {_first_of(self.bad_data)}: mend the data, and begin a new run"
-            )
+            found = f"the data holds NaN or infinity: {_first_of(self.bad_data)}"
+            return RunFailed(ended, f"{found}: mend the data, and begin a new run")
         if culprit:
-            return RunFailed(
-                f"{ended}; in all of them only {culprit} gave what is not finite: look at its host, device and data, "
-                f"then continue from step {good or 0}: {resume_command(path)}"
-            )
-        optimizer, rates = self.run.config.optimizer, ["learning_rate"]
-        if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
-            rates.append("muon_learning_rate")
-        lower = [f"optimizer.{rate}={getattr(optimizer, rate) / 10:.3g}" for rate in rates]
-        outer = self.run.config.parallel
-        slower = f"parallel.outer_learning_rate={outer.outer_learning_rate / 10:.3g}"
-        anew = [f"or begin a new run.name with {slower}: a resumed run keeps its outer optimizer"]
-        return RunFailed(
-            ended,
-            f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "
-            "another optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
-            *(anew if outer.outer_optimizer != "none" else []),
-        )
+            return RunFailed(f"{ended}; {after_culprit(self.run, culprit, good)}")
+        return RunFailed(ended, *lower_rates(self.run, good))
 
     def diverged(self, step: int, error: Diverged) -> None:
         """Record that copies of the same tensors differ between ranks."""
@@ -435,10 +363,9 @@ class Report:
         by += in_words(os.environ) if by == TIME_LIMIT else ""
         if rank is not None and not all(received):
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
+        where = self.run.checkpoints.folder
         self.display.last()
-        self.display.say(
-            f"stopped at step {step} by {by}; saved in {self.run.checkpoints.folder}; {how_to_continue(self.run)}"
-        )
+        self.display.say(f"stopped at step {step} by {by}; saved in {where}; {how_to_continue(self.run)}")
         exit_code: int = first["exit_code"]
         return exit_code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -43,8 +44,8 @@ class StepResult:
         step_s: seconds of the whole step on this rank: see `Laps.step_s`.
         skips: steps of the round that replicas skipped, summed over replicas that train apart.
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
-            None: there is no parameter server.
-        late: portions that came too late for the servers, and did not count.
+            None: the weights are those of the step before.
+        late: portions that came too late, and did not count.
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
@@ -61,17 +62,15 @@ class StepResult:
     late: int = 0
     culprit: int = 0
 
-    def parts(self, step_s: float) -> dict[str, float]:
+    @cached_property
+    def parts(self) -> dict[str, float]:
         """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
-        backward together.
-
-        `step_s`: wall time of the step on this rank.
-        """
+        backward together."""
         parts = {name: self.seconds.get(name, 0.0) for name in dict.fromkeys(COLUMN.values())}
-        rest = max(0.0, step_s - sum(parts.values()))
+        rest = max(0.0, self.step_s - sum(parts.values()))
         return {**parts, "compute_s": parts["forward_s"] + parts["backward_s"], "other_s": rest}
 
-    @property
+    @cached_property
     def skipped(self) -> bool:
         """Whether loss or gradients were not finite; then no rank has updated its weights.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.beside import COMPARISON, REMOVAL, SAVE, Beside
-from codescent.train.dues import Dues
+from codescent.train.dues import Due
 from codescent.train.open import OpenRun
 from codescent.train.report import Report
 from codescent.train.standing import Standing
@@ -22,19 +22,16 @@ class Saving:
     Args:
         run, trainer, report: of the run.
         standing: how it stands.
-        dues: what is due at a step.
         beside: measures what ranks do between steps.
     """
 
-    def __init__(
-        self, run: OpenRun, trainer: Trainer, report: Report, standing: Standing, dues: Dues, beside: Beside
-    ) -> None:
+    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, standing: Standing, beside: Beside) -> None:
         self.run, self.trainer, self.report = run, trainer, report
-        self.standing, self.dues, self.beside = standing, dues, beside
+        self.standing, self.beside = standing, beside
         self.last: tuple[int, Path] | None = None  # step and folder of the checkpoint that was saved last
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
 
-    def if_due(self, step: int, val_loss: float | None) -> None:
+    def if_due(self, step: int, due: Due, val_loss: float | None) -> None:
         """Save if a checkpoint is due now, or was due at an earlier step that could not be saved, or is the best one.
         Else compare the copies, if that is due.
 
@@ -49,13 +46,12 @@ class Saving:
             why = f"the validation loss is {val_loss}"
         if why and step == standing.last:
             raise self.report.failed(step, why, ruined_step=step)
-        due = self.dues.save(step, standing.last)
-        if why and due:
+        if why and due.save:
             self.report.not_saved(step, why)
-        standing.overdue |= due
+        standing.overdue |= due.save
         if not why and (standing.overdue or self.is_best(val_loss)):
             self.save(step, val_loss)
-        elif self.dues.comparison(step, standing.last):
+        elif due.comparison:
             with self.beside.doing(COMPARISON):
                 self.compare(step)
 
@@ -97,9 +93,8 @@ class Saving:
         return path
 
     def rotate(self) -> None:
-        """Remove checkpoints that are not kept, once a finite step has followed the newest one."""
-        if self.standing.unproven:
-            with self.beside.doing(REMOVAL):
-                if self.run.world.is_first:
-                    self.run.checkpoints.rotate()
+        """Remove checkpoints that are not kept. A finite step has followed the newest one (`Standing.unproven`)."""
+        with self.beside.doing(REMOVAL):
+            if self.run.world.is_first:
+                self.run.checkpoints.rotate()
         self.standing.unproven = False

@@ -1,20 +1,67 @@
 """In: results of steps, some of which were skipped. Out: how many in a row, who gave what is not finite, what is said.
-Does not skip a step (optimize.py does) and does not end a run (loop.py does)."""
+Does not skip a step (optimize.py does), end a run (loop.py does), or find whose gradients they are (coupling/ does)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
-from codescent.train.culprit import SKIPS_ALLOWED, Culprit
+from codescent.meeting.store import Store
 from codescent.train.execute import Executor
 from codescent.train.report import Report
 from codescent.train.result import StepResult
 from codescent.train.standing import Standing
 from codescent.train.stop import StopRequest
+
+SKIPS_ALLOWED = 10
+"""The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
+
+
+class Culprit:
+    """Who gave what is not finite in all steps that were skipped in a row.
+
+    Args:
+        store: of all ranks, with the host of each.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.found: list[int] = []
+        """One more than a rank; 0: several ranks, or an unknown one. Of each skipped step, equal ones once."""
+
+    def note(self, result: StepResult, before: int, steps: int = 1) -> int:
+        """A step is complete. Returns the number of skipped steps in a row.
+
+        After SKIPS_ALLOWED of them the run ends, even if work that was given out before gives a finite step.
+
+        Args:
+            result: of the step.
+            before: skipped steps in a row before it.
+            steps: as many as it counts for, if it was skipped.
+        """
+        if result.skipped:
+            self.found = sorted({*self.found, result.culprit})
+            return before + steps
+        if before < SKIPS_ALLOWED:
+            self.found = []
+            return 0
+        return before
+
+    @property
+    def words(self) -> str:
+        """Such as "rank 2 (on node1)"; "": it was not the same one in all steps, or nobody knows."""
+        return self.of(self.found[0]) if len(self.found) == 1 else ""
+
+    def of(self, culprit: int) -> str:
+        """The same for a step. `culprit`: see StepResult."""
+        if not culprit:
+            return ""
+        host = json.loads(self._store.get(f"rank{culprit - 1}"))["host"]
+        return f"rank {culprit - 1} (on {host})"
 
 
 class Skips:
@@ -46,7 +93,7 @@ class Skips:
 
         Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
         """
-        each = self.executor.coupling.skips_of_each(result.skips)
+        each = self.executor.coupling.skips_of_each(result.skips) if result.skipped else 1
         self.standing.skipped = self.culprit.note(result, self.standing.skipped, each)
         if result.skipped:
             self._say(step, result)
@@ -70,7 +117,7 @@ class Skips:
     def as_rank0_knows(self, result: StepResult, path: Callable[[], str]) -> tuple[StepResult, str]:
         """The result of a step of which only rank 0 was told, on all ranks. Collective.
 
-        Servers may count pushes in another order. Rank 0 alone knows if the run folder was renamed, too.
+        Others may count updates in another order. Rank 0 alone knows if the run folder was renamed, too.
 
         Args:
             result: as this rank knows it.

@@ -20,6 +20,7 @@ class Validations:
         lowest_step: its step; 0 before the first validation.
         without_gain: number of validations after that step.
         saved: the lowest validation loss of a checkpoint; infinite: no checkpoint has one.
+        exhausted: whether `stop_after` validations have passed without a lower loss.
     """
 
     stop_after: int
@@ -27,6 +28,7 @@ class Validations:
     lowest_step: int = 0
     without_gain: int = 0
     saved: float = math.inf
+    exhausted: bool = False
 
     def recall(self, run: OpenRun) -> None:
         """Count the validations of the run's earlier commands, from its metrics and checkpoints. Collective.
@@ -46,11 +48,7 @@ class Validations:
             self.lowest, self.lowest_step, self.without_gain = loss, step, 0
         else:
             self.without_gain += 1
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether `stop_after` validations have passed without a lower loss."""
-        return 0 < self.stop_after <= self.without_gain
+        self.exhausted = 0 < self.stop_after <= self.without_gain
 
 
 def _recorded(run: OpenRun) -> list[Any]:

@@ -35,14 +35,14 @@ from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
 from codescent.meeting.addresses import is_local
 from codescent.meeting.compared import compare, differences, stay_until_read
+from codescent.meeting.facts import facts_of_process
 from codescent.meeting.interfaces import name_interface
 from codescent.meeting.past import StoredPast
 from codescent.meeting.rendezvous import meet
 from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.devices import backends, choose_device, name_of, refusal
-from codescent.train.facts import facts_of_process
+from codescent.train.devices import backends, choose_device, name_of, refusal, versions
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
 
@@ -99,7 +99,7 @@ class World:
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
         backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
-        own = facts_of_process(code_digest(), backend, os.environ)  # reads files: before the others wait for this rank
+        own = facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
         self.meeting = meet(place, timedelta(seconds=meet_s), open_agent, listen)
         self.store = self.meeting.store
         self._torch_store = TorchStore(self.store)
@@ -129,7 +129,7 @@ class World:
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
-        self.role = 0
+        self.stage = 0  # of the pipeline; 1: of the servers. The index of this rank's program in the plan
 
     def _begin_groups(self, store: Store, *, shards_alone: bool = False) -> None:
         """Make the default process group, of the living. torch numbers them anew."""
@@ -161,19 +161,19 @@ class World:
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
         created = {self.living: world}
-        self.role = plan.role(this_rank)
+        self.stage = plan.role(this_rank)
         if len(plan.servers) > 1:
             serves = this_rank in plan.servers
             group = self._new_group(plan.servers if serves else (this_rank,))
             self.servers = group if serves else None
-        if plan.only_serves(this_rank):  # it is in no group of the mesh, and makes as many as the workers
+        if this_rank not in plan.mesh:  # it is in no group of the mesh, and makes as many as the workers
             workers = tuple(range(self.mesh.world_size))
             created[workers] = self._new_group((this_rank,))
             for axis in AXES:
                 if self.mesh.group(axis, 0) not in created:
                     created[self.mesh.group(axis, 0)] = self._new_group((this_rank,))
             return
-        if plan.layout.server_ranks:
+        if plan.world_size > self.mesh.world_size:
             workers = tuple(range(self.mesh.world_size))
             created[workers] = self._new_group(workers)
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
@@ -197,11 +197,6 @@ class World:
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
         """The point-to-point messages of this rank's pipeline stage."""
         return Messages(self.stage, self.groups, self.mesh.group("pp", self.place.rank), dtype, self.device, shape)
-
-    @property
-    def stage(self) -> int:
-        """The pipeline stage of this rank, or 1 for a server: the index of its program in the plan."""
-        return self.role
 
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         members = [self.living.index(rank) for rank in ranks if rank in self.living]
@@ -258,7 +253,7 @@ class World:
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
-        if self.mesh.degree(axis) > 1:
+        if self.place.world_size > 1 and self.mesh.degree(axis) > 1:
             with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis]):
                 dist.all_reduce(values, group=self.groups[axis])
         return values
@@ -299,7 +294,7 @@ class World:
 
         The launcher of one of several machines does not compare ranks. It only learns that this one has ended well.
         """
-        cause.is_in_step(position)
+        cause.mine.position = position
         page = OwnPage.current
         if page is None and position == ENDED and (pages := Pages.of(os.environ, self.place.world_size)) is not None:
             page = OwnPage(pages, self.place.rank)

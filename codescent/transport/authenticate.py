@@ -17,7 +17,7 @@ HANDSHAKE_S = 5.0
 
 _NUMBER, _PROOF = 32, hashlib.sha256().digest_size
 TRANSPORT = b"codescent transport 1 "
-"""The purpose of a proof. One for the store (meeting/store_server.py) is none for a parameter server."""
+"""The purpose of a proof. A proof for the store (meeting/store_server.py) is none for this transport."""
 
 
 class NotProved(ConnectionError):

@@ -50,7 +50,7 @@ def main(arguments: Namespace) -> int:
                 _explain(asked)
             else:
                 _show(asked, size, devices)
-    except survey.Ended as ended:
+    except survey.RanksEnded as ended:
         return ended.code
     return 0
 

@@ -16,7 +16,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.results import Run, State, open_run
-from codescent.results.compare import FEWEST_PAIRS, Change, Times, Way, times
+from codescent.results.compare import FEWEST_PAIRS, PartChange, Times, Way, times
 from codescent.results.differences import (
     Alike,
     Amount,
@@ -135,12 +135,12 @@ def too_few(found: Times) -> str:
     return f"{counted(few, 'sample')} after a warm-up of {counted(found.warmup, 'step')} {allow} no interval"
 
 
-def name_of(change: Change) -> str:
+def name_of(change: PartChange) -> str:
     """A part in words: the name of its column without the unit."""
     return change.part.removesuffix("_s").replace("_", " ")
 
 
-def changed(change: Change, of: str = "") -> str:
+def changed(change: PartChange, of: str = "") -> str:
     """A change with its interval, such as "+3.1 % a step (+2.0 to +4.2 %)"."""
     value, low, high = map(of_change, change.share)
     return f"{value}{of and f' {of}'} ({low.removesuffix(' %')} to {high})"

@@ -15,7 +15,7 @@ from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.jobs.job import Job
 from codescent.jobs.machines import machines, not_for_scripts
-from codescent.jobs.shape import Asked, Shape
+from codescent.jobs.shape import Asked, JobShape
 from codescent.jobs.site import LoadedSite
 from codescent.jobs.targets import TARGETS, site_for, unread
 from codescent.verbs.script_file import give, taken
@@ -58,7 +58,7 @@ def main(
     return 0
 
 
-def _job(arguments: Namespace, site_words: Sequence[str], shape: Shape, loaded: LoadedSite) -> Job:
+def _job(arguments: Namespace, site_words: Sequence[str], shape: JobShape, loaded: LoadedSite) -> Job:
     """The ranks of the doctor as a job: they save nothing, and nobody starts them again."""
     site = site_for(arguments.to or SSH, loaded).model_copy(update={"requeues": 0})
     words = ["codescent", "doctor", *([arguments.config] if arguments.config else [])]

@@ -14,7 +14,7 @@ COLUMNS = ("train_loss", "grad_norm", "val_loss")
 
 
 @dataclass(frozen=True)
-class Finding:
+class LayoutResult:
     """The result for one layout.
 
     Attributes:
@@ -53,20 +53,20 @@ def finding_of(
     expected: list[dict[str, float]],
     *,
     trains_apart: bool = False,
-) -> Finding:
+) -> LayoutResult:
     """Compare the rows of a layout, or why it failed, with those of one process.
 
     `trains_apart`: gradients are those of a replica, so their norms are not compared.
     """
     if isinstance(found, str):
-        return Finding(layout, ranks, {}, failed=found)
+        return LayoutResult(layout, ranks, {}, failed=found)
     if len(found) != len(expected):
-        return Finding(layout, ranks, {}, failed=f"{counted(len(found), 'step')} instead of {len(expected)}")
+        return LayoutResult(layout, ranks, {}, failed=f"{counted(len(found), 'step')} instead of {len(expected)}")
     columns = [column for column in COLUMNS if not (trains_apart and column == "grad_norm")]
     differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in columns}
     worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
     largest = {column: max(values) for column, values in differences.items()}
-    return Finding(layout, ranks, largest, int(expected[worst].get("step", worst + 1)))
+    return LayoutResult(layout, ranks, largest, int(expected[worst].get("step", worst + 1)))
 
 
 def _difference(found: float | None, expected: float | None) -> float:

@@ -22,7 +22,7 @@ from codescent.jobs.job import Job, folder_of_script, job_name
 from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.secrets import secret_in_words
-from codescent.jobs.shape import Asked, Shape
+from codescent.jobs.shape import Asked, JobShape
 from codescent.jobs.site import LoadedSite, Site
 from codescent.jobs.targets import TARGETS, site_for, unread
 from codescent.preflight import run_folder
@@ -95,7 +95,7 @@ def _problems(arguments: Namespace, words: Sequence[str], *, is_script: bool) ->
 
 
 def _preflight(
-    arguments: Namespace, words: Sequence[str], config: Config | None, shape: Shape, site: Site, job: Job | None
+    arguments: Namespace, words: Sequence[str], config: Config | None, shape: JobShape, site: Site, job: Job | None
 ) -> Findings:
     """All reasons why the job could not do its work. `job` None: something else is wrong, so there is no script."""
     run, times = _run(arguments.config, config), arguments.times or 1
@@ -116,7 +116,7 @@ def _asked(arguments: Namespace) -> Asked:
     return Asked(arguments.nodes, arguments.devices, arguments.hosts, arguments.max_restarts, arguments.times)
 
 
-def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shape: Shape, loaded: LoadedSite) -> Job:
+def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shape: JobShape, loaded: LoadedSite) -> Job:
     """The job. Raises UserError: its time is too short."""
     grace_s = LEAST_GRACE_S
     if config is None:

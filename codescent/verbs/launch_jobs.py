@@ -23,7 +23,7 @@ from codescent.jobs import leftovers
 from codescent.jobs.hosts import SSH
 from codescent.jobs.job import Job, folder_of_script, names_of
 from codescent.jobs.lines import PYTHON
-from codescent.jobs.schedulers import SCHEDULERS, Refused, State, call, submit
+from codescent.jobs.schedulers import SCHEDULERS, JobStatus, SchedulerError, call, submit
 from codescent.jobs.submitted import Submitted, absent, discard, hosts_of, jobs_of, keep, new_folder
 from codescent.jobs.targets import TARGETS
 from codescent.preflight import run_folder
@@ -101,7 +101,7 @@ def submit_job(job: Job, target: str) -> int:
             before, may_exist = may_exist, True
             try:
                 number = submit(SCHEDULERS[target], script, job.folder)
-            except Refused as error:
+            except SchedulerError as error:
                 may_exist = before
                 raise UserError(*error.problems, *_begun(job, done)) from error
             except UserError as error:
@@ -139,7 +139,7 @@ def _log(job: Submitted) -> Path:
     return Path(job.folder) / SCHEDULERS[job.target].log(job.name, job.job)
 
 
-def _state(job: Submitted) -> State:
+def _state(job: Submitted) -> JobStatus:
     return SCHEDULERS[job.target].state(job.job)
 
 

@@ -30,7 +30,7 @@ from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
 from codescent.strategies import ORDER, active
 from codescent.verbs.arguments import parse
-from codescent.verbs.finding import COLUMNS, Finding, finding_of
+from codescent.verbs.finding import COLUMNS, LayoutResult, finding_of
 from codescent.verbs.replay import replay_run
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
@@ -224,11 +224,11 @@ class Prover:
                 raise UserError(f"one process: {why}")
         return rows
 
-    def attempt(self, layouts: Sequence[LayoutCase], expected: list[dict[str, float]]) -> Finding:
+    def attempt(self, layouts: Sequence[LayoutCase], expected: list[dict[str, float]]) -> LayoutResult:
         """Run one layout and compare it. With two layouts, resume the first one's checkpoint in the second half-way."""
         name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
         if refused := next(filter(None, map(self._refused, layouts)), ""):
-            return Finding(name, ranks, {}, refused=refused)
+            return LayoutResult(name, ranks, {}, refused=refused)
         plans = [plan_of(self._config(layout), layout.ranks) for layout in layouts]
         found, exact = self._train(layouts), all(strategy.exact(plan) for plan in plans for strategy in active(plan))
         if not (exact or isinstance(found, str)):  # with asynchronous servers a row may stand for several steps
@@ -326,14 +326,14 @@ def main(arguments: Namespace) -> int:
     return 0 if verdicts and verdicts <= {"same", "drift"} else 1
 
 
-def _show_progress(console: Console, number: str, finding: Finding, prover: Prover) -> None:
+def _show_progress(console: Console, number: str, finding: LayoutResult, prover: Prover) -> None:
     """Print the verdict on a layout at once where there is no terminal, which shows the layout under way."""
     if not console.is_terminal:
         console.print(f"{number}{finding.layout}: {finding.verdict(prover.tolerance)}", markup=False, soft_wrap=True)
         console.file.flush()
 
 
-def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None:
+def _show(console: Console, findings: Sequence[LayoutResult], prover: Prover) -> None:
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("layout", overflow="fold", ratio=1)
     for heading in ("ranks", "loss", "grad norm", "val loss", "at step"):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from codescent.data.text.sources import Block
+from codescent.data.text.sources import DocumentPiece
 
 CHUNK_CHARS = 1 << 19
 SEARCH_CHARS = 1 << 16  # a safe cut is searched in so many characters before the limit
@@ -20,7 +20,7 @@ _WORD_END = re.compile(r"\S(?=\s)")
 
 
 @dataclass
-class Chunk:
+class TextChunk:
     """Consecutive texts of one split.
 
     Attributes:
@@ -52,8 +52,8 @@ def split_point(characters: int, validation_fraction: float) -> int:
 
 
 def cut_chunks(
-    blocks: Iterable[Block], train_characters: int, context_free: bool, cut_is_safe: Callable[[str, str], bool]
-) -> Iterator[Chunk]:
+    blocks: Iterable[DocumentPiece], train_characters: int, context_free: bool, cut_is_safe: Callable[[str, str], bool]
+) -> Iterator[TextChunk]:
     """Cut the corpus into chunks. They depend on the text and the tokenizer only, not on the number of workers.
 
     Args:
@@ -62,7 +62,7 @@ def cut_chunks(
         context_free, cut_is_safe: attribute and method of the tokenizer.
     """
     cutter = _Cutter(context_free, cut_is_safe)
-    chunk = Chunk("train" if train_characters else "validation")
+    chunk = TextChunk("train" if train_characters else "validation")
     left_in_split = train_characters
     for block in blocks:
         cutter.pending += block.text
@@ -77,7 +77,7 @@ def cut_chunks(
             border = chunk.split == "train" and left_in_split == 0 and (ends_document or bool(cutter.pending))
             if border or chunk.characters >= CHUNK_CHARS // 2:
                 yield chunk
-                chunk = Chunk("validation" if border else chunk.split, begins=ends_document)
+                chunk = TextChunk("validation" if border else chunk.split, begins=ends_document)
             if ends_document:
                 break
     if chunk.segments:

@@ -29,7 +29,7 @@ OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".xz", ".gz", ".bz2", ".tar
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusFile:
     """A file of a corpus; `name` is its path inside the corpus, the same on every machine."""
 
     name: str
@@ -42,7 +42,7 @@ class Corpus:
     `as_text`: its files are known to be plain text, whatever they look like."""
 
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[CorpusFile, ...]
     stamp: str
     is_single_file: bool
     as_text: bool = False
@@ -106,7 +106,7 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
         return _python_stdlib()
     if corpus == "shakespeare":
         path = download.obtain(download.SHAKESPEARE, advance)
-        return Corpus(corpus, (Source(path.name, path),), download.SHAKESPEARE.sha256, True, as_text=True)
+        return Corpus(corpus, (CorpusFile(path.name, path),), download.SHAKESPEARE.sha256, True, as_text=True)
     if corpus == "openwebtext":
         return _openwebtext(advance)
     return _files(corpus)
@@ -215,8 +215,8 @@ def _is_our_own(folder: Path) -> bool:
     )
 
 
-def _in_order(root: Path, paths: Iterable[Path]) -> tuple[Source, ...]:
-    found = (Source(path.relative_to(root).as_posix(), path) for path in paths)
+def _in_order(root: Path, paths: Iterable[Path]) -> tuple[CorpusFile, ...]:
+    found = (CorpusFile(path.relative_to(root).as_posix(), path) for path in paths)
     return tuple(sorted(found, key=lambda source: _digest([source.name])))
 
 

@@ -45,7 +45,7 @@ class _Corpus(Fields):
     empty_files: list[str]
 
 
-class _Split(Fields):
+class _TextSplit(Fields):
     characters: Count
     bytes: Count | None = None  # format 2 had none
     shards: list[_Shard]
@@ -55,7 +55,7 @@ class _Tokenizer(prepared.TokenizerFields):
     sha256: str
 
 
-class _Description(Fields):
+class _CorpusDescription(Fields):
     format: str
     request: dict[str, Any]
     stamp: str
@@ -63,7 +63,7 @@ class _Description(Fields):
     forced_cuts: Count
     tokenizer: _Tokenizer
     dtype: Literal["uint16", "uint32"]
-    splits: prepared.Splits[_Split]
+    splits: prepared.Splits[_TextSplit]
 
     @field_validator("format", mode="before")
     @classmethod
@@ -234,7 +234,7 @@ def _by_name(description: dict[str, Any]) -> bool:
 
 def read_description(folder: Path) -> dict[str, Any]:
     """The description of codescent's shards. Raises UserError: every wrong field, or a missing or changed tokenizer."""
-    description = prepared.checked_description(folder, _Description, "token shards")
+    description = prepared.checked_description(folder, _CorpusDescription, "token shards")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: missing: {AGAIN}")

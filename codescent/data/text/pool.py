@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.text.chunks import Chunk
+from codescent.data.text.chunks import TextChunk
 from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments, load
 
-Encoded = tuple[Chunk, npt.NDArray[Any]]
+Encoded = tuple[TextChunk, npt.NDArray[Any]]
 
 
-def encode_in_process(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
+def encode_in_process(chunks: Iterable[TextChunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
     """Encode in this process."""
     for chunk in chunks:
         yield chunk, encode_segments(tokenizer, chunk.segments, separate, chunk.begins)
@@ -75,12 +75,12 @@ class WorkerPool:
             self.close()
             raise
 
-    def encode(self, chunks: Iterable[Chunk]) -> Iterator[Encoded]:
+    def encode(self, chunks: Iterable[TextChunk]) -> Iterator[Encoded]:
         """Encode chunks; results are in the order of the chunks.
 
         Raises UserError: the tokenizer refused a text, or a worker was killed; RuntimeError: a worker failed.
         """
-        waiting: deque[tuple[Chunk, Future[npt.NDArray[Any]]]] = deque()
+        waiting: deque[tuple[TextChunk, Future[npt.NDArray[Any]]]] = deque()
         for chunk in chunks:
             waiting.append((chunk, self._threads.submit(self._encode_chunk, chunk)))
             if len(waiting) >= 2 * self._num_workers:
@@ -98,7 +98,7 @@ class WorkerPool:
             process.wait()
             connection.close()
 
-    def _encode_chunk(self, chunk: Chunk) -> npt.NDArray[Any]:
+    def _encode_chunk(self, chunk: TextChunk) -> npt.NDArray[Any]:
         process, connection = worker = self._idle.get()
         try:
             texts = [text.encode() for text, _ in chunk.segments]

@@ -37,7 +37,7 @@ from codescent.data.text.request import (
 )
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
-from codescent.data.text.sources import AS_TEXT, Block, Reading, read_blocks
+from codescent.data.text.sources import AS_TEXT, DocumentPiece, Reading, read_blocks
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import NO_END, CharTokenizer, Tokenizer, document_end, load, token_dtype
 
@@ -252,7 +252,7 @@ class _Preparation:
     def _train_characters(self, counted: Scan) -> int:
         return split_point(counted.characters, self.request.validation_fraction)
 
-    def _blocks(self, corpus: Corpus) -> Iterator[Block]:
+    def _blocks(self, corpus: Corpus) -> Iterator[DocumentPiece]:
         for source in corpus.sources:
             yield from read_blocks(source.path, self._reading(corpus))
 

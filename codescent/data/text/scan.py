@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codescent.base.errors import UserError
-from codescent.data.text.corpora import Corpus, Source
+from codescent.data.text.corpora import Corpus, CorpusFile
 from codescent.data.text.sources import Reading, read_blocks
 
 MAX_PROBLEMS = 20
@@ -48,7 +48,7 @@ def scan(
     """
     stopped = threading.Event()
 
-    def scan_file(source: Source) -> Scan | UserError:
+    def scan_file(source: CorpusFile) -> Scan | UserError:
         try:
             return _scan_file(source, reading, with_alphabet, advance, stopped)
         except UserError as error:
@@ -89,7 +89,7 @@ def scan(
 
 
 def _scan_file(
-    source: Source, reading: Reading, with_alphabet: bool, advance: Callable[[int], None], stopped: threading.Event
+    source: CorpusFile, reading: Reading, with_alphabet: bool, advance: Callable[[int], None], stopped: threading.Event
 ) -> Scan:
     digest = hashlib.sha256()
     num_bytes = characters = documents = 0

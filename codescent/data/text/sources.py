@@ -45,7 +45,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 BAD_ARCHIVE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, gzip.BadGzipFile)
 
 
-class Block(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A piece of a document: its next characters, and whether the document ends with them."""
 
     text: str
@@ -102,7 +102,7 @@ class Reading:
 
 def read_blocks(
     path: Path, reading: Reading, watch: Callable[[memoryview], None] | None = None
-) -> Generator[Block, None, None]:
+) -> Generator[DocumentPiece, None, None]:
     """The text of a file, in order. The last block of each document is marked; empty documents are skipped.
 
     The first bytes decide what a file is (`form_of`), and these endings of its name: `.jsonl` and `.ndjson` have one
@@ -189,7 +189,7 @@ def _packed(name: str, head: bytes) -> str | None:
     return suffix if suffix in _OPENERS else packed_by(head)
 
 
-def _blocks(where: str, name: str, stream: IO[bytes], reading: Reading, times: int = 0) -> Iterator[Block]:
+def _blocks(where: str, name: str, stream: IO[bytes], reading: Reading, times: int = 0) -> Iterator[DocumentPiece]:
     """The text of a file or of a member of an archive, which was decompressed so many `times`."""
     suffix = "." + name.rpartition(".")[2]
     head = stream.read(HEAD_BYTES)
@@ -210,7 +210,7 @@ def _blocks(where: str, name: str, stream: IO[bytes], reading: Reading, times: i
         yield from _of_form(where, suffix, form_of(head, is_whole=len(head) < HEAD_BYTES), whole, reading)
 
 
-def _of_form(where: str, suffix: str, form: str, stream: IO[bytes], reading: Reading) -> Iterator[Block]:
+def _of_form(where: str, suffix: str, form: str, stream: IO[bytes], reading: Reading) -> Iterator[DocumentPiece]:
     """The text of what is neither compressed nor an archive. Raises UserError: its form is not read."""
     if suffix in JSONL_SUFFIXES:
         yield from _json_blocks(where, stream, reading.text_key, "")
@@ -225,7 +225,7 @@ def _of_form(where: str, suffix: str, form: str, stream: IO[bytes], reading: Rea
         yield from _text_blocks(where, stream)
 
 
-def _tar_blocks(where: str, stream: IO[bytes], reading: Reading, times: int) -> Iterator[Block]:
+def _tar_blocks(where: str, stream: IO[bytes], reading: Reading, times: int) -> Iterator[DocumentPiece]:
     """The members in the archive's order, without hidden ones. Nothing is unpacked to disk."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -237,7 +237,7 @@ def _tar_blocks(where: str, stream: IO[bytes], reading: Reading, times: int) -> 
                 yield from _blocks(f"{where}: {member.name}", parts[-1].lower(), content, reading, times)
 
 
-def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[Block]:
+def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[DocumentPiece]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset_bytes = num_lines = 0
     nonempty = False
@@ -252,13 +252,13 @@ def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[Block]:
             text = text.removeprefix("\ufeff")
         if text:
             nonempty = True
-            yield Block(text, False)
+            yield DocumentPiece(text, False)
         if not data:
             break
         offset_bytes += len(data)
         num_lines += data.count(b"\n")
     if nonempty:
-        yield Block("", True)
+        yield DocumentPiece("", True)
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_lines: int) -> UserError:
@@ -272,7 +272,7 @@ def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_line
     )
 
 
-def _json_blocks(where: str, stream: IO[bytes], text_key: str, hint: str) -> Iterator[Block]:
+def _json_blocks(where: str, stream: IO[bytes], text_key: str, hint: str) -> Iterator[DocumentPiece]:
     """The text under `text_key` of each line; `hint` ends the message about a line that has none."""
     offset_bytes = number = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
@@ -288,7 +288,7 @@ def _json_blocks(where: str, stream: IO[bytes], text_key: str, hint: str) -> Ite
         if decoded.strip():
             text = _json_text(f"{where}: line {number}", decoded, text_key, hint)
             for start in range(0, len(text), BLOCK_BYTES):
-                yield Block(text[start : start + BLOCK_BYTES], start + BLOCK_BYTES >= len(text))
+                yield DocumentPiece(text[start : start + BLOCK_BYTES], start + BLOCK_BYTES >= len(text))
         offset_bytes += len(line)
 
 

@@ -26,7 +26,8 @@ from codescent.tasks.answers.source import QUESTIONS, QuestionDataset, left_out_
 from codescent.tasks.answers.squad import Questions, has_questions, read_questions, write_questions
 from codescent.tasks.answers.windows import CONTROLS, WindowSizes, make_windows
 from codescent.tasks.folder import FolderTask, tokenizer_identity
-from codescent.tasks.task import ScoreRequest, Task, TaskRequest, refuse_no_wordpiece
+from codescent.tasks.masked_tokens import refuse_no_wordpiece
+from codescent.tasks.task import ScoreRequest, Task, TaskRequest
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data

@@ -43,7 +43,7 @@ BERT_DECODING = Decoding()
 
 
 @dataclass(frozen=True)
-class Span:
+class AnswerSpan:
     """A possible answer: characters [begin, end) of the context, and the sum of its two logits."""
 
     score: float
@@ -52,14 +52,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class RankedAnswer(Span):
+class RankedAnswer(AnswerSpan):
     """One of the best answers to a question; the probabilities of a question's candidates add up to 1."""
 
     text: str
     probability: float
 
 
-def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: Decoding) -> list[Span]:
+def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: Decoding) -> list[AnswerSpan]:
     """The best spans of one window with text, best first. Equal ones are ordered by begin, then by end.
 
     A span has context tokens only, at most `max_answer`, and its first token is in its best window. All such spans are
@@ -80,16 +80,18 @@ def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: De
     for best in np.argsort(-scores[places, lengths], kind="stable")[:count].tolist():
         start, length = int(starts[places[best]]), int(lengths[best])
         begin, end = int(row["characters"][start, 0]), int(row["characters"][start + length, 1])
-        spans.append(Span(float(scores[places[best], length]), begin, end))
+        spans.append(AnswerSpan(float(scores[places[best], length]), begin, end))
     return spans
 
 
-def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decoding: Decoding) -> list[RankedAnswer]:
+def candidates(
+    context: str, spans_of_windows: Sequence[Sequence[AnswerSpan]], decoding: Decoding
+) -> list[RankedAnswer]:
     """The best spans of all windows of a question as texts, best first, each text once.
     Among equal scores the earlier window comes first. Without any span the answer is the empty text.
     """
     spans = sorted((span for spans in spans_of_windows for span in spans), key=lambda span: -span.score)
-    texts: dict[str, Span] = {}
+    texts: dict[str, AnswerSpan] = {}
     for span in spans[: decoding.n_best]:
         texts.setdefault(context[span.begin : span.end], span)
     if not texts:

@@ -23,7 +23,7 @@ QUESTIONS = "validation.json"
 SHOWN_IDS = 3
 
 
-class _Split(Fields):
+class _QuestionSplit(Fields):
     questions: int
     windows: int
     with_answer: int
@@ -31,10 +31,10 @@ class _Split(Fields):
     without_tokens: list[str]
 
 
-class _Description(Description):
+class _QuestionsDescription(Description):
     format: Literal["codescent questions 1"]
     sizes: dict[str, int]
-    splits: Splits[_Split]
+    splits: Splits[_QuestionSplit]
 
 
 class QuestionSource:
@@ -63,7 +63,7 @@ class QuestionDataset(FolderDataset):
     """Open prepared questions."""
 
     format = "codescent questions 1"
-    form = _Description
+    form = _QuestionsDescription
     what = "prepared questions"
 
     @property

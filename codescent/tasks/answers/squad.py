@@ -26,7 +26,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Answer:
+class GoldAnswer:
     """A right answer: its text, and the character of the context where it begins."""
 
     text: str
@@ -41,7 +41,7 @@ class Question:
     text: str
     context: str
     title: str
-    answers: tuple[Answer, ...]
+    answers: tuple[GoldAnswer, ...]
 
     def span(self) -> tuple[int, int] | None:
         """Characters [begin, end) of the first answer, without white space around it; None: it is not in that place.
@@ -162,7 +162,7 @@ def _questions(data: Any, problems: list[str]) -> Iterator[Question]:
                     yield Question(name, text, context, str(title), answers)
 
 
-def _answers(question: dict[str, Any], where: str, problems: list[str]) -> Iterator[Answer]:
+def _answers(question: dict[str, Any], where: str, problems: list[str]) -> Iterator[GoldAnswer]:
     found = False
     for answer, place in _objects(question, "answers", where, problems):
         found = True
@@ -172,7 +172,7 @@ def _answers(question: dict[str, Any], where: str, problems: list[str]) -> Itera
             what = "missing" if "answer_start" not in answer else f"{start!r:.40}"
             problems.append(f"{place}.answer_start: {what}: the number of the answer's first character is needed")
         elif text is not None:
-            yield Answer(text, start)
+            yield GoldAnswer(text, start)
     if not found and question.get("answers") == []:
         problems.append(f"{where}.answers: empty: SQuAD {VERSION} has an answer to every question")
 

@@ -204,14 +204,14 @@ def _tokens(
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
 
 
-class _Split(Fields):
+class _ResponseSplit(Fields):
     examples: int
     tokens: int
 
 
-class _Description(Description):
+class _ResponsesDescription(Description):
     format: Literal["codescent responses 2", "codescent responses 3"]
-    splits: Splits[_Split]
+    splits: Splits[_ResponseSplit]
     unused: dict[str, int] = Field(default_factory=dict)  # format 2 had none
 
 
@@ -273,7 +273,7 @@ class ResponseDataset(FolderDataset):
 
     format = "codescent responses 3"
     read_formats = ("codescent responses 2", "codescent responses 3")
-    form = _Description
+    form = _ResponsesDescription
     what = "prepared responses"
 
     @property

@@ -151,7 +151,7 @@ class _File(Fields):
     sha256: str
 
 
-class _Description(Fields):
+class _TensorsDescription(Fields):
     format: Literal["codescent tensors 1"]
     storage: Literal["hdf5", "pt", "safetensors"]
     synthetic: Literal[True]
@@ -239,7 +239,7 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
 
 def read_description(folder: Path) -> dict[str, Any]:
     """description.json of a folder of prepared tensors. Raises UserError: every wrong field."""
-    return checked_description(folder, _Description, "prepared tensors")
+    return checked_description(folder, _TensorsDescription, "prepared tensors")
 
 
 def _hashes_of(description: dict[str, Any]) -> dict[str, str]:

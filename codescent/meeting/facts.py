@@ -1,5 +1,5 @@
-"""In: this process. Out: what must be equal on all ranks beside their config: code, versions, backend, kernel choice.
-Does not compare (compared.py does). Data and plan follow when they are known (open.py)."""
+"""In: this process, its backend and libraries. Out: what must be equal on all ranks beside their config.
+Does not compare (compared.py does). Data and plan follow when they are known (train/open.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from codescent.base.reading import read_bytes
 
@@ -25,24 +22,23 @@ KERNELS = (
 """Environment variables by which libraries choose kernels. The config's own choices are made by all ranks together."""
 
 
-def facts_of_process(code: str, backend: str, env: Mapping[str, str]) -> dict[str, str]:
+def facts_of_process(code: str, backend: str, libraries: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     """By name in messages: the value on this rank.
 
     Args:
         code: digest of the sources of this package.
         backend: of the process groups.
+        libraries: their versions, by name.
         env: environment variables.
     """
-    facts = {
+    return {
         "codescent": code,
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
-        "torch": torch.__version__,
+        **libraries,
         "backend": backend,
         **{name: env[name] for name in KERNELS if name in env},
+        **_script(),
     }
-    if "nccl" in backend and dist.is_nccl_available():
-        facts["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return facts | _script()
 
 
 def _script() -> dict[str, str]:

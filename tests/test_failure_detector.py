@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from codescent.coupling import away
-from codescent.coupling.away import CLOSED_S, SILENT_S, Away
-from codescent.coupling.crew import Death
-from codescent.coupling.patience import SHARE
+from codescent.coupling import failure_detector
+from codescent.coupling.failure_detector import CLOSED_S, SHARE, SILENT_S, FailureDetector
+from codescent.coupling.membership import Death
 from codescent.transport import Refused
 
 TIMEOUT_S = 600.0
@@ -25,13 +24,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(away, "time", found)
+    monkeypatch.setattr(failure_detector, "time", found)
     return found
 
 
-def known(timeout_s: float = TIMEOUT_S, *, goes_on: bool = True) -> Away:
+def known(timeout_s: float = TIMEOUT_S, *, goes_on: bool = True) -> FailureDetector:
     """Workers 1 and 2 are connected."""
-    found = Away(timeout_s, goes_on=goes_on)
+    found = FailureDetector(timeout_s, goes_on=goes_on)
     found.met(1, "host1")
     found.met(2, "host2")
     found.connected = lambda: {2}

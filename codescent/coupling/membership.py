@@ -1,5 +1,5 @@
 """In: deaths of workers as the launcher or the first server has seen them, workers that come again. Out: who is there.
-Does not see a process end (launch/local.py does), nor a lost connection (away.py), and makes no groups (regroup.py)."""
+Does not see a death (launch/local.py and failure_detector.py do) and makes no process groups (regroup.py does)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class MembershipChange:
     replaces: bool = False
 
 
-class Crew:
+class Membership:
     """Which workers are there, as the first server knows it. The caller locks."""
 
     def __init__(self) -> None:

@@ -1,8 +1,10 @@
-"""In: the seconds of the first steps. Out: how long the run will take; why, if that is more than expected.
-Does not print, and does not measure the speed of the processor (machine.py does)."""
+"""In: the seconds of steps. Out: sentences for people: how long the run will take, and that steps have become slow.
+Does not print, changes nothing, and does not measure the speed of the processor (machine.py does)."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,12 @@ WORTH_SAYING_S = 20.0
 """A shorter rest of the run is not announced."""
 HELD_BACK = 0.1
 """The least share of waiting for a core that is blamed on other programs."""
+
+SLOW = 2.0
+"""Steps are slow if they take this many times as long as the fastest."""
+
+WINDOW = 10
+"""Steps whose median is compared: one slow step is no reason."""
 
 TASKS = Path("/proc/self/task")
 
@@ -89,6 +97,31 @@ class Estimate:
         return (
             f"more than the {expected_s / 60:g} minutes of log.expected_minutes: {why} (products {_gflops(self.peak)}, "
             f"the run {_gflops(self.flops / step_s)}, needed {_gflops(needed)})"
+        )
+
+
+class SlowSteps:
+    """Compares the median of the last steps with that of the fastest ones. After each sentence it waits longer."""
+
+    def __init__(self) -> None:
+        self._window: list[float] = []
+        self._fastest_s = math.inf  # the shortest median of a window
+        self._windows, self._wait = 0, 1  # windows since the last sentence, and how many must pass before the next
+
+    def add(self, seconds: float) -> str | None:
+        """Count a step. Returns what to say; None: steps are not slow, or it was said lately."""
+        self._window.append(seconds)
+        if len(self._window) < WINDOW:
+            return None
+        median_s, self._window = statistics.median(self._window), []
+        self._fastest_s = min(self._fastest_s, median_s)
+        self._windows += 1
+        if median_s < SLOW * self._fastest_s or self._windows < self._wait:
+            return None
+        self._windows, self._wait = 0, 2 * self._wait
+        return (
+            f"the last {WINDOW} steps took {median_s / self._fastest_s:.1f} times as long as the fastest {WINDOW}: "
+            "other programs may use these cores or this device, or the network has become slower"
         )
 
 

@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from codescent.base import agreement
 from codescent.base.errors import UserError
-from codescent.coupling.crew import Crew, Death
+from codescent.coupling.membership import Death, Membership
 from codescent.meeting.past import StoredPast
 from codescent.meeting.store import LocalStore
 
@@ -26,12 +26,12 @@ Event = tuple[str, int]
 @given(st.lists(st.tuples(st.sampled_from(["dies", "is seen", "comes", "meets"]), st.sampled_from(WORKERS))))
 def test_deaths_and_returns_are_counted_once(events: list[Event]) -> None:
     """Whether the server sees a death first, or the next process tells it."""
-    crew, moment = Crew(), 0.0
+    membership, moment = Membership(), 0.0
     dead: dict[int, Death] = {}  # what the launcher says
     untold: dict[int, Death] = {}  # what the server has not been told of
     lost, joined = [], []
     there = set(WORKERS)
-    crew.deaths = lambda: dict(dead)
+    membership.deaths = lambda: dict(dead)
 
     def seen(worker: int) -> None:
         untold.pop(worker, None)
@@ -43,24 +43,24 @@ def test_deaths_and_returns_are_counted_once(events: list[Event]) -> None:
             dead[worker] = untold[worker] = Death(moment, 4.5)
             lost.append(worker)
         elif what == "is seen":
-            assert sorted(crew.new_deaths()) == sorted(untold)
+            assert sorted(membership.new_deaths()) == sorted(untold)
             for one in list(untold):
                 seen(one)
         elif what == "comes" and worker in dead:
             told = dead.pop(worker)
-            assert crew.died(worker, told) == (worker in untold)
-            assert not crew.died(worker, told)  # its connection was lost, and it asks again
+            assert membership.died(worker, told) == (worker in untold)
+            assert not membership.died(worker, told)  # its connection was lost, and it asks again
             seen(worker)
-            crew.comes(worker, done=7)
-            crew.comes(worker, done=8)
+            membership.comes(worker, done=7)
+            membership.comes(worker, done=8)
             joined.append(worker)
             there.add(worker)
         elif what == "meets" and not untold:
-            deaths, returns = crew.take()
+            deaths, returns = membership.take()
             assert sorted(one.rank for one in deaths) == sorted(lost)
             assert [(one.rank, one.step) for one in returns] == [(one, 8) for one in joined]
             lost, joined = [], []
-        assert crew.absent | set(untold) >= set(WORKERS) - there
+        assert membership.absent | set(untold) >= set(WORKERS) - there
 
 
 @pytest.fixture

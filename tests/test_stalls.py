@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from codescent.base.errors import RunFailed
-from codescent.coupling import patience
+from codescent.coupling import failure_detector
 from codescent.coupling.coordinate import Coordinator
-from codescent.coupling.patience import SHARE, Patience
+from codescent.coupling.failure_detector import SHARE, StallTimeout
 from codescent.servers import Portion
 
 HELD = {1: Portion(6, 1), 2: Portion(6, 2)}
@@ -28,14 +28,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(patience, "time", found)
+    monkeypatch.setattr(failure_detector, "time", found)
     return found
 
 
 @pytest.fixture
-def waits(clock: Clock) -> Patience:
+def waits(clock: Clock) -> StallTimeout:
     """Worker 0 waits for 99 s, of at most 100."""
-    found = Patience()
+    found = StallTimeout()
     found.timeout_s = 100.0 / SHARE
     found.begin()
     found.note(0, ("pull", 1), waits=True)
@@ -43,14 +43,14 @@ def waits(clock: Clock) -> Patience:
     return found
 
 
-def test_who_computes_is_named(waits: Patience, clock: Clock) -> None:
+def test_who_computes_is_named(waits: StallTimeout, clock: Clock) -> None:
     waits.check(HELD, range(3))
     clock.now_s += 2.0
     with pytest.raises(RunFailed, match=re.escape("rank 1 (in step 7), rank 2 (in step 7) pushed nothing for 101.0 s")):
         waits.check(HELD, range(3))
 
 
-def test_who_has_pushed_is_not_named(waits: Patience, clock: Clock) -> None:
+def test_who_has_pushed_is_not_named(waits: StallTimeout, clock: Clock) -> None:
     """It holds its portion until the push is applied."""
     clock.now_s += 2.0
     waits.note(2, ("push", 1), waits=True)
@@ -58,19 +58,19 @@ def test_who_has_pushed_is_not_named(waits: Patience, clock: Clock) -> None:
         waits.check(HELD, range(3))
 
 
-def test_who_asks_for_nothing_is_named_if_nobody_computes(waits: Patience, clock: Clock) -> None:
+def test_who_asks_for_nothing_is_named_if_nobody_computes(waits: StallTimeout, clock: Clock) -> None:
     clock.now_s += 2.0
     with pytest.raises(RunFailed, match=r"^rank 2 pushed nothing"):
         waits.check({}, {0, 2})  # 1 has died
 
 
-def test_who_waits_alone_waits_for_nobody(waits: Patience, clock: Clock) -> None:
+def test_who_waits_alone_waits_for_nobody(waits: StallTimeout, clock: Clock) -> None:
     clock.now_s += 2.0
     waits.check({}, {0})
 
 
 @pytest.mark.parametrize("what", ["answered", "another request", "a step begins"])
-def test_the_wait_begins_anew(waits: Patience, clock: Clock, what: str) -> None:
+def test_the_wait_begins_anew(waits: StallTimeout, clock: Clock, what: str) -> None:
     if what == "answered":
         waits.note(0, ("pull", 1), waits=False)
         waits.note(0, ("pull", 1), waits=True)
@@ -85,7 +85,7 @@ def test_the_wait_begins_anew(waits: Patience, clock: Clock, what: str) -> None:
         waits.check(HELD, range(3))
 
 
-def test_a_request_that_is_looked_at_again_waits_on(waits: Patience, clock: Clock) -> None:
+def test_a_request_that_is_looked_at_again_waits_on(waits: StallTimeout, clock: Clock) -> None:
     waits.note(0, ("pull", 1), waits=True)
     clock.now_s += 2.0
     with pytest.raises(RunFailed):
