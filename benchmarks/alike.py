@@ -60,15 +60,15 @@ def timed(act: Callable[[], object]) -> float:
 def rank_main(path: Path) -> None:
     """Run one rank: steps and comparisons in turns, after one warm-up of each. Rank 0 writes the seconds."""
     job = json.loads(path.read_text(encoding="utf-8"))
-    place = read(os.environ)
-    assert place is not None
-    world, dataset = World(place, "auto", None, 600.0), open_dataset(Path(job["tokens"]))
+    this_rank = read(os.environ)
+    assert this_rank is not None
+    world, dataset = World(this_rank, "auto", None, 600.0), open_dataset(Path(job["tokens"]))
     config = Config(**job["sections"])
-    plan = build(config, dataset.vocab_size, place.world_size)
+    plan = build(config, dataset.vocab_size, this_rank.world_size)
     world.divide(plan)
     with StopRequest(alone=False) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
-        copies = replicated_tensors(plan, place.rank, trainer.parts, trainer.optimizer)
+        copies = replicated_tensors(plan, this_rank.rank, trainer.parts, trainer.optimizer)
         tensors = [tensor.detach() for part in copies.values() for tensor in part.values()]
         sizes = [tensor.nbytes // 8 * 8 for tensor in tensors]
         words = [t.view(-1).view(torch.uint8)[:size].view(torch.int64) for t, size in zip(tensors, sizes) if size]

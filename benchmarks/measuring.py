@@ -164,7 +164,7 @@ class Turns:
         assert self.world.pages is not None, "our launcher has started this rank"
         counting = self.trainer.executor.watch = Counting(self.world.device)
         self.trainer.executor.instruments.watch = counting
-        before, page = OwnPage.current, CountingPage(self.world.pages, self.world.place.rank)
+        before, page = OwnPage.current, CountingPage(self.world.pages, self.world.this_rank.rank)
         OwnPage.current = page
         self.trainer.executor.step(self.number, 1e-4)
         OwnPage.current = before
@@ -211,11 +211,11 @@ def page_s(positions: int, collectives: int) -> float:
 def rank_main(path: Path) -> None:
     """Run one rank: turns with and without measuring, after a warm-up of both. Every rank writes its seconds."""
     job = json.loads(path.read_text(encoding="utf-8"))
-    place = read(os.environ)
-    assert place is not None
-    world, dataset = World(place, "cpu", 1, 600.0), open_dataset(Path(job["tokens"]))
+    this_rank = read(os.environ)
+    assert this_rank is not None
+    world, dataset = World(this_rank, "cpu", 1, 600.0), open_dataset(Path(job["tokens"]))
     config = Config(**job["sections"])
-    plan = build(config, dataset.vocab_size, place.world_size)
+    plan = build(config, dataset.vocab_size, this_rank.world_size)
     world.divide(plan)
     with StopRequest(alone=False) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
@@ -233,7 +233,7 @@ def rank_main(path: Path) -> None:
         "page_s": page_s(calls["positions"], calls["collectives"]),
     }
     report = {**taken, **calls, **own}
-    path.with_name(f"rank-{place.rank}.json").write_text(json.dumps(report), encoding="utf-8")
+    path.with_name(f"rank-{this_rank.rank}.json").write_text(json.dumps(report), encoding="utf-8")
     world.at(ENDED)
     world.close()
 

@@ -84,14 +84,14 @@ class Timed:
 def rank_main(path: Path) -> None:
     """Run one rank: a step of each update rule in turns, after one warm-up of each. Rank 0 writes the seconds."""
     job = json.loads(path.read_text(encoding="utf-8"))
-    place = read(os.environ)
-    assert place is not None
-    world, dataset = World(place, "cpu", 1, 600.0), open_dataset(Path(job["tokens"]))
+    this_rank = read(os.environ)
+    assert this_rank is not None
+    world, dataset = World(this_rank, "cpu", 1, 600.0), open_dataset(Path(job["tokens"]))
     timed: dict[str, Timed] = {}
     with StopRequest(alone=False) as stop:
         for name in job["kinds"]:
             config = Config(**job["sections"], optimizer=KINDS[name])
-            plan = build(config, dataset.vocab_size, place.world_size)
+            plan = build(config, dataset.vocab_size, this_rank.world_size)
             world.divide(plan)
             timed[name] = Timed(assemble(config, plan, world, dataset, 0, stop))
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in timed}

@@ -246,11 +246,11 @@ class Case:
 def main() -> None:
     """Build a trainer for each case, then let them take turns. The first round is a warm-up and is not written."""
     path = Path(sys.argv[1])
-    job, place = Job.parse(path.read_text(encoding="utf-8")), read(os.environ)
-    assert place is not None, "a rank needs a launcher: pipeline.py starts it"
-    on_devices = not job.forward_s and torch.cuda.device_count() >= place.local_world_size
+    job, this_rank = Job.parse(path.read_text(encoding="utf-8")), read(os.environ)
+    assert this_rank is not None, "a rank needs a launcher: pipeline.py starts it"
+    on_devices = not job.forward_s and torch.cuda.device_count() >= this_rank.local_world_size
     threads = 1 if job.forward_s else None
-    world = World(place, "cuda" if on_devices else "cpu", threads, TIMEOUT_S)
+    world = World(this_rank, "cuda" if on_devices else "cpu", threads, TIMEOUT_S)
     dataset = open_dataset(Path(job.tokens))
     steps: list[dict[str, Any]] = []
     with StopRequest(alone=False) as stop:
@@ -263,7 +263,7 @@ def main() -> None:
                     steps.append({"schedule": schedule, "num_microbatches": num_microbatches, "spans": spans})
         for case in cases:
             case.trainer.close()
-    path.with_name(f"rank-{place.rank}.json").write_text(json.dumps(steps), encoding="utf-8")
+    path.with_name(f"rank-{this_rank.rank}.json").write_text(json.dumps(steps), encoding="utf-8")
     cases.clear()
     world.at(ENDED)
     world.close()

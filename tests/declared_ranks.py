@@ -119,7 +119,7 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, 
 def joined(plan: Plan, rank: int) -> World:
     """A World on the CPU around the process group that there is."""
     world: Any = World.__new__(World)
-    world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
+    world.this_rank = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
     world.device, world.timeout, world.groups = torch.device("cpu"), timedelta(seconds=60), {}
     world.pages, world.living = None, tuple(range(plan.world_size))
     return cast(World, world)

@@ -126,7 +126,7 @@ def alone_on_cuda(place: Place, hangs: bool) -> None:
     world.abort_groups, ending.FREE_S = abort, 0.5
     here = world.World.__new__(world.World)
     place = SimpleNamespace(rank=0, world_size=2, local_world_size=2)
-    here.device, here.place = torch.device("cuda", 0), place  # type: ignore[assignment]
+    here.device, here.this_rank = torch.device("cuda", 0), place  # type: ignore[assignment]
     watch()
     try:
         with here:

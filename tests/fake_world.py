@@ -103,7 +103,7 @@ def _collective(operator: Any, *arguments: Any) -> Any:
 def fake_world(rank: int, ranks: int, device: str) -> Iterator[world.World]:
     """A block with this World. Another one may follow it."""
     kernels_for_meta()
-    place = Rank(rank, rank, ranks, ranks, LOOPBACK)
+    this_rank = Rank(rank, rank, ranks, ranks, LOOPBACK)
     with patch.dict(dist.Backend.backend_capability, {dist.Backend.FAKE: ["cpu", "meta"]}):
         with patch.multiple(
             world,
@@ -114,7 +114,7 @@ def fake_world(rank: int, ranks: int, device: str) -> Iterator[world.World]:
             backends=lambda *_, **__: (dist.Backend.FAKE, None),
             code_digest=digest,
         ):
-            one = world.World(place, "auto", torch.get_num_threads(), 60.0)
+            one = world.World(this_rank, "auto", torch.get_num_threads(), 60.0)
         try:
             yield one
         finally:

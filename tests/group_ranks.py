@@ -33,7 +33,7 @@ def made(place: Place, cases: dict[str, Any]) -> dict[str, list[Made]]:
         for rank in range(case["world_size"]):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["world_size"])
             world: Any = World.__new__(World)
-            world.place = SimpleNamespace(rank=rank, world_size=case["world_size"])
+            world.this_rank = SimpleNamespace(rank=rank, world_size=case["world_size"])
             world.timeout, world.groups = timedelta(seconds=60), {}
             world.living = tuple(range(case["world_size"]))
             world.divide(plan)

@@ -360,7 +360,7 @@ def test_large_data_is_read_again_only_if_the_run_is_long(
 ) -> None:
     opened: list[str] = []
     world: Any = SimpleNamespace(
-        place=SimpleNamespace(rank=0, world_size=8),
+        this_rank=SimpleNamespace(rank=0, world_size=8),
         leaders=[0],
         is_first=True,
         device=SimpleNamespace(type="cuda"),

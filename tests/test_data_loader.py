@@ -187,7 +187,7 @@ def test_the_parts_of_a_model_are_told_how_many_losses_a_sample_has(each: int | 
     )
     plan.schedule, plan.samples = SimpleNamespace(programs=[[]]), lambda rank, number: slice(0, 2)
     plan.samples_of_replica = lambda rank: range(2)
-    world = SimpleNamespace(place=SimpleNamespace(rank=0), stage=0, device=torch.device("cpu"))
+    world = SimpleNamespace(this_rank=SimpleNamespace(rank=0), stage=0, device=torch.device("cpu"))
     dataset = SimpleNamespace(source=lambda *_: source)
     _loader([part], plan, world, dataset, 0).close()  # type: ignore[arg-type, list-item]
     assert part.losses_per_sample == each

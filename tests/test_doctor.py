@@ -587,10 +587,10 @@ def test_an_error_of_rank_0_alone_ends_all_ranks_and_is_told_once(project: Path)
 @linux
 def test_a_rank_that_loses_rank_0_ends_with_2(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODESCENT_TOKEN", "token")
-    place = Rank(1, 1, 2, 2, master_addr="127.0.0.1", master_port=meeting.port)
+    this_rank = Rank(1, 1, 2, 2, master_addr="127.0.0.1", master_port=meeting.port)
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(examine, place, {"CODESCENT_TOKEN": "token"}, Wanted())
-        found = gather(dataclasses.replace(place, rank=0, local_rank=0), _key(place, os.environ), FACTS, 20.0)
+        ended = pool.submit(examine, this_rank, {"CODESCENT_TOKEN": "token"}, Wanted())
+        found = gather(dataclasses.replace(this_rank, rank=0, local_rank=0), _key(this_rank, os.environ), FACTS, 20.0)
         found.close()
         with pytest.raises(UserError, match="rank 0 has gone before the checks ended") as lost:
             ended.result(30)
@@ -808,12 +808,12 @@ def test_rank_0_listens_where_master_addr_leads(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.0.3")
     monkeypatch.setattr(addresses, "resolved", lambda host: ["10.0.0.1"])
     monkeypatch.setattr(addresses, "is_mine", lambda address: True)
-    place = Rank(0, 0, 2, 1, master_addr="10.0.0.1", job="listens")
-    found = gather(dataclasses.replace(place, agent_store=True), Meeting.key, FACTS, 0.1, "d1")
+    this_rank = Rank(0, 0, 2, 1, master_addr="10.0.0.1", job="listens")
+    found = gather(dataclasses.replace(this_rank, agent_store=True), Meeting.key, FACTS, 0.1, "d1")
     found.close()
     assert found.address == "127.0.0.3"
     with pytest.raises(UserError, match=r'"d1" is 127.0.0.2 here, but MASTER_ADDR=10.0.0.1 leads to 10.0.0.1; set'):
-        gather(place, Meeting.key, FACTS, 0.1, "d1")
+        gather(this_rank, Meeting.key, FACTS, 0.1, "d1")
 
 
 @linux
@@ -835,19 +835,19 @@ def test_a_rank_beside_rank_0_finds_it_by_a_name_that_means_loopback_there(monke
 @linux
 def test_with_torchruns_store_the_port_of_the_run_is_not_taken() -> None:
     """MASTER_PORT is the agent's, and the doctor has not tried it."""
-    place = Rank(0, 0, 2, 2, master_port=29400, job="a port of its own is taken", agent_store=True)
+    this_rank = Rank(0, 0, 2, 2, master_port=29400, job="a port of its own is taken", agent_store=True)
     with (
-        socket.create_server((LOOPBACK, ports(place)[0])),
-        closing(gather(place, Meeting.key, FACTS, 0.1)) as found,
+        socket.create_server((LOOPBACK, ports(this_rank)[0])),
+        closing(gather(this_rank, Meeting.key, FACTS, 0.1)) as found,
     ):
-        assert (found.port, found.taken) == (ports(place)[1], "")
+        assert (found.port, found.taken) == (ports(this_rank)[1], "")
 
 
 def test_with_torchruns_store_the_port_is_another_one() -> None:
-    place = Rank(world_size=2, master_addr="10.0.0.1", master_port=29400)
+    this_rank = Rank(world_size=2, master_addr="10.0.0.1", master_port=29400)
     agents = Rank(world_size=2, master_addr="10.0.0.1", master_port=29400, agent_store=True)
-    assert ports(place)[0] == 29400
-    assert ports(agents) == ports(place)[1:]
+    assert ports(this_rank)[0] == 29400
+    assert ports(agents) == ports(this_rank)[1:]
 
 
 @pytest.mark.parametrize(

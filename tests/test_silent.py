@@ -27,8 +27,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     made.close()
 
 
-def _tell(store: StoreClient, place: Rank, living: Sequence[int], error: BaseException) -> None:
-    silent.tell(store, place, living, lost_peer=is_lost_peer(error))
+def _tell(store: StoreClient, this_rank: Rank, living: Sequence[int], error: BaseException) -> None:
+    silent.tell(store, this_rank, living, lost_peer=is_lost_peer(error))
 
 
 def end(served: Served, errors: dict[int, BaseException], ranks: int, living: Sequence[int] = ()) -> None:

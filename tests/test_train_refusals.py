@@ -115,7 +115,7 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, forker: Forker) -> 
 
 def test_nodes_with_other_samples_are_refused() -> None:
     dataset = SimpleNamespace(path=Path("datasets/a"), fingerprint="theirs")
-    world = SimpleNamespace(place=SimpleNamespace(rank=3), from_first=lambda make: "ours")
+    world = SimpleNamespace(this_rank=SimpleNamespace(rank=3), from_first=lambda make: "ours")
     with pytest.raises(
         UserError, match=r"rank 3 on .*: the samples in datasets/a differ from .* rank 0 \(theirs, on rank 0"
     ):

@@ -49,7 +49,7 @@ class Noting:
         work = SimpleNamespace(microbatch_size=microbatch_size, seq_len=TOKENS_AT_ONCE)
         self.plan = SimpleNamespace(mesh=mesh, work=work)
         share = mesh.dp_index(rank), mesh.dp
-        self.world = SimpleNamespace(place=SimpleNamespace(rank=rank), share=lambda plan: share)
+        self.world = SimpleNamespace(this_rank=SimpleNamespace(rank=rank), share=lambda plan: share)
         self.device, self.batches = torch.device("cpu"), list[list[int]]()
         self.number = 0
 

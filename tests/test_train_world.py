@@ -282,9 +282,9 @@ def shared_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def said(place: Rank) -> str:
+def said(this_rank: Rank) -> str:
     def join() -> None:
-        with closing(meet(place, SECOND, open_agent)):
+        with closing(meet(this_rank, SECOND, open_agent)):
             pass
 
     with pytest.raises(UserError) as caught:
@@ -348,19 +348,19 @@ class SilentAgent:
 @pytest.mark.parametrize("agent", [True, False])
 @pytest.mark.usefixtures("shared_loopback")
 def test_an_error_of_rank_0_closes_its_port(monkeypatch: pytest.MonkeyPatch, agent: bool) -> None:
-    def unknown(place: Rank) -> str:
+    def unknown(this_rank: Rank) -> str:
         raise UserError("no interface")
 
     def listens() -> set[Any]:
         return {one.laddr for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN}
 
-    before, place = listens(), Rank(0, 0, 2, 1, LOOPBACK, free_port(), agent_store=agent)
+    before, this_rank = listens(), Rank(0, 0, 2, 1, LOOPBACK, free_port(), agent_store=agent)
     if agent:
         monkeypatch.setattr(search, "AgentStore", SilentAgent)
     else:
         monkeypatch.setattr(search, "outward", unknown)
     with pytest.raises(UserError, match="10.0.0.1:29400 did not answer" if agent else "no interface") as caught:
-        meet(place, timedelta(seconds=20), open_agent, None if agent else "all")
+        meet(this_rank, timedelta(seconds=20), open_agent, None if agent else "all")
     assert caught.value.__traceback__ is not None  # which holds the sockets
     assert listens() == before
 

@@ -39,12 +39,12 @@ class Probe:
     Args:
         folder: for the lines of the ranks.
         store: of the ranks. It carries the outcomes: the process group may be broken.
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         limit_s: seconds after which a call counts as hanging, and its rank is ended.
     """
 
-    def __init__(self, folder: Path, store: Store, place: Rank, limit_s: float) -> None:
-        self.file, self.store, self.place, self.limit_s = file_of(folder, place.rank), store, place, limit_s
+    def __init__(self, folder: Path, store: Store, this_rank: Rank, limit_s: float) -> None:
+        self.file, self.store, self.this_rank, self.limit_s = file_of(folder, this_rank.rank), store, this_rank, limit_s
         self.lock = threading.Lock()
 
     def __call__(self, name: str, act: Callable[[], Any]) -> Sequence[str]:
@@ -76,9 +76,9 @@ class Probe:
 
     def _together(self, key: str, mine: str) -> Sequence[str]:
         """Wait until all ranks have come here. Returns the text of each."""
-        self.store.set(f"{key} {self.place.rank}", json.dumps(mine))
-        found = self.store.multi_get([f"{key} {rank}" for rank in range(self.place.world_size)])
-        stay_until_read(self.store, self.place, key)
+        self.store.set(f"{key} {self.this_rank.rank}", json.dumps(mine))
+        found = self.store.multi_get([f"{key} {rank}" for rank in range(self.this_rank.world_size)])
+        stay_until_read(self.store, self.this_rank, key)
         return [json.loads(one) for one in found]
 
 

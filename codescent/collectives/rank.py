@@ -39,19 +39,21 @@ def main(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
     Raises:
         UserError: the ranks do not find each other.
     """
-    place = read(os.environ)
-    assert place is not None, "survey.py starts the ranks"
-    end_with_parent(f"rank {place.rank} of {place.world_size}")
+    this_rank = read(os.environ)
+    assert this_rank is not None, "survey.py starts the ranks"
+    end_with_parent(f"rank {this_rank.rank} of {this_rank.world_size}")
     warnings.simplefilter("ignore")
     task = Task.read(folder)
-    meeting = meet(place, timedelta(seconds=MEET_S), open_agent)
-    name_interface(f"rank {place.rank}", meeting.address, is_local=is_local(place))
-    device = _device(task.device, place)
-    probe = Probe(folder, meeting.store, place, task.limit_s)
+    meeting = meet(this_rank, timedelta(seconds=MEET_S), open_agent)
+    name_interface(f"rank {this_rank.rank}", meeting.address, is_local=is_local(this_rank))
+    device = _device(task.device, this_rank)
+    probe = Probe(folder, meeting.store, this_rank, task.limit_s)
     store = TorchStore(meeting.store)
-    if all_are(probe(GROUP, partial(_join, task, store, place)), YES):
+    if all_are(probe(GROUP, partial(_join, task, store, this_rank)), YES):
         if task.does == PROBE:
-            _probe_calls(task, probe, Here(place.rank, place.world_size, device, torch.float32, meeting.store), calls)
+            _probe_calls(
+                task, probe, Here(this_rank.rank, this_rank.world_size, device, torch.float32, meeting.store), calls
+            )
         else:
             probe(task.does, partial(timing.measure, task, device) if task.does == TIME else holdings.record)
     leave(meeting)
@@ -73,19 +75,25 @@ def _try(name: str, call: Call, here: Here) -> None:
     check(call(here), name)
 
 
-def _join(task: Task, store: TorchStore, place: Rank) -> None:
+def _join(task: Task, store: TorchStore, this_rank: Rank) -> None:
     """Make the process group. Raises RuntimeError: it has other ranks than we have started."""
     if task.device == "cuda":
-        torch.cuda.set_device(_device(task.device, place))
+        torch.cuda.set_device(_device(task.device, this_rank))
     limit = timedelta(seconds=2 * task.limit_s)  # the probe's own limit comes first
-    dist.init_process_group(task.backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit)
-    if (ranks := dist.get_world_size()) != place.world_size:
-        raise RuntimeError(f"the group has {ranks} of {place.world_size} ranks: the backend counts them in its own way")
+    dist.init_process_group(
+        task.backend, store=store, rank=this_rank.rank, world_size=this_rank.world_size, timeout=limit
+    )
+    if (ranks := dist.get_world_size()) != this_rank.world_size:
+        raise RuntimeError(
+            f"the group has {ranks} of {this_rank.world_size} ranks: the backend counts them in its own way"
+        )
 
 
-def _device(kind: str, place: Rank) -> torch.device:
+def _device(kind: str, this_rank: Rank) -> torch.device:
     """The device of this rank. Ranks share devices if there are too few."""
-    return torch.device(kind, place.local_rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
+    return (
+        torch.device(kind, this_rank.local_rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
+    )
 
 
 def all_are(states: object, state: str) -> bool:

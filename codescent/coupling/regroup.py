@@ -46,11 +46,11 @@ def regroup(world: RunRanks, plan: Plan, server: WeightServer | None, step: int)
             world.store.set(key, json.dumps(changes))
         changes = json.loads(world.store.get(key)) if changes is None else changes
     except StoreError as error:
-        raise RunFailed(f"rank {world.place.rank} waits for the others after step {step}: {error}") from error
+        raise RunFailed(f"rank {world.this_rank.rank} waits for the others after step {step}: {error}") from error
     if changes["over"]:
         raise RunFailed(changes["over"])
-    if world.place.rank not in changes["living"]:
-        raise RunFailed(f"rank {world.place.rank} was taken for dead: the others have gone on without it")
+    if world.this_rank.rank not in changes["living"]:
+        raise RunFailed(f"rank {world.this_rank.rank} was taken for dead: the others have gone on without it")
     lost, joined = changes["lost"], changes["joined"]
     if lost or joined:
         world.go_on_with(changes["living"], plan, f"step {step}")
@@ -96,7 +96,7 @@ def _come(world: RunRanks, step: int) -> None:
     """Say that this rank has come to the meeting after a step: in the launcher's memory, or in the store."""
     world.meets(step)
     if world.pages is None:
-        world.store.set(_key(world.place.rank, step), "1")
+        world.store.set(_key(world.this_rank.rank, step), "1")
 
 
 def _has_come(world: RunRanks, rank: int, step: int) -> bool:

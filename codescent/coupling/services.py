@@ -77,7 +77,7 @@ class RunRanks(Protocol):
     """The ranks of the run: see `World` in train/world.py."""
 
     @property
-    def place(self) -> Rank:
+    def this_rank(self) -> Rank:
         """This process among the ranks."""
 
     @property

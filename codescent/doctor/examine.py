@@ -31,43 +31,43 @@ from codescent.doctor.tasks import Tasks
 from codescent.doctor.wanted import Wanted
 
 
-def examine(place: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | None:
+def examine(this_rank: Rank, env: Mapping[str, str], wanted: Wanted) -> Report | None:
     """Run all checks. Returns the report on rank 0, None on the others. Collective.
 
     Raises:
         UserError: this rank cannot listen, cannot reach rank 0, or has lost it before the end.
     """
-    key = _key(place, env)
-    mine = facts_of(place, env, "")
-    if place.rank:
+    key = _key(this_rank, env)
+    mine = facts_of(this_rank, env, "")
+    if this_rank.rank:
         with (
-            closing(join(place, key, mine, wanted.wait_s)) as store,
+            closing(join(this_rank, key, mine, wanted.wait_s)) as store,
             closing(Tasks(store.address(), key, store)) as tasks,
         ):
-            ended = serve(store, place.rank, tasks)
+            ended = serve(store, this_rank.rank, tasks)
         if not ended:
-            raise UserError(f"rank {place.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
+            raise UserError(f"rank {this_rank.rank} on {socket.gethostname()}: rank 0 has gone before the checks ended")
         return None
     alone = Gathered(LOOPBACK, 0, facts={0: mine | {"address": _own_address(mine)}})
-    found = alone if place.world_size == 1 else gather(place, key, mine, wanted.wait_s, wanted.listen)
+    found = alone if this_rank.world_size == 1 else gather(this_rank, key, mine, wanted.wait_s, wanted.listen)
     begin_s = time.monotonic()
     with closing(found), closing(Tasks(found.address, key, found.meeting.store)) as tasks:
         hub = Hub(found, tasks)
         try:
-            return _report(place, found, hub, wanted, begin_s)
+            return _report(this_rank, found, hub, wanted, begin_s)
         finally:
             hub.end()
 
 
-def dismiss(place: Rank, env: Mapping[str, str], wait_s: float) -> None:
+def dismiss(this_rank: Rank, env: Mapping[str, str], wait_s: float) -> None:
     """Rank 0, which has an error of its own: let the other ranks come, and end without one. They would wait for it."""
     # Where it cannot listen, the error of its own is told.
-    with suppress(UserError), closing(gather(place, _key(place, env), {}, wait_s)) as found:
+    with suppress(UserError), closing(gather(this_rank, _key(this_rank, env), {}, wait_s)) as found:
         Hub(found, lambda _: None).end()
 
 
-def _key(place: Rank, env: Mapping[str, str]) -> bytes:
-    return key_of(env, f"doctor {place.job}")
+def _key(this_rank: Rank, env: Mapping[str, str]) -> bytes:
+    return key_of(env, f"doctor {this_rank.job}")
 
 
 def _own_address(facts: Mapping[str, Any]) -> str:
@@ -76,9 +76,9 @@ def _own_address(facts: Mapping[str, Any]) -> str:
     return next(iter(every), LOOPBACK)
 
 
-def _report(place: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: float) -> Report:
+def _report(this_rank: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: float) -> Report:
     hosts = hosts_of(found.facts)
-    findings = [*wanted.problems, *_came(place, found, hosts), *judge_hosts(hosts, place.world_size)]
+    findings = [*wanted.problems, *_came(this_rank, found, hosts), *judge_hosts(hosts, this_rank.world_size)]
     measured, notes = PairMeasurements(), [*wanted.notes]
     seen = hub.ask({host.leader: {"do": "processes", "pids": [one["pid"] for one in host.facts]} for host in hosts})
     findings += judge_processes(hosts, {rank: one["left"] for rank, one in seen.items()}, wanted.mark or None)
@@ -94,7 +94,7 @@ def _report(place: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s: flo
     order = {WRONG: 0, WARNING: 1}
     findings.sort(key=lambda one: order[one.severity])
     seconds = time.monotonic() - begin_s
-    return Report(place.world_size, hosts, findings, measured, notes, seconds, f"{found.address}:{found.port}")
+    return Report(this_rank.world_size, hosts, findings, measured, notes, seconds, f"{found.address}:{found.port}")
 
 
 def _unanswered(hosts: list[Host], hub: Hub) -> Iterator[Finding]:
@@ -108,12 +108,12 @@ def _unanswered(hosts: list[Host], hub: Hub) -> Iterator[Finding]:
         yield Finding(WARNING, "ranks", (names[rank],), f'the check "{what}" failed: {why}', "an answer", mend, (rank,))
 
 
-def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
+def _came(this_rank: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
     """Ranks that have not come, or came twice; strangers; a port that is taken."""
     first = (hosts[0].name,)
-    missing = sorted({*range(place.world_size)} - found.facts.keys())
+    missing = sorted({*range(this_rank.world_size)} - found.facts.keys())
     if missing:
-        came = f"{counted(len(found.facts), 'rank')} of {place.world_size} came, on {listed(h.name for h in hosts)}"
+        came = f"{counted(len(found.facts), 'rank')} of {this_rank.world_size} came, on {listed(h.name for h in hosts)}"
         mend = f"look at their own messages; they must reach {found.address}, port {found.port}"
         what = f"{of_ranks(missing)} did not come: {came}"
         yield Finding(WRONG, "ranks", first, what, "all ranks", mend, tuple(missing))
@@ -127,7 +127,7 @@ def _came(place: Rank, found: Gathered, hosts: list[Host]) -> Iterator[Finding]:
         mend = "export CODESCENT_TOKEN, the same text on every host, or copy ~/.codescent/token to all of them"
         yield Finding(WRONG, "token", tuple(addresses), what, "the same token on every host", mend)
     if found.taken:
-        who = listener(place.master_port) or "a process of another user"
+        who = listener(this_rank.master_port) or "a process of another user"
         mend = "end it, or export MASTER_PORT=N with a free port, for every rank"
         yield Finding(WRONG, "port", first, f"{found.taken} is taken by {who}", "a free port for rank 0", mend)
 

@@ -37,21 +37,21 @@ ABSENT = "not installed"
 Facts = Mapping[str, Any]
 
 
-def facts_of(place: Rank, env: Mapping[str, str], address: str) -> dict[str, Any]:
+def facts_of(this_rank: Rank, env: Mapping[str, str], address: str) -> dict[str, Any]:
     """What this rank knows of itself.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         env: its environment.
         address: of this machine, from which it reaches the others; "": it is alone.
     """
     found = devices()
     seen = visible(found["all"], env)
-    device = chosen(seen, place.local_rank)
+    device = chosen(seen, this_rank.local_rank)
     return {
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "local_world_size": place.local_world_size,
+        "rank": this_rank.rank,
+        "local_rank": this_rank.local_rank,
+        "local_world_size": this_rank.local_world_size,
         "host": socket.gethostname(),
         "machine": machine(),
         "address": address,

@@ -46,18 +46,18 @@ class Refused(ConnectionError):
     """Rank 0 knows the token, and does not take this process as a rank."""
 
 
-def ports(place: Rank) -> list[int]:
+def ports(this_rank: Rank) -> list[int]:
     """The ports at which rank 0 may be, the same on every rank. With torchrun's store MASTER_PORT is the agent's."""
-    name = f"doctor {place.job} {place.master_addr}:{place.master_port}"
+    name = f"doctor {this_rank.job} {this_rank.master_addr}:{this_rank.master_port}"
     others = [PORTS[zlib.crc32(os.fsencode(f"{name} {number}")) % len(PORTS)] for number in range(OTHER_PORTS)]
-    return others if place.agent_store else [place.master_port, *others]
+    return others if this_rank.agent_store else [this_rank.master_port, *others]
 
 
-def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen: str | None = None) -> Gathered:
+def gather(this_rank: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen: str | None = None) -> Gathered:
     """Rank 0: wait until all ranks have come, or the time is over.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         key: the secret of the run.
         mine: what rank 0 knows of itself.
         wait_s: for the others.
@@ -65,13 +65,13 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
 
     Raises UserError: rank 0 cannot listen.
     """
-    refuse_unreachable(place)
-    listener = _listener(place, _followed(place, listen))
+    refuse_unreachable(this_rank)
+    listener = _listener(this_rank, _followed(this_rank, listen))
     address, port = listener.getsockname()[:2]
-    is_of_run = place.agent_store or port == place.master_port
-    taken = "" if is_of_run else f"port {place.master_port} of {address}"
+    is_of_run = this_rank.agent_store or port == this_rank.master_port
+    taken = "" if is_of_run else f"port {this_rank.master_port} of {address}"
     found = Gathered(address, port, taken, facts={0: mine | {"address": address}})
-    roll = Roll(place.world_size, found)
+    roll = Roll(this_rank.world_size, found)
     server = StoreServer(listener, key, roll, says=False)  # it is a finding, where ranks are missing
     found.rejected = server.rejected
     end_s = time.monotonic() + wait_s
@@ -83,7 +83,7 @@ def gather(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float, listen:
     roll.wait(max(0.0, end_s - time.monotonic()))
     if address == EVERY:  # which one of this machine the others have reached is known by now
         reached = (one for one in roll.own_addresses() if not is_loopback(one))
-        found.address = next(reached, None) or route_to(place.master_addr)
+        found.address = next(reached, None) or route_to(this_rank.master_addr)
         found.facts[0]["address"] = found.address
     return found
 
@@ -102,22 +102,22 @@ def _own_store(address: str, port: int, key: bytes, end_s: float) -> StoreClient
     return again(partial(StoreClient, partial(connected, [address], port, CONNECT_S), key, HELLO), refused)
 
 
-def _listener(place: Rank, listen: str | None) -> socket.socket:
+def _listener(this_rank: Rank, listen: str | None) -> socket.socket:
     """A listening socket at MASTER_PORT, or where this is taken at another port."""
-    tried = ports(place)
+    tried = ports(this_rank)
     try:
-        return listening(place, listen, tried)
+        return listening(this_rank, listen, tried)
     except OSError as error:
         who = f"rank 0 on {socket.gethostname()}"
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"{who}: every port that it tried is taken; set MASTER_PORT to a free one") from error
         raise UserError(
-            f"{who} cannot listen at {listening_address(place, listen)}:{tried[0]}: {error.strerror}; set "
+            f"{who} cannot listen at {listening_address(this_rank, listen)}:{tried[0]}: {error.strerror}; set "
             "MASTER_ADDR to an address of this machine, for every rank"
         ) from error
 
 
-def _followed(place: Rank, listen: str | None) -> str | None:
+def _followed(this_rank: Rank, listen: str | None) -> str | None:
     """parallel.listen, where the other ranks follow it. They do not read the config: they connect to MASTER_ADDR.
 
     Where all ranks are on this machine, they connect to loopback. With torchrun's store a run says there where it
@@ -127,48 +127,48 @@ def _followed(place: Rank, listen: str | None) -> str | None:
     """
     if listen is None:
         return None
-    address = listening_address(place, listen)
-    if is_local(place):
+    address = listening_address(this_rank, listen)
+    if is_local(this_rank):
         return None
     if listen == ALL:
         return listen
-    if place.agent_store:
+    if this_rank.agent_store:
         with suppress(UserError):  # MASTER_ADDR means loopback here: nobody knows where it leads elsewhere
-            listening_address(place)
+            listening_address(this_rank)
             return None
         return listen
     with suppress(OSError):
-        leads_here(place, listen, address)
+        leads_here(this_rank, listen, address)
     return listen
 
 
-def join(place: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> StoreClient:
+def join(this_rank: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> StoreClient:
     """Connect to rank 0, and say what this rank knows of itself. Returns the store of rank 0.
 
     Raises UserError: it cannot be reached in time, has another token, or refuses this rank.
     """
-    refuse_unreachable(place)
-    host = LOOPBACK if is_local(place) else place.master_addr
+    refuse_unreachable(this_rank)
+    host = LOOPBACK if is_local(this_rank) else this_rank.master_addr
     end_s, problems = time.monotonic() + wait_s, dict[int, OSError]()
 
     def enter() -> StoreClient:
-        for port in ports(place):
+        for port in ports(this_rank):
             try:
-                return _entered(place, (host, port), key, mine)
+                return _entered(this_rank, (host, port), key, mine)
             except OSError as error:
                 if isinstance(error, NotProved | Refused) or not isinstance(problems.get(port), NotProved | Refused):
                     problems[port] = error  # another one is none: rank 0 has been there, and has gone meanwhile
-        raise problems[ports(place)[0]]
+        raise problems[ports(this_rank)[0]]
 
-    return again(enter, lambda _: _unreached(place, host, problems) if time.monotonic() > end_s else None)
+    return again(enter, lambda _: _unreached(this_rank, host, problems) if time.monotonic() > end_s else None)
 
 
-def _entered(place: Rank, to: tuple[str, int], key: bytes, mine: dict[str, Any]) -> StoreClient:
+def _entered(this_rank: Rank, to: tuple[str, int], key: bytes, mine: dict[str, Any]) -> StoreClient:
     """The store at an address, which has taken this process as a rank. Raises OSError: there is none, or it has not."""
     host, port = to
     store = StoreClient(lambda: connected(addresses_of(host), port, CONNECT_S), key, HELLO, watch)
     try:
-        about = {"facts": {**mine, "address": store.address(), "world_size": place.world_size}}
+        about = {"facts": {**mine, "address": store.address(), "world_size": this_rank.world_size}}
         if why := store.meet(about)["refused"]:
             raise Refused(why)
     except StoreError as error:
@@ -180,10 +180,10 @@ def _entered(place: Rank, to: tuple[str, int], key: bytes, mine: dict[str, Any])
     return store
 
 
-def _unreached(place: Rank, host: str, problems: dict[int, OSError]) -> UserError:
+def _unreached(this_rank: Rank, host: str, problems: dict[int, OSError]) -> UserError:
     """Why this rank could not join."""
-    port = ports(place)[0]
-    who = place.here()
+    port = ports(this_rank)[0]
+    who = this_rank.here()
     stranger = next((one for one, error in problems.items() if isinstance(error, NotProved)), None)
     if stranger is not None:
         return UserError(

@@ -164,7 +164,7 @@ def distribute(
         parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
     rounds = None if average_every is None else Rounds(module, options)
     averaged = AveragedGradients(module, whole if rounds is None else [], parts, bucket_bytes, Wire.parse(wire))
-    batches = Batches(module, optimizer, ranks.world.store, ranks.world.place, averages=rounds is None)
+    batches = Batches(module, optimizer, ranks.world.store, ranks.world.this_rank, averages=rounds is None)
     for one in (averaged, batches) if rounds is None else (averaged, batches, rounds):
         ranks.closing.add(one)
         # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.

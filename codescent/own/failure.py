@@ -39,7 +39,7 @@ class ErrorHook:
     With several ranks the process then ends without waiting for the others (base/ending.py).
 
     Attributes:
-        place: this process among the ranks; None: unknown.
+        this_rank: this process among the ranks; None: unknown.
         store: of the ranks; None: they are not connected.
         give_up: `World.give_up` of the ranks; None: they are not connected.
         active: the hooks that are not retired, of which `watch` returns the last.
@@ -48,9 +48,9 @@ class ErrorHook:
     active: ClassVar[list[ErrorHook]] = []
 
     def __init__(
-        self, place: Rank | None = None, store: Store | None = None, give_up: Callable[..., None] | None = None
+        self, this_rank: Rank | None = None, store: Store | None = None, give_up: Callable[..., None] | None = None
     ) -> None:
-        self.place, self.store, self.give_up, self._retired = place, store, give_up, False
+        self.this_rank, self.store, self.give_up, self._retired = this_rank, store, give_up, False
         self._before = sys.excepthook
         sys.excepthook = self
         self.active.append(self)
@@ -111,14 +111,14 @@ class ErrorHook:
 
     @property
     def _alone(self) -> bool:
-        return self.place is None or self.place.world_size == 1
+        return self.this_rank is None or self.this_rank.world_size == 1
 
     def _failures(self) -> Failures | None:
         """What this rank says to the others; None: there are none."""
-        return None if self.place is None or self._alone else Failures(self.place, self.store, open_agent)
+        return None if self.this_rank is None or self._alone else Failures(self.this_rank, self.store, open_agent)
 
     def _failure(self, error: BaseException) -> RankFailure:
-        rank = 0 if self.place is None else self.place.rank
+        rank = 0 if self.this_rank is None else self.this_rank.rank
         return RankFailure(rank, f"{type(error).__name__}: {error}", cause.place(most_steps()))
 
     def refuse(self, error: UserError, trace: TracebackType | None) -> None:
@@ -126,10 +126,10 @@ class ErrorHook:
         at = _place(trace)
         lines = [f"error: {at}{problem}" for problem in error.problems]
         failures = self._failures()
-        if self.place is None or failures is None:
+        if self.this_rank is None or failures is None:
             output.warn(*lines)
-        elif self.store is None and is_local(self.place):
-            say_once_or_tell(lines, (), self.place, os.environ, open_agent)
+        elif self.store is None and is_local(self.this_rank):
+            say_once_or_tell(lines, (), self.this_rank, os.environ, open_agent)
         else:
             failures.refuse(lines, self._failure(error))
             self.store = failures.store

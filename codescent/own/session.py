@@ -49,11 +49,11 @@ class Ranks:
         is_first: whether this is rank 0, which prints.
     """
 
-    def __init__(self, place: Rank, device: str, timeout_s: float, meet_s: float, listen: str | None) -> None:
+    def __init__(self, this_rank: Rank, device: str, timeout_s: float, meet_s: float, listen: str | None) -> None:
         # A single process does not change the number of threads.
-        num_threads = torch.get_num_threads() if place.world_size == 1 else None
-        self.world = World(place, device, num_threads, timeout_s, shards_alone=True, meet_s=meet_s, listen=listen)
-        self.rank, self.world_size, self.local_rank = place.rank, place.world_size, place.local_rank
+        num_threads = torch.get_num_threads() if this_rank.world_size == 1 else None
+        self.world = World(this_rank, device, num_threads, timeout_s, shards_alone=True, meet_s=meet_s, listen=listen)
+        self.rank, self.world_size, self.local_rank = this_rank.rank, this_rank.world_size, this_rank.local_rank
         self.device = self.world.device
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
         dist.all_reduce(torch.zeros(1))
@@ -62,8 +62,8 @@ class Ranks:
         self._meshes: dict[int, DeviceMesh] = {}
         self._stopping = Stopping(self.world)
         self._has_failed = False  # an exception has left the `with` block
-        self._hook = ErrorHook(place, self.world.store, self.world.give_up)
-        self._waits = Waits(self.world.store, place)
+        self._hook = ErrorHook(this_rank, self.world.store, self.world.give_up)
+        self._waits = Waits(self.world.store, this_rank)
         atexit.register(self._at_exit)
 
     @public("codescent: ranks.mean")
@@ -235,11 +235,11 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
             "torch.distributed.init_process_group, not after it"
         )
     hook = watch()
-    place = hook.place = environment.read(os.environ) or Rank()
+    this_rank = hook.this_rank = environment.read(os.environ) or Rank()
     if device not in DEVICES:
         raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(DEVICES)}')
     try:
-        _ranks = Ranks(place, device, timeout_s, meet_s, listen)
+        _ranks = Ranks(this_rank, device, timeout_s, meet_s, listen)
     except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
         refused = UserError(*map(_in_words_of_init, error.problems))
         refused.everywhere = error.everywhere

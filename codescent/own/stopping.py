@@ -60,7 +60,7 @@ class Stopping:
         if self._world.is_first:
             again = "; to be started again" if self.exit_code == LATER else ""
             warn(f"codescent: stopped by {self.why}{again}")
-        sys.exit(reported(self.exit_code, os.environ, writes=not self._world.place.local_rank))
+        sys.exit(reported(self.exit_code, os.environ, writes=not self._world.this_rank.local_rank))
 
     @property
     def is_obeyed(self) -> bool:
@@ -84,17 +84,17 @@ class Stopping:
         if (ignored := forget_others(os.environ)) and self._world.is_first:
             warn(*(f"codescent: {sentence}" for sentence in ignored))
         own = [number for number in (*STOPPING, *SAVING) if _is_handled(number)]
-        alone, end_s = self._world.place.world_size == 1, stop_at(os.environ)
+        alone, end_s = self._world.this_rank.world_size == 1, stop_at(os.environ)
         self._request = StopRequest(alone=alone, does=DOES, end_s=end_s, spares=own).__enter__()
 
     def _agree(self) -> None:
         """The lowest rank that was asked to stop gives the reason."""
         assert self._request is not None
-        place, number = self._world.place, 0
+        this_rank, number = self._world.this_rank, 0
         if self._request.is_requested():
             number = OVER if self._request.is_over else self._request.signal or 0
-        said = torch.tensor([(place.world_size - place.rank) * (OVER + 1) + number if number else 0])
-        if place.world_size > 1:
+        said = torch.tensor([(this_rank.world_size - this_rank.rank) * (OVER + 1) + number if number else 0])
+        if this_rank.world_size > 1:
             dist.all_reduce(said, dist.ReduceOp.MAX)
         if not said:
             return
@@ -102,8 +102,8 @@ class Stopping:
         is_over = number == OVER
         self.why = f"{TIME_LIMIT}{in_words(os.environ)}" if is_over else signal.Signals(number).name
         self.exit_code = LATER if is_over else exit_code_of(number)
-        if place.world_size > 1 and not is_over:
-            self.why += f" to rank {place.world_size - before}"
+        if this_rank.world_size > 1 and not is_over:
+            self.why += f" to rank {this_rank.world_size - before}"
 
 
 def _is_handled(number: int) -> bool:

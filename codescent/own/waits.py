@@ -42,12 +42,12 @@ class Waits:
     While one rank computes, loads, saves or compiles, nothing is said.
     """
 
-    def __init__(self, store: Store, place: Rank) -> None:
+    def __init__(self, store: Store, this_rank: Rank) -> None:
         main = threading.main_thread()
-        self._place, self._store, self._main = place, store, main.ident
+        self._this_rank, self._store, self._main = this_rank, store, main.ident
         self._status = Path(f"/proc/self/task/{main.native_id}/status")
         self._over = threading.Event()
-        if place.world_size > 1 and self._status.exists():  # only Linux counts the switches of a thread
+        if this_rank.world_size > 1 and self._status.exists():  # only Linux counts the switches of a thread
             threading.Thread(target=self._watch, daemon=True, name="codescent waits").start()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Waits:
                     if self._compare():
                         return
                 elif mine != said:
-                    self._store.set(self._key(self._place.rank), mine)
+                    self._store.set(self._key(self._this_rank.rank), mine)
                     said = mine
 
     def _look(self) -> str:
@@ -79,7 +79,7 @@ class Waits:
 
     def _compare(self) -> bool:
         """Print the calls of all ranks if all wait and the calls differ. Whether it is proved."""
-        keys = [self._key(rank) for rank in range(self._place.world_size)]
+        keys = [self._key(rank) for rank in range(self._this_rank.world_size)]
         if not self._store.check(keys):
             return False
         values = [value.decode() for value in self._store.multi_get(keys)]

@@ -54,8 +54,8 @@ def assemble(
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
             which this machine lacks.
     """
-    this_rank = ThisRank(plan, world.place.rank, world.groups)
-    computes = world.place.rank in plan.mesh
+    this_rank = ThisRank(plan, world.this_rank.rank, world.groups)
+    computes = world.this_rank.rank in plan.mesh
     depths = plan.schedule.parts(world.stage) if computes else ()
     parts = [_part(plan, this_rank, of_part, world.device) for of_part in depths]
     weights = _initialise(parts, this_rank, replaced=first_step > 0) if computes else []
@@ -214,7 +214,7 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
 
 def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
     """The loader of this rank's samples. The parts are told how many losses a sample has."""
-    work, rank = plan.work, world.place.rank
+    work, rank = plan.work, world.this_rank.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
     for part in parts:
         cast(Part, part).losses_per_sample = source.losses_per_sample

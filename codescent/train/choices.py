@@ -46,7 +46,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
         the content of environment.json; under "notes" lines for people.
     """
     device, precision = world.device, plan.work.precision
-    here = machine.describe(device, world.num_threads, world.place.world_size)
+    here = machine.describe(device, world.num_threads, world.this_rank.world_size)
     mine = {"host": socket.gethostname(), "device": name_of(world.device)}
     here["ranks"] = together(UserError, lambda: mine)
     here["machines"] = _distinct(together(UserError, lambda: {fact: here[fact] for fact in KIND}))

@@ -23,7 +23,7 @@ FILES = ("data.tokenizer", "data.chat_template")
 
 def how_to_continue(run: OpenRun) -> str:
     """The command that continues a run that was stopped. Without a launcher it starts as many ranks as before."""
-    launched = run.world.place.world_size != run.config.parallel.ranks
+    launched = run.world.this_rank.world_size != run.config.parallel.ranks
     return f"continue{', with your launcher' if launched else ''}: {resume_command(run.path)}"
 
 

@@ -18,7 +18,7 @@ from codescent.base.rank import Rank
 CPU = "cpu"
 
 
-def choose_device(wanted: str, place: Rank) -> torch.device:
+def choose_device(wanted: str, this_rank: Rank) -> torch.device:
     """Choose the device of this rank. "auto" is CUDA where the machine has it, one device for each local rank.
 
     A process that sees one device takes it, whatever its local rank: with srun --gpus-per-task each rank sees only its
@@ -30,13 +30,13 @@ def choose_device(wanted: str, place: Rank) -> torch.device:
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == CPU or (wanted == "auto" and devices == 0):
         return torch.device(CPU)
-    if devices != 1 and devices < place.local_world_size:
+    if devices != 1 and devices < this_rank.local_world_size:
         few = f"start at most {devices} here, or " if devices else ""
         raise UserError(
             f'train.device = "{wanted}": this machine has {counted(devices, "CUDA device")} for '
-            f'{counted(place.local_world_size, "local rank")}; {few}set train.device = "cpu"'
+            f'{counted(this_rank.local_world_size, "local rank")}; {few}set train.device = "cpu"'
         )
-    index = 0 if devices == 1 else place.local_rank
+    index = 0 if devices == 1 else this_rank.local_rank
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -57,8 +57,8 @@ class Executor:
         self.dtype = TORCH_DTYPE[plan.work.precision]
         self.stop_requested = stop_requested
         self.everyone = plan.mesh.joint(*AXES)
-        self.counts_loss = plan.counts_loss(world.place.rank)
-        first, last = (plan.samples(world.place.rank, number) for number in (0, plan.work.num_microbatches - 1))
+        self.counts_loss = plan.counts_loss(world.this_rank.rank)
+        first, last = (plan.samples(world.this_rank.rank, number) for number in (0, plan.work.num_microbatches - 1))
         samples = torch.arange(first.start, last.stop, device=self.device)
         self.sample_ids = torch.split(samples, plan.work.microbatch_size)  # by micro-batch, the same in every step
         self.pipelined = plan.mesh.pp > 1

@@ -44,12 +44,12 @@ from codescent.train.validate import loss_on_all_ranks
 from codescent.train.validations import Validations
 
 
-def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
+def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
     """Train, as one of the ranks of a run.
 
     Args:
         config: the resolved config.
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         resume: continue the run in the folder that the config names. Rank 0's counts: with --resume=auto each rank
             looks for the folder, and a network file system may show it late.
         notes: sentences that the user has been shown; rank 0 records them.
@@ -60,10 +60,10 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
             differ; that step is not saved. Or a job is started in vain.
         StopAsked: on every rank: one was asked to stop before the run began.
     """
-    with counted_if_stopped(None if resume or place.rank else run_folder(config)):
-        connected = connect(config, place)
+    with counted_if_stopped(None if resume or this_rank.rank else run_folder(config)):
+        connected = connect(config, this_rank)
     with connected as world, with_past(world.past):
-        if not place.local_rank:
+        if not this_rank.local_rank:
             forget_code(os.environ)
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
@@ -75,7 +75,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         with before_it_begins(None if resume else run_folder(config), world):
             config, plan, dataset = open_data(config, world, folder, resume=resume)
         with (
-            StopRequest(alone=place.world_size == 1, end_s=end_s) as stop,
+            StopRequest(alone=this_rank.world_size == 1, end_s=end_s) as stop,
             closing(open_run(config, plan, dataset, world, folder, resume=resume)) as run,
         ):
             outcome = done_already(run) if resume else None
@@ -85,7 +85,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
                     closing(Generation(run, stop)) as generation,
                     Report(run, loggers, notes) as report,
                     Profiler(run, report) as profiler,
-                    ends_soon(place.world_size),
+                    ends_soon(this_rank.world_size),
                 ):
                     outcome = _Steps(run, generation, report, stop, profiler, explained).take()
             world.at(ENDED)
@@ -159,7 +159,7 @@ class _Steps:
         run = self.run
         if run.world.past is not None:
             run.world.past.end()
-        if run.world.place.late:
+        if run.world.this_rank.late:
             return self.coupling.join()
         self.report.begin()
         run.load(self.trainer)

@@ -147,14 +147,14 @@ class OpenRun:
         close_folder(self.folder, is_new=not self.resumes)
 
 
-def connect(config: Config, place: Rank) -> World:
+def connect(config: Config, this_rank: Rank) -> World:
     """Connect this process with the other ranks. Raises UserError: see `World`."""
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
     restarts = config.parallel.restarts > 0
     parallel = config.parallel
     return World(
-        place,
+        this_rank,
         train.device,
         train.num_threads,
         parallel.timeout_s,
@@ -195,7 +195,7 @@ def open_data(
     if resume:
         world.from_first(lambda: refuse_moved(config))
     else:
-        world.from_first(lambda: check_sizes(config, world.place.world_size))
+        world.from_first(lambda: check_sizes(config, world.this_rank.world_size))
     pinned = world.from_first(lambda: pin(request, folder))
     request = dataclasses.replace(request, pinned=pinned)
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
@@ -204,7 +204,7 @@ def open_data(
     began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
     began_so = None if began is None else Began(**began)
     of_device = with_device(config, world.device.type)
-    settled, plan = plan_with(of_device, dataset, world.place.world_size, began_so)
+    settled, plan = plan_with(of_device, dataset, world.this_rank.world_size, began_so)
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
@@ -216,7 +216,7 @@ def open_data(
     verify_again(verify, plan, num_steps, dataset, world, opened)
     world.from_first(lambda: machine.refuse_device(plan, world.device))
     world.divide(plan)
-    world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.place.local_world_size))
+    world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.this_rank.local_world_size))
     return config, plan, dataset
 
 
@@ -253,22 +253,22 @@ def open_run(
             config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
         )
         _check_saved(run)
-        _keep_output(path, world.place)
+        _keep_output(path, world.this_rank)
     except BaseException:
         close_folder(held, is_new=not resume)
         raise
     return run
 
 
-def _keep_output(path: Path, place: Rank) -> None:
+def _keep_output(path: Path, this_rank: Rank) -> None:
     """Keep what each of several ranks prints in the run folder, under every launcher."""
-    if place.world_size == 1:
+    if this_rank.world_size == 1:
         return
-    log = path / LOGS / f"rank-{place.rank}.log"
+    log = path / LOGS / f"rank-{this_rank.rank}.log"
     try:
         copy_to(log)
     except OSError as error:
-        warn(f"codescent: rank {place.rank}: {log}: what it prints is not kept there: {error.strerror}")
+        warn(f"codescent: rank {this_rank.rank}: {log}: what it prints is not kept there: {error.strerror}")
 
 
 def close_folder(folder: RunFolder | None, *, is_new: bool) -> None:
@@ -293,8 +293,8 @@ def check_alike(dataset: AnyDataset, world: World) -> None:
     def compare() -> None:
         if dataset.fingerprint != first:
             raise UserError(
-                f"rank {world.place.rank} on {socket.gethostname()}: the samples in {dataset.path} differ from those "
-                f"of rank 0 ({dataset.fingerprint}, on rank 0 {first}); give every machine the same corpus "
+                f"rank {world.this_rank.rank} on {socket.gethostname()}: the samples in {dataset.path} differ from "
+                f"those of rank 0 ({dataset.fingerprint}, on rank 0 {first}); give every machine the same corpus "
                 "and tokenizer"
             )
 

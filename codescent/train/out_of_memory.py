@@ -43,9 +43,9 @@ class Explained:
         # Frames hold tensors, and what follows needs some memory.
         self.watch = None
         _clear(error)
-        run, place = self.run, self.run.world.place
+        run, this_rank = self.run, self.run.world.this_rank
         wanted = "" if asked is None else f": {of_bytes(asked)} more were asked for"
-        said = f"{run.path}: rank {place.rank} of {place.world_size} ran out of memory {self.where}{wanted}"
+        said = f"{run.path}: rank {this_rank.rank} of {this_rank.world_size} ran out of memory {self.where}{wanted}"
         try:
             more, change = advice(run.config, run.plan, run.dataset.vocab_size, short)
             sentences = [said, held_in_words(run.plan, short), more]
@@ -57,7 +57,7 @@ class Explained:
         raise OutOfMemory(*sentences) from None
 
     def _shortage(self) -> Shortage:
-        run, rank = self.run, self.run.world.place.rank
+        run, rank = self.run, self.run.world.this_rank.rank
         held = memory_now_bytes(run.world.device)
         self.where, self.has_begun = "before the first step", False
         if self.watch is None:

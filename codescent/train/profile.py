@@ -55,7 +55,7 @@ class Profiler:
         os.environ.setdefault(_KINETO_LOG, "6")  # torch 2.13 prints its own start and stop, at level 5
         keys, cuda = self.keys, self.run.world.device.type == "cuda"
         clocks = together(UserError, clock_of)
-        self.shares_clock = not clocks[0] or clocks[self.run.world.place.rank] == clocks[0]
+        self.shares_clock = not clocks[0] or clocks[self.run.world.this_rank.rank] == clocks[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of warmup = 0; docs/profile.md says it
             self.schedule = torch.profiler.schedule(
@@ -137,7 +137,7 @@ class Profiler:
         head = self._head(window, steps, complete)
         try:
             together(UserError, lambda: self._write_rank(recorded, folder, head, flights, place[1]))
-            world.from_first(lambda: _merge(folder, world.place.world_size))
+            world.from_first(lambda: _merge(folder, world.this_rank.world_size))
         except UserError as error:  # the run goes on without
             problems = list(error.problems)
             self.report.profiled(
@@ -151,12 +151,12 @@ class Profiler:
         )
 
     def _head(self, window: int, steps: tuple[int, int], complete: bool) -> ranks.RankHead:
-        place, offset = self.run.world.place, self.offset
+        this_rank, offset = self.run.world.this_rank, self.offset
         if not self.is_alone:
             offset = offset.mean(self._measured())
         return ranks.RankHead(
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=this_rank.rank,
+            world_size=this_rank.world_size,
             window=window,
             steps=steps,
             offset_s=offset.offset_ns / 1e9,

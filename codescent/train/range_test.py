@@ -59,7 +59,7 @@ class RangeTest:
         return means[-1] > DIVERGED * min(means)
 
 
-def range_test(config: Config, place: Rank) -> RangeTest:
+def range_test(config: Config, this_rank: Rank) -> RangeTest:
     """Train from the initial weights with rising learning rates, as one of the ranks. The weights are not kept.
 
     The layout, the batches and the optimizer are those of the config. Warm-up and decay are left out. All ranks know
@@ -68,13 +68,13 @@ def range_test(config: Config, place: Rank) -> RangeTest:
     Raises:
         UserError: on every rank: a run cannot begin with this config, data or machine.
     """
-    with connect(config, place) as world:
+    with connect(config, this_rank) as world:
         config, plan, dataset = open_data(config, world, None, resume=False)
         compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
-            StopRequest(alone=place.world_size == 1, does=STOPS) as stop,
+            StopRequest(alone=this_rank.world_size == 1, does=STOPS) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop, compiles)) as trainer,
-            ends_soon(place.world_size),
+            ends_soon(this_rank.world_size),
         ):
             found = _walk(trainer.executor, config, plan.mesh.dp, shown=world.is_first)
             if found.ending == STOPPED:

@@ -24,4 +24,4 @@ def record(error: BaseException, run: OpenRun) -> None:
         return
     with suppress(UserError):  # the disk may be full, or the folder removed
         folder = run.folder or RunFolder.open(run.path)
-        folder.event("error", problems=getattr(error, "problems", (repr(error),)), rank=run.world.place.rank)
+        folder.event("error", problems=getattr(error, "problems", (repr(error),)), rank=run.world.this_rank.rank)

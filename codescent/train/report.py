@@ -61,7 +61,7 @@ class Report:
         self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
-        self.tokens, self.devices = run.plan.work.tokens, run.world.place.world_size * run.plan.devices
+        self.tokens, self.devices = run.plan.work.tokens, run.world.this_rank.world_size * run.plan.devices
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
@@ -70,7 +70,7 @@ class Report:
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
         self.late_portions = 0
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
-        number, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
+        number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
@@ -197,9 +197,9 @@ class Report:
             "mfu": mfu,
             "step_s": seconds,
             **result.parts,
-            **({} if run.world.place.world_size > 1 else {WAIT_COLUMN: None}),
+            **({} if run.world.this_rank.world_size > 1 else {WAIT_COLUMN: None}),
             "peak_memory_bytes": peak_memory_bytes(run.world.device),
-            "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.place.world_size > 1 else None,
+            "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,

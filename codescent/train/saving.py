@@ -29,7 +29,7 @@ class Saving:
         self.run, self.trainer, self.report = run, trainer, report
         self.standing, self.beside = standing, beside
         self.last: tuple[int, Path] | None = None  # step and folder of the checkpoint that was saved last
-        self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
+        self.copies = replicated_tensors(run.plan, run.world.this_rank.rank, trainer.parts, trainer.optimizer)
 
     def if_due(self, step: int, due: Due, val_loss: float | None) -> None:
         """Save if a checkpoint is due now, or was due at an earlier step that could not be saved, or is the best one.

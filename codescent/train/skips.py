@@ -110,7 +110,7 @@ class Skips:
 
     def look_at_data(self, step: int) -> None:
         """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
-        read, rank = self.executor.bad_data, self.executor.world.place.rank
+        read, rank = self.executor.bad_data, self.executor.world.this_rank.rank
         lines = [f"rank {rank}: {what}" for number in sorted(read) if number <= step for what in read.pop(number)]
         self.report.not_finite_data(step, [line for of_rank in together(UserError, lambda: lines) for line in of_rank])
 

@@ -33,7 +33,7 @@ UNBEGUN = "unbegun.json"
 def refuse_restarts(restarts: int, world: World) -> None:
     """Raise UserError if nobody would start a rank again. `restarts`: parallel.restarts."""
     if restarts and world.pages is None:
-        by = f", and {world.place.launcher} has started this one" if world.place.launcher else ""
+        by = f", and {world.this_rank.launcher} has started this one" if world.this_rank.launcher else ""
         raise UserError(
             f"parallel.restarts = {restarts}: only `codescent train --ranks` starts ranks of its machine again{by}; "
             "set parallel.restarts to 0"

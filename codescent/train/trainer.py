@@ -35,7 +35,7 @@ class Trainer:
     def tensors(self) -> dict[str, torch.Tensor | Box]:
         """The tensors of a checkpoint, by name. Collective where replicas have different weights."""
         executor, weights = self.executor, {weight.name: weight for weight in self.optimizer.weights}
-        found, rank = self.coupling.tensors(), executor.world.place.rank
+        found, rank = self.coupling.tensors(), executor.world.this_rank.rank
         for name, value in {**executor.gradients.state(), **self.coupling.state()}.items():
             _, of_parameter, parameter = name.partition(".model.")
             if of_parameter:  # ranks that hold the same part of the parameter have the same values

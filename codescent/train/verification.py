@@ -55,7 +55,9 @@ def verify_again(
     if verify == "changed":
         return
     kinds = verified.relied_on, verified.unsummed
-    reads = world.place.rank == 0 or world.place.rank in world.leaders  # the others have the hashes of these ranks
+    reads = (
+        world.this_rank.rank == 0 or world.this_rank.rank in world.leaders
+    )  # the others have the hashes of these ranks
     known = together(UserError, lambda: [sum(files().values()) for files in kinds] if reads else [0, 0])
     sizes = [max(of_ranks) for of_ranks in zip(*known, strict=True)]
     most_bytes = math.inf if verify else _most_bytes(plan, num_steps, world)
@@ -81,5 +83,5 @@ def _most_bytes(plan: Plan, num_steps: int, world: World) -> float:
     of_rank = FLOPS_PER_S_OF_DEVICE
     if world.device.type == "cpu":
         of_rank = FLOPS_PER_S_OF_CORE * available_cores()
-    seconds = plan.flops().total_flops * num_steps / (of_rank * world.place.world_size)
+    seconds = plan.flops().total_flops * num_steps / (of_rank * world.this_rank.world_size)
     return max(SMALL_BYTES, SHARE * seconds * READ_BYTES_PER_S)

@@ -64,7 +64,7 @@ class World:
     """This rank's view of the run: its device, the store, and a process group for each axis of the mesh.
 
     Args:
-        place: this process among the ranks.
+        this_rank: this process among the ranks.
         device: train.device of a config.
         num_threads: train.num_threads.
         timeout_s: parallel.timeout_s.
@@ -80,7 +80,7 @@ class World:
 
     def __init__(
         self,
-        place: Rank,
+        this_rank: Rank,
         device: str,
         num_threads: int | None,
         timeout_s: float,
@@ -91,42 +91,42 @@ class World:
         meet_s: float = MEET_S,
         listen: str | None = None,
     ) -> None:
-        if place.child and place.world_size > 1:  # a single rank may outlive the process that started it
-            end_with_parent(f"rank {place.rank} of {place.world_size}")
-        cause.is_rank(place)
-        self.place = place
-        self.is_first = place.rank == 0  # prints and writes the run folder
-        self.device = choose_device(device, place)
+        if this_rank.child and this_rank.world_size > 1:  # a single rank may outlive the process that started it
+            end_with_parent(f"rank {this_rank.rank} of {this_rank.world_size}")
+        cause.is_rank(this_rank)
+        self.this_rank = this_rank
+        self.is_first = this_rank.rank == 0  # prints and writes the run folder
+        self.device = choose_device(device, this_rank)
         self.timeout = timedelta(seconds=timeout_s)
-        backend, _ = backends(self.device, place.world_size, shards_alone=shards_alone)
+        backend, _ = backends(self.device, this_rank.world_size, shards_alone=shards_alone)
         own = facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
-        self.meeting = meet(place, timedelta(seconds=meet_s), open_agent, listen)
+        self.meeting = meet(this_rank, timedelta(seconds=meet_s), open_agent, listen)
         self.store = self.meeting.store
         self._torch_store = TorchStore(self.store)
         try:
             topology = compare(
-                self.store, place, name_of(self.device), {**own, **facts}, partial(refusal, wanted=device)
+                self.store, this_rank, name_of(self.device), {**own, **facts}, partial(refusal, wanted=device)
             )
-            self.named = name_interface(place.here(), self.meeting.address, is_local=is_local(place))
+            self.named = name_interface(this_rank.here(), self.meeting.address, is_local=is_local(this_rank))
         except BaseException:
             self.meeting.close()
             raise
         self.store.set_timeout(self.timeout)
         cause.has_met()
         self.leaders = topology.leaders
-        keeps = place.late or (restarts and self.is_first)
-        self.past = StoredPast(self.store, is_late=place.late) if keeps else None
+        keeps = this_rank.late or (restarts and self.is_first)
+        self.past = StoredPast(self.store, is_late=this_rank.late) if keeps else None
         given = num_threads or _given_threads(os.environ)
         self.tries_threads = given is None
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
         if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
-        self.living = (place.rank,) if place.late else tuple(range(place.world_size))
-        self._begin_groups(HashStore() if place.late else self._torch_store, shards_alone=shards_alone)
-        self.pages = Pages.of(os.environ, place.world_size) if is_local(place) else None
-        OwnPage.current = OwnPage(self.pages, place.rank) if self.pages is not None else None
-        self.mesh = Mesh(dp_replicate=place.world_size)
+        self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
+        self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
+        self.pages = Pages.of(os.environ, this_rank.world_size) if is_local(this_rank) else None
+        OwnPage.current = OwnPage(self.pages, this_rank.rank) if self.pages is not None else None
+        self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
         self.stage = 0  # of the pipeline; 1: of the servers. The index of this rank's program in the plan
@@ -137,7 +137,7 @@ class World:
         dist.init_process_group(
             names,
             store=store,
-            rank=self.living.index(self.place.rank),
+            rank=self.living.index(self.this_rank.rank),
             world_size=len(self.living),
             timeout=self.timeout,
             device_id=starts,
@@ -159,7 +159,7 @@ class World:
         """
         world = dist.group.WORLD
         assert world is not None
-        self.mesh, this_rank = plan.mesh, self.place.rank
+        self.mesh, this_rank = plan.mesh, self.this_rank.rank
         created = {self.living: world}
         self.stage = plan.role(this_rank)
         if len(plan.servers) > 1:
@@ -196,7 +196,7 @@ class World:
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
         """The point-to-point messages of this rank's pipeline stage."""
-        return Messages(self.stage, self.groups, self.mesh.group("pp", self.place.rank), dtype, self.device, shape)
+        return Messages(self.stage, self.groups, self.mesh.group("pp", self.this_rank.rank), dtype, self.device, shape)
 
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         members = [self.living.index(rank) for rank in ranks if rank in self.living]
@@ -226,10 +226,10 @@ class World:
 
     def share(self, plan: Plan) -> tuple[int, int]:
         """This worker's number among those that share out samples, and how many they are."""
-        if len(self.living) == self.place.world_size:
-            return plan.mesh.dp_index(self.place.rank), plan.mesh.dp
+        if len(self.living) == self.this_rank.world_size:
+            return plan.mesh.dp_index(self.this_rank.rank), plan.mesh.dp
         workers = [rank for rank in self.living if rank < plan.mesh.world_size]
-        return workers.index(self.place.rank), len(workers)
+        return workers.index(self.this_rank.rank), len(workers)
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 only; return its result (JSON data), or raise its error, on every rank. Collective."""
@@ -253,7 +253,7 @@ class World:
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
-        if self.place.world_size > 1 and self.mesh.degree(axis) > 1:
+        if self.this_rank.world_size > 1 and self.mesh.degree(axis) > 1:
             with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis]):
                 dist.all_reduce(values, group=self.groups[axis])
         return values
@@ -270,14 +270,14 @@ class World:
         """
         for turn in ([0], [rank for rank in self.leaders if rank != 0]):
             keys = [f"{name}{rank}" for rank in turn]
-            if self.place.rank in turn:
-                self.store.set(f"{name}{self.place.rank}", json.dumps(_tried(work)))
+            if self.this_rank.rank in turn:
+                self.store.set(f"{name}{self.this_rank.rank}", json.dumps(_tried(work)))
             self.store.wait(keys, DATASET_WAIT)
             found = [json.loads(one) for one in (self.store.multi_get(keys) if keys else [])]
             problems = [problem for one in found for problem in one["problems"]]
             asked = [one["asked"] for one in found if one["asked"]]
             if problems or asked:
-                stay_until_read(self.store, self.place, "problems")
+                stay_until_read(self.store, self.this_rank, "problems")
                 raise _of_all(problems) if problems else StopAsked(asked[0])
         work()
 
@@ -286,7 +286,7 @@ class World:
         soon as one ends with a code other than 0."""
         sys.stdout.flush()
         with suppress(RuntimeError):  # a rank has died, or rank 0, which serves the store, was faster
-            self.store.set(f"leaves{self.place.rank}", "")
+            self.store.set(f"leaves{self.this_rank.rank}", "")
             self.store.wait([f"leaves{rank}" for rank in self.living], LEAVE)
 
     def at(self, position: float, instruction: str = "") -> None:
@@ -296,8 +296,12 @@ class World:
         """
         cause.mine.position = position
         page = OwnPage.current
-        if page is None and position == ENDED and (pages := Pages.of(os.environ, self.place.world_size)) is not None:
-            page = OwnPage(pages, self.place.rank)
+        if (
+            page is None
+            and position == ENDED
+            and (pages := Pages.of(os.environ, self.this_rank.world_size)) is not None
+        ):
+            page = OwnPage(pages, self.this_rank.rank)
         if page is not None:
             page.at(position, self.stage, instruction)
 
@@ -310,7 +314,7 @@ class World:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or self.place.world_size == 1:
+        if error is None or self.this_rank.world_size == 1:
             self.close()
         else:
             self.give_up(error)
@@ -324,7 +328,7 @@ class World:
         OwnPage.current = None
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end
-        if alone and self.device.type == "cuda" and self.place.world_size > 1:
+        if alone and self.device.type == "cuda" and self.this_rank.world_size > 1:
             within(FREE_S, torch.cuda.synchronize)
             within(FREE_S, abort_groups)
         else:
@@ -350,8 +354,8 @@ class World:
 
         def free() -> None:
             self._let_one_print(error)
-            if not is_local(self.place):
-                tell(self.store, self.place, self.living, lost_peer=is_lost_peer(error))
+            if not is_local(self.this_rank):
+                tell(self.store, self.this_rank, self.living, lost_peer=is_lost_peer(error))
             if self.device.type == "cuda":
                 abort_groups()
 

@@ -43,24 +43,24 @@ def main(arguments: Namespace) -> int:
     if OVERRIDE.match(arguments.config or ""):
         raise UserError(f"{arguments.config}: is of a config; name it first: codescent doctor CONFIG")
     problems: list[str] = []
-    link, place = _link(arguments, problems), read(os.environ) or Rank()
-    config, own = _of_rank_0(arguments) if place.rank == 0 else (None, [])
+    link, this_rank = _link(arguments, problems), read(os.environ) or Rank()
+    config, own = _of_rank_0(arguments) if this_rank.rank == 0 else (None, [])
     site_words = [word for word in arguments.overrides if word.startswith(SITE)]
     if site_words or any(getattr(arguments, name) is not None for name in ELSEWHERE):
         from codescent.verbs import doctor_elsewhere
 
-        return doctor_elsewhere.main(arguments, site_words, config, place, [*problems, *own])
-    if own and not problems and place.world_size > 1:
-        dismiss(place, os.environ, float(arguments.wait))
+        return doctor_elsewhere.main(arguments, site_words, config, this_rank, [*problems, *own])
+    if own and not problems and this_rank.world_size > 1:
+        dismiss(this_rank, os.environ, float(arguments.wait))
     if problems or own:
         raise UserError(*dict.fromkeys([*problems, *own]))
     wanted = Wanted(link=link, bandwidth=not arguments.no_bandwidth, wait_s=float(arguments.wait))
     if config is not None:
         from codescent.doctor.from_config import of_config
 
-        ranks = place.world_size if place.launcher else config.parallel.ranks
+        ranks = this_rank.world_size if this_rank.launcher else config.parallel.ranks
         wanted = of_config(wanted, config, ranks, socket.gethostname())
-    report = examine(place, os.environ, wanted)
+    report = examine(this_rank, os.environ, wanted)
     if report is None:
         return 0
     _give(report, arguments.json)

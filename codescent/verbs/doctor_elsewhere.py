@@ -24,15 +24,15 @@ SSH = "ssh"
 
 
 def main(
-    arguments: Namespace, site_words: Sequence[str], config: Config | None, place: Rank, problems: list[str]
+    arguments: Namespace, site_words: Sequence[str], config: Config | None, this_rank: Rank, problems: list[str]
 ) -> int:
     """Run it on --hosts, or print the script of --to. Returns the exit code.
 
     Raises UserError: with all problems, those found before, too.
     """
-    if place.world_size > 1:
+    if this_rank.world_size > 1:
         given = "--to" if arguments.hosts is None else "--hosts"
-        problems.append(f"{given}: {place.launcher} has started this process already; leave {given} out")
+        problems.append(f"{given}: {this_rank.launcher} has started this process already; leave {given} out")
     target, asked = arguments.to or SSH, None
     if arguments.to is None and arguments.hosts is None:
         problems.append("give --hosts HOST:SLOTS,... (by ssh), or --to TARGET: which machines are to be looked at?")
