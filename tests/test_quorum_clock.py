@@ -48,7 +48,7 @@ class Rounds:
         optimizer = OuterOptimizer(server_weights(plan, 0, replaced=False), plan)
         self.clock, self.begun_s = clock, 0.0
         self.server = RoundServer(plan, 0, optimizer, None, 0, lambda: False)
-        self.server.queue.begin(0, 50, own=True)
+        self.server.queue.begin(0, 50)
         self.number = 0
         self.computing: dict[int, tuple[int, list[int]]] = {}  # by worker: ticket and portion
         self.sent: dict[int, Frame] = {}

@@ -1,5 +1,5 @@
-"""In: requests of ranks whose replicas average beside the computation. Out: portions of work, and what a step sums to.
-Does not average (pair_exchange.py does) and has no weights: servers have a coordinator of their own."""
+"""In: requests of ranks whose replicas average beside the computation. Out: their work, or why the run is over.
+Does not average (pair_exchange.py does) and does not divide the work (work_queue.py does)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codescent.base.errors import RunFailed
 from codescent.coupling.failure_detector import FailureDetector, StallTimeout
 from codescent.coupling.told import AMOUNT, FLAG, NUMBER, OBJECT, PORTION, SQUARE, Fields, Nonsense, check, up_to
 from codescent.coupling.work_queue import WorkQueue
-from codescent.servers import Portion, Portions
+from codescent.servers import Portion
 
 REPORT: Fields = {
     "portion": PORTION, "loss": NUMBER, "losses": AMOUNT, "square": SQUARE, "stop": FLAG, "skipped": FLAG,
@@ -24,7 +24,7 @@ LOOK_S = 0.05
 
 
 class Coordinator:
-    """Gives out the portions of a segment's steps. A fast rank computes more of them than a slow one.
+    """Answers what ranks of asynchronous gossip ask rank 0. A fast rank computes more portions than a slow one.
 
     Args:
         workers: number of ranks, and of the portions of a step.
@@ -63,21 +63,20 @@ class Coordinator:
                 return {"over": self.over}
             if told.get("looks"):
                 return {}
-            portions = self.queue.portions
-            if portions is None:
-                return None
             if report := told.get("report"):
-                self._count(portions, sender, report)
-            portion, ends = None, self.queue.ends
-            if not ends:
-                portions.weights_given(sender)
-                portion = portions.take(sender)
-            self.stalls.note(sender, told["known"], waits=not ends and portion is None)
-            if ends and told["known"] == self.queue.done:
-                return None  # this rank knows it already: it waits for the next segment
-            if not ends and portion is None:
-                return self._late(sender, portions)  # until the others have finished
-            return self.queue.facts(sender, told["known"], portion)
+                self._count(sender, report)
+            return self._give(sender, told["known"])
+
+    def _give(self, sender: int, known: int) -> dict[str, Any] | None:
+        """The next portion, or that the segment is over. A replica has its weights, so it never waits for them."""
+        queue = self.queue
+        queue.weights_given(sender)
+        portion = queue.take(sender)
+        waits = portion is None and not queue.ends  # until the others have finished
+        self.stalls.note(sender, known, waits=waits)
+        if waits:
+            return self._late(sender)
+        return None if queue.is_known(known) else queue.facts(sender, known, portion)
 
     def _check(self, sender: int, told: Mapping[str, Any]) -> None:
         """Raise Nonsense: no rank of this run says this. The others hear of it first."""
@@ -105,7 +104,7 @@ class Coordinator:
         """The connection of a rank was lost."""
         if self.detector is not None:
             with self.lock:
-                self.detector.left(sender, self.queue.at(sender), silent=silent)
+                self.detector.left(sender, self.queue.position(sender), silent=silent)
 
     def wait_until_told(self) -> None:
         """The run is over, and this process ends. Wait until all ranks that live know why, for `timeout_s` at most."""
@@ -126,25 +125,22 @@ class Coordinator:
             self.over = f"{how}, and its weights with it; `codescent train --resume` goes on from the last checkpoint"
         return bool(self.over)
 
-    def _late(self, sender: int, portions: Portions) -> dict[str, str] | None:
+    def _late(self, sender: int) -> dict[str, str] | None:
         """Why the run is over, if a rank that computes has stood still too long."""
         try:
-            self.stalls.check(portions.held, range(self.workers))
+            self.stalls.check(self.queue.held, range(self.workers))
         except RunFailed as error:
             self.over = str(error)
             self.told.add(sender)
         return {"over": self.over} if self.over else None
 
-    def _count(self, portions: Portions, sender: int, report: Mapping[str, Any]) -> None:
+    def _count(self, sender: int, report: Mapping[str, Any]) -> None:
         """Count a portion that is computed: see `PairedReplicas.finished`."""
-        portion = Portion(*report["portion"])
-        if not portions.holds(sender, portion):
+        portion, step = Portion(*report["portion"]), self.queue.step
+        if not self.queue.holds(sender, portion):
             return  # counted when the same request came before
-        portions.done(sender, portion)
-        step = self.queue.step
-        self.queue.count += 1
-        step.pushes += 1
-        step.stops += report["stop"]
+        self.queue.finish(sender, portion)
+        step.count(report["staleness"], stop=report["stop"])
         if report["skipped"]:  # this update alone; the loss is the mean of the others
             step.skips += 1
             step.square = math.nan
@@ -153,9 +149,6 @@ class Coordinator:
             step.loss += report["loss"]
             step.losses += report["losses"]
             step.square += report["square"] / self.workers
-        step.stale += report["staleness"]
-        step.most_stale = max(step.most_stale, report["staleness"])
         if report["stop"]:
             self.queue.stop()
-        if self.queue.count % self.workers == 0:
-            self.queue.complete_step()
+        self.queue.complete_step()

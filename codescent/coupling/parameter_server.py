@@ -151,11 +151,10 @@ class WeightServer(Requests):
     def _serve(self, number: int, rate: float) -> bool:
         with self.change:
             self.stalls.begin()
-            if self.index == 0 and (self.queue.portions is None or self.queue.portions.finished):
-                own = self.plan.layout.updates == "synchronous"
-                portions = self.queue.begin(number, self.plan.schedule.agrees_next(number), own=own)
+            if self.index == 0 and self.queue.ends:
+                self.queue.begin(number, self.plan.schedule.agrees_next(number))
                 for worker in self.ledger.granted:  # they have pulled before this step began
-                    portions.weights_given(worker)
+                    self.queue.weights_given(worker)
             self._changed()
             while self.queue.done <= number and not (self.has_ended or self.closed):
                 if self._apply_ready(rate) or self._close_late(rate):
@@ -163,10 +162,10 @@ class WeightServer(Requests):
                     continue
                 self.raise_failure()
                 if self.stop_requested():
-                    self.queue.stop()
+                    self.queue.stop()  # servers but the first are told by the workers
                 self.look_for_dead()
-                if self.queue.portions is not None:
-                    self.stalls.check(self.queue.portions.held, set(range(self.workers)) - self.membership.absent)
+                if self.index == 0:
+                    self.stalls.check(self.queue.held, set(range(self.workers)) - self.membership.absent)
                 with waiting():
                     self.change.wait(self._look_s())
             return not self.has_ended
@@ -190,7 +189,7 @@ class WeightServer(Requests):
             return False
         for key in sorted(self.committed):
             push = self.staged[key[0]]
-            if self.queue.portions is not None and not self.queue.portions.holds(push.worker, push.portion):
+            if not self.queue.holds(push.worker, push.portion):
                 self._refuse(key)
                 return True
             decision = self.ledger.push(push.worker, push.number, push.ticket)
@@ -218,7 +217,7 @@ class WeightServer(Requests):
         if decision.completes:
             self._changed()  # the other servers update together with this one
             self._update(rate)
-        if push.is_last and self.queue.count % self.workers == 0:
+        if push.is_last:
             self.queue.complete_step()
 
     def _close_late(self, rate: float) -> bool:
@@ -236,17 +235,13 @@ class WeightServer(Requests):
 
     def _add(self, push: Push, staleness: int) -> None:
         """Count a push that is applied."""
-        self.queue.count += push.is_last
         step = self.queue.step
-        step.pushes += 1
+        step.count(staleness, stop=push.stop)
         if self.in_steps or math.isfinite(push.loss + push.square):  # else it is refused, alone
             step.loss += push.loss
             step.losses += push.losses
-        step.stops += push.stop
-        step.stale += staleness
-        step.most_stale = max(step.most_stale, staleness)
-        if self.queue.portions is not None and push.is_last:
-            self.queue.portions.done(push.worker, push.portion)
+        if push.is_last:
+            self.queue.finish(push.worker, push.portion)
         if push.stop:
             self.queue.stop()
 

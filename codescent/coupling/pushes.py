@@ -47,6 +47,13 @@ class Step:
     unsound: set[int] = field(default_factory=set)
     """Workers that have pushed what is not finite."""
 
+    def count(self, staleness: int, *, stop: bool) -> None:
+        """One more push, whose weights were so many versions old. Its loss is added apart, if it is good."""
+        self.pushes += 1
+        self.stops += stop
+        self.stale += staleness
+        self.most_stale = max(self.most_stale, staleness)
+
     @property
     def sums(self) -> list[float]:
         """[loss, stops, squared norm, skipped updates, mean and largest staleness, losses, culprit, late parts].

@@ -1,5 +1,5 @@
 """In: work that a rank is given, portion by portion. Out: the part that all couplings with such work have in common.
-Does not choose the work: the first server (server_requests.py) or rank 0 (coordinate.py) does."""
+Does not choose the work: the work queue (work_queue.py) of the first server, or of rank 0, does."""
 
 from __future__ import annotations
 

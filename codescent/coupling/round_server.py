@@ -94,12 +94,9 @@ class RoundServer(WeightServer):
 
     def _close_late(self, rate: float) -> bool:
         left_s = self._left_s()
-        portions = self.queue.portions
-        if left_s is None or left_s > 0 or portions is None or not self.ledger.close():
+        if left_s is None or left_s > 0 or not self.ledger.close():
             return False
-        dropped = portions.drop_open()
-        self.queue.count += len(dropped)
-        self.queue.step.late += len(dropped)
+        self.queue.drop_open()
         self._update(rate)
         self.queue.complete_step()
         return True

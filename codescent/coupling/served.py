@@ -14,7 +14,7 @@ import torch
 
 from codescent.coupling.coupling import Coupling, StepSums
 from codescent.coupling.failure_detector import FailureDetector
-from codescent.coupling.follow import follow
+from codescent.coupling.followers import follow
 from codescent.coupling.membership import MembershipChange, deaths
 from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.coupling.parameter_server import WeightServer

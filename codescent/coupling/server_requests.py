@@ -77,9 +77,11 @@ class Requests:
         wire, dtype = Wire.parse(plan.layout.wire), plan.trained[0].optimizer_dtype
         self.messages = Messages(wire, self.part.numel, dtype)
         together = pushes_together(plan.layout, self.workers)
-        bound = 0 if plan.layout.updates == "synchronous" else plan.layout.staleness
+        synchronous = plan.layout.updates == "synchronous"
+        bound = 0 if synchronous else plan.layout.staleness
         bound = None if index else bound  # the others apply what the first server has applied
-        self.life, self.queue = secrets.randbits(31), WorkQueue(self.workers, first_step, self.period)
+        self.queue = WorkQueue(self.workers, first_step, own=synchronous, period=self.period)
+        self.life = secrets.randbits(31)
         state: dict[str, Any] = {"staleness": bound, "together": together, "pushes": self.queue.count}
         self.ledger = Ledger.restored({**state, "last": {}, "refused": {}}, self.life)
         self.change = threading.Condition()
@@ -186,13 +188,12 @@ class Requests:
             return
         with self.change:
             if self.detector is not None:
-                self.detector.left(sender, self.queue.at(sender), silent=silent)
+                self.detector.left(sender, self.queue.position(sender), silent=silent)
             self.stalls.note(sender, None, waits=False)
             self.ledger.release(sender)
             self.staged.pop(sender, None)
             self.committed = {key for key in self.committed if key[0] != sender}
-            if self.queue.portions is not None:
-                self.queue.portions.leave(sender)
+            self.queue.leave(sender)
             self.change.notify_all()
 
     def _answer_push(self, request: Frame) -> Answer | None:
@@ -242,7 +243,6 @@ class Requests:
         """Grant the weights and send them. A worker of several servers has the grant first, where pulls may wait, and
         `granted` is its ticket: weights of no server are then older than the grant."""
         told, sender, version = request.metadata, request.sender, self.ledger.version
-        portions = self.queue.portions
         facts = {"life": self.life, "version": version, "stop": self.stop_requested(), "applied": self.applied}
         if self.applied < told["after"]:
             return None
@@ -259,36 +259,34 @@ class Requests:
             facts["ticket"] = told["granted"]
             is_ready = grant is not None and grant.ticket == told["granted"]
         else:
-            if portions is not None:
-                portions.returned(sender)
-            idle = portions is not None and not (portions.finished or portions.offers(sender))
-            if idle or (grant := self.ledger.pull(sender)) is None:
+            self.queue.returned(sender)
+            if not self.queue.offers(sender) or (grant := self.ledger.pull(sender)) is None:
                 return None
             facts["ticket"] = grant.ticket
             if told.get("reserves"):
                 return Answer(version, facts)
-        if portions is not None and is_ready:  # without its grant, it is told to pull anew when it asks for work
-            portions.weights_given(sender)
+        if is_ready:  # without its grant, it is told to pull anew when it asks for work
+            self.queue.weights_given(sender)
         self.bases[sender] = version
         if told["have"] == [self.life, version]:
             return Answer(version, facts)
         return Answer(version, facts, [bytes_of(self.part.weights(version))])
 
     def _answer_ask(self, request: Frame) -> Answer | None:
-        ends, portions = self.queue.ends, self.queue.portions
-        if ends and request.metadata["known"] == self.queue.done:
-            return None  # this worker knows it already: it waits for the next segment
-        if not ends and portions is not None and not portions.is_ready(request.sender):
+        queue, sender, known = self.queue, request.sender, request.metadata["known"]
+        if queue.is_known(known):
+            return None
+        if queue.needs_weights(sender):
             return Answer(self.ledger.version, {"pull": True})
-        portion = None if ends or portions is None else portions.take(request.sender)
-        if portion is None and not ends:
-            self.ledger.release(request.sender)
+        portion = queue.take(sender)
+        if portion is None and not queue.ends:
+            self.ledger.release(sender)
             self.change.notify_all()  # a push that waited for this worker's grant
             if request.metadata.get("waits"):
                 return None
-        facts = self.queue.facts(request.sender, request.metadata["known"], portion)
+        facts = queue.facts(sender, known, portion)
         if portion is not None:
-            facts |= self._steps_of(request.sender, portion)
+            facts |= self._steps_of(sender, portion)
         return Answer(self.ledger.version, facts)
 
     def _answer_join(self, request: Frame) -> Answer | None:
@@ -299,7 +297,7 @@ class Requests:
         moment_s, position = request.metadata["joins"]
         if self.membership.died(request.sender, Death(moment_s, position)):
             self.left(request.sender, "it has died")
-        if self.queue.stopping or self.queue.portions is None or self.queue.portions.finished:
+        if self.queue.stopping or self.queue.ends:
             return None
         self.refusals = {key for key in self.refusals if key[0] != request.sender}
         self.membership.comes(request.sender, self.queue.done)

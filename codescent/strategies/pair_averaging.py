@@ -1,5 +1,5 @@
 """In: the keys gossip* of a plan. Out: asynchronous gossip: pairs of replicas average weights beside the computation.
-Sends nothing (coupling/pair_exchange.py does) and hands out no samples (coupling/coordinate.py does)."""
+Sends nothing (coupling/pair_exchange.py does) and hands out no samples (coupling/work_queue.py does)."""
 
 from __future__ import annotations
 
