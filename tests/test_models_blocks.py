@@ -50,7 +50,7 @@ def compare(mine: list[Tensor], reference: list[Tensor], dtype: torch.dtype, loo
 def test_gelu_and_linear(
     dtype: torch.dtype, small_bytes: int, width: int, bias: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
     monkeypatch.setattr(activations, "_PIECE", 1000)  # several pieces, the last one shorter
     h = values(2, 5, width, dtype=dtype, seed=0) * 2
     inputs = [h, values(8, width, dtype=dtype, seed=1) / 8, values(8, dtype=dtype, seed=2)][: 3 if bias else 2]
@@ -97,7 +97,7 @@ def test_a_second_backward_pass_is_the_same_or_refused() -> None:
 @pytest.mark.parametrize("small_bytes", [0, 1 << 40], ids=["made again", "kept"])
 @pytest.mark.parametrize("length", [1, 7, 128, 129, 300])
 def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
     qkv = values(2, length, 3 * 48, dtype=dtype, seed=0).requires_grad_()
     exact = qkv.detach().double().requires_grad_()
     q, k, v = exact.view(2, length, 3, 3, 16).permute(3, 0, 2, 1, 4)

@@ -3,13 +3,14 @@ Does not compute attention (ring does). Does not sum gradients: ddp and zero do,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
+from codescent.plan.activations import Dim, SavedTensor
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -70,6 +71,27 @@ class ContextParallel(Strategy):
             for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):
                 during = None if record.during is None else verb
                 yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)
+
+    def saved(self, tensors: Sequence[SavedTensor], candidate: Candidate) -> Iterator[SavedTensor]:
+        """Divide positions. Attention keeps queries, keys, values and output of this rank, and a number of each query.
+
+        A kernel of torch merges its parts, so "products" keeps nothing of attention.
+        """
+        if not self.active(candidate):
+            yield from tensors
+            return
+        for tensor in tensors:
+            if not tensor.core:
+                yield tensor.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION, Dim.TOKEN))
+        model, work = candidate.model, candidate.work
+        heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+        kept = {"queries": heads, "keys and values": groups, "output": heads, "log-sum-exp": model.num_heads}
+        for what, width in kept.items():
+            dtype = WIDE[work.precision] if what == "log-sum-exp" else work.precision
+            shape, dims = (work.microbatch_size, work.seq_len, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)
+            blocks = (1, model.num_layers + 1)
+            whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, under=("none", "selective"))
+            yield whole.divided(self.axis, (Dim.POSITION,))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Let the part read only this rank's positions, and let its attention exchange keys and values."""
