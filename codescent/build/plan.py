@@ -57,24 +57,24 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept, activations=keeps)
 
 
-def activations(candidate: Candidate, objective: Objective) -> tuple[SavedTensor, ...]:
+def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor, ...]:
     """What forward keeps for backward of a micro-batch on a rank."""
-    work, mesh, model = candidate.work, candidate.mesh, candidate.model
+    work, mesh, model = run.work, run.mesh, run.model
     forward = ForwardPass(
         samples=work.microbatch_size,
         positions=work.seq_len,
         precision=work.precision,
         # A share of whole numbers is a little more or less than they are.
-        head_tokens=round(work.microbatch_size * work.positions(-1) * candidate.task.head_share) // mesh.cp,
+        head_tokens=round(work.microbatch_size * work.positions(-1) * run.task.head_share) // mesh.cp,
         chunk_tokens=model.head_chunk_tokens,
-        padded=candidate.task.extras,
+        padded=run.task.extras,
         selects=mesh.cp > 1,
-        splits=mesh.cp > 1 or (mesh.tp > 1 and candidate.layout.sequence_parallel),
-        defers=mesh.pp > 1 and candidate.layout.defers_weights,
+        splits=mesh.cp > 1 or (mesh.tp > 1 and run.layout.sequence_parallel),
+        defers=mesh.pp > 1 and run.layout.defers_weights,
         whole=mesh.pp == 1,
         objective=objective,
     )
-    return saved_of(models.saved_of(model, forward), candidate)
+    return saved_of(models.saved_of(model, forward), run)
 
 
 def _idle_servers(config: Config, vocab_size: int | None, plan: Plan) -> Refusal:

@@ -14,16 +14,17 @@ def is_known(plan: Plan, device: str) -> bool:
     return bool(plan.activations) and not (device == CUDA and plan.work.precision == "fp64")
 
 
-def bytes_by_chunk(plan: Plan, stage: int, device: str) -> list[int]:
-    """Bytes that each chunk of a stage keeps for one micro-batch, on the first rank of the stage."""
-    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:
+    """Bytes that each chunk of a stage keeps for one micro-batch, on a rank; None: on the stage's first one."""
+    if rank is None:
+        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
     last = plan.model.num_layers + 1
     return [chunk_bytes(plan.activations, part, last, plan.mesh, device, rank) for part in plan.schedule.parts(stage)]
 
 
-def most_bytes(plan: Plan, stage: int, device: str) -> int:
-    """The most bytes that the forward passes in flight of a stage keep at once."""
-    kept, held, most = bytes_by_chunk(plan, stage, device), 0, 0
+def most_bytes(plan: Plan, stage: int, device: str, rank: int | None = None) -> int:
+    """The most bytes that the forward passes in flight of a stage keep at once. `rank`: see `bytes_by_chunk`."""
+    kept, held, most = bytes_by_chunk(plan, stage, device, rank), 0, 0
     for instruction in plan.schedule.programs[stage]:
         if instruction.verb is Verb.FORWARD:
             held += kept[instruction.chunk]

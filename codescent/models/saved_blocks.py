@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codescent.models.shape import Shape
 from codescent.operators import saved_tensors
-from codescent.operators.saved_tensors import ForwardPass, Heads, Stream
+from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
 from codescent.plan.activations import CPU, CUDA, RECOMPUTES, Dim, SavedTensor
 
 DROPOUT_SITES = 3
@@ -28,7 +28,7 @@ def self_attention(
     stream: Stream, shape: Shape, *, causal: bool, padding: str = "", entered: bool = False
 ) -> Iterator[SavedTensor]:
     """What a layer "attn" keeps. `entered`: it reads the residual stream as it comes in."""
-    heads = Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions)
+    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions)
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
     yield saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)

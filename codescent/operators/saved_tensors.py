@@ -161,8 +161,8 @@ def dropped(stream: Stream, name: str, width: int | None = None) -> Iterator[Sav
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Heads of attention. `keys`: positions of the keys; `groups`: key-value heads."""
+class AttentionSizes:
+    """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys."""
 
     queries: int
     groups: int
@@ -170,7 +170,7 @@ class Heads:
     keys: int
 
 
-def causal_attention(stream: Stream, name: str, heads: Heads) -> Iterator[SavedTensor]:
+def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
     """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
     qkv = f"{name}.qkv by head"
     projected = (heads.queries + 2 * heads.groups) * heads.channels
@@ -192,7 +192,9 @@ def pairs_in_blocks(positions: int) -> int:
     return sum((end - start) * end for start, end in zip(starts, ends, strict=True))
 
 
-def fused_attention(stream: Stream, name: str, heads: Heads, keys: Stream, padding: str = "") -> Iterator[SavedTensor]:
+def fused_attention(
+    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, padding: str = ""
+) -> Iterator[SavedTensor]:
     """torch's scaled_dot_product_attention of all keys: what it reads, its log-sum-exp, and the mask in numbers.
 
     Its output is kept by the matrix after it, too. `padding`: the name of the sequence that has padding.
@@ -206,7 +208,7 @@ def fused_attention(stream: Stream, name: str, heads: Heads, keys: Stream, paddi
 
 
 def attention_with_dropout(
-    stream: Stream, name: str, heads: Heads, keys: Stream, *, causal: bool
+    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, *, causal: bool
 ) -> Iterator[SavedTensor]:
     """Attention operator by operator: queries, keys and values by head; what is dropped; probabilities twice."""
     channels = heads.groups * heads.channels
@@ -253,7 +255,7 @@ def product(stream: Stream, name: str, width: int) -> SavedTensor:
     return replace(stream.columns(f"{name} product", width), under=_PRODUCTS)
 
 
-def attention_product(stream: Stream, name: str, heads: Heads, *, causal: bool) -> Iterator[SavedTensor]:
+def attention_product(stream: Stream, name: str, heads: AttentionSizes, *, causal: bool) -> Iterator[SavedTensor]:
     """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel."""
     kept: dict[str, Any] = {"under": _PRODUCTS, "core": True}
     yield stream.columns(f"{name} product", heads.queries * heads.channels, **kept)

@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.plan.brief import brief
-from codescent.plan.mesh import Mesh
+from codescent.plan.mesh import AXES, Mesh
 from codescent.plan.shard import Placement
 
 CPU, CUDA = "cpu", "cuda"
@@ -85,6 +86,15 @@ class SavedTensor:
             rows = -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
         return rows * math.prod(others) * DTYPE_BYTES[self.dtype]
 
+    def refuse_impossible(self) -> None:
+        """Raise ValueError: it is no tensor, or has another dim than it is cut along."""
+        dims = len(self.shape)
+        cuts = [axis for axis, dim in self.placement.shards.items() if axis not in AXES or not 0 <= dim < dims]
+        if not dims or len(self.dims) != dims or len(self.depths) != len(("first", "end")) or cuts:
+            raise ValueError(f"{self.name}: is not a tensor that forward keeps")
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"{self.name}: there is no dtype {self.dtype!r}")
+
     def divided(self, axis: str, dims: Iterable[Dim]) -> SavedTensor:
         """This tensor with its first dim of these kinds divided over a mesh axis; itself if it has no such dim."""
         at = next((number for number, dim in enumerate(self.dims) if dim in tuple(dims)), None)
@@ -106,12 +116,27 @@ class SavedTensor:
 
 
 def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]:
-    """What is kept in the end, as rank 0 has it: without large tensors that are kept where they are small only."""
+    """What is kept in the end, as rank 0 has it: without large tensors that are kept where they are small only.
+
+    What is the same on each kind of device is said once.
+    """
     every = tuple(tensors)
     sizes = {tensor.name: tensor.bytes(mesh) for tensor in every}
+    found: dict[tuple[Any, ...], SavedTensor] = {}
     for tensor in every:
         if not tensor.small or sizes[tensor.small] <= SMALL_BYTES:
-            yield replace(tensor, small="", layer="", under=RECOMPUTES, core=False)
+            same = (
+                tensor.name,
+                tensor.shape,
+                tensor.dtype,
+                tensor.depths,
+                tensor.begins,
+                tensor.unless,
+                tensor.rounded,
+            )
+            on = "" if same in found else tensor.on
+            found[same] = replace(tensor, on=on, small="", layer="", under=RECOMPUTES, core=False)
+    yield from found.values()
 
 
 def kept_on(tensors: Iterable[SavedTensor], device: str) -> Iterator[SavedTensor]:

@@ -255,6 +255,8 @@ class Plan:
             for placed in (tensor.weights, tensor.gradients, tensor.optimizer):
                 if wrong := [axis for axis, dim in placed.shards.items() if axis not in AXES or not 0 <= dim < dims]:
                     raise ValueError(f"{tensor.parameter.name}: cannot be cut over {wrong[0]}")
+        for kept in self.activations:
+            kept.refuse_impossible()
 
 
 _SCALARS = {int, float, bool, str, types.NoneType}

@@ -60,11 +60,11 @@ def decides(plan: Plan) -> dict[str, Scalar]:
     return {key: value for strategy in ORDER for key, value in strategy.decides(plan).items()}
 
 
-def saved_of(tensors: Sequence[SavedTensor], candidate: Candidate) -> tuple[SavedTensor, ...]:
+def saved_of(tensors: Sequence[SavedTensor], run: Candidate | Plan) -> tuple[SavedTensor, ...]:
     """What forward keeps for backward of a micro-batch, as the strategies leave what the model declares."""
     for strategy in ORDER:
-        tensors = tuple(strategy.saved(tensors, candidate))
-    return tuple(settled(tensors, candidate.mesh))
+        tensors = tuple(strategy.saved(tensors, run))
+    return tuple(settled(tensors, run.mesh))
 
 
 def kept_of(strategy: Strategy, plan: Plan) -> tuple[KeptTensor, ...]:

@@ -72,18 +72,18 @@ class ContextParallel(Strategy):
                 during = None if record.during is None else verb
                 yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)
 
-    def saved(self, tensors: Sequence[SavedTensor], candidate: Candidate) -> Iterator[SavedTensor]:
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Divide positions. Attention keeps queries, keys, values and output of this rank, and a number of each query.
 
         A kernel of torch merges its parts, so "products" keeps nothing of attention.
         """
-        if not self.active(candidate):
+        if not self.active(run):
             yield from tensors
             return
         for tensor in tensors:
             if not tensor.core:
                 yield tensor.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION, Dim.TOKEN))
-        model, work = candidate.model, candidate.work
+        model, work = run.model, run.work
         heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
         kept = {"queries": heads, "keys and values": groups, "output": heads, "log-sum-exp": model.num_heads}
         for what, width in kept.items():

@@ -113,19 +113,19 @@ class Pipeline(Strategy):
             what += f" of virtual stage {chunk * mesh.pp + stage}"
             yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
 
-    def saved(self, tensors: Sequence[SavedTensor], candidate: Candidate) -> Iterator[SavedTensor]:
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Add the activations that a chunk receives and those that it sends: it holds them until its backward pass.
 
         What comes before `tp` in ORDER divides them, so they are divided here in the same way.
         """
         yield from tensors
-        if not self.active(candidate):
+        if not self.active(run):
             return
-        work, model = candidate.work, candidate.model
+        work, model = run.work, run.model
         shape, dims = (work.microbatch_size, work.seq_len, model.hidden_dim), (Dim.SAMPLE, Dim.SEQUENCE, Dim.WHOLE)
         depths = (0, model.num_layers + 2)
-        splits = ["cp"] if candidate.mesh.cp > 1 else []
-        splits += ["tp"] if candidate.mesh.tp > 1 and candidate.layout.sequence_parallel else []
+        splits = ["cp"] if run.mesh.cp > 1 else []
+        splits += ["tp"] if run.mesh.tp > 1 and run.layout.sequence_parallel else []
         for border, what in (("first", "received"), ("last", "sent")):
             tensor = SavedTensor(f"activations that are {what}", shape, dims, work.precision, depths, border=border)
             for axis in splits:

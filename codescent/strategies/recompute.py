@@ -45,9 +45,9 @@ class Recompute(Strategy):
             others = [Change({"parallel.recompute": name}) for name in ("selective", "full")]
             yield Refusal('parallel.recompute = "products": lora.rank adds to products in place; keep none', others)
 
-    def saved(self, tensors: Sequence[SavedTensor], candidate: Candidate) -> Iterator[SavedTensor]:
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Leave out what backward makes again."""
-        return (tensor for tensor in tensors if candidate.layout.recompute in tensor.under)
+        return (tensor for tensor in tensors if run.layout.recompute in tensor.under)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Checkpoint the forward pass of each block, or set `recompute` in the layers that have this attribute."""

@@ -169,7 +169,7 @@ class Strategy:
         """What a rank of a pipeline stage keeps between steps. The caller sets `KeptTensor.stage`."""
         yield from ()
 
-    def saved(self, tensors: Sequence[SavedTensor], candidate: Candidate) -> Iterator[SavedTensor]:
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Change what forward keeps for backward of a micro-batch. Called for every strategy: a model also declares
         what only a value of parallel.recompute keeps."""
         yield from tensors

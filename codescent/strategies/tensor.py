@@ -104,14 +104,14 @@ class TensorParallel(Strategy):
                 numel = tokens * small.shape[0]
                 yield _record(plan, Collective.ALL_GATHER, numel, Verb.FORWARD, "logits of all positions")
 
-    def saved(self, tensors: Sequence[SavedTensor], candidate: Candidate) -> Iterator[SavedTensor]:
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Divide heads, channels and vocabulary; with sequence parallelism also the positions of the residual stream.
 
         Then each matrix keeps the positions that it has gathered. An embedding keeps whose tokens other ranks have.
         """
-        splits = candidate.layout.sequence_parallel
+        splits = run.layout.sequence_parallel
         for tensor in tensors:
-            if not self.active(candidate):
+            if not self.active(run):
                 yield tensor
                 continue
             if splits and Dim.POSITION in tensor.dims and Dim.COLUMN not in tensor.dims:

@@ -13,7 +13,7 @@ from typing import Any
 from codescent.models import saved_blocks
 from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.operators import saved_tensors
-from codescent.operators.saved_tensors import ForwardPass, Heads, Stream
+from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
 from codescent.plan.activations import CPU, CUDA, RECOMPUTES, Dim, SavedTensor
 from codescent.plan.shard import Parameter, Role
 
@@ -231,7 +231,7 @@ def _saved_of_layer(shape: TransformerShape, stream: Stream, source: Stream | No
 
 def _saved_of_cross_attention(shape: TransformerShape, stream: Stream, source: Stream) -> Iterator[SavedTensor]:
     width, padding = shape.hidden_dim, "source" if stream.forward.padded else ""
-    heads = Heads(shape.num_heads, shape.num_heads, shape.head_dim, source.positions)
+    heads = AttentionSizes(shape.num_heads, shape.num_heads, shape.head_dim, source.positions)
     yield saved_tensors.read(stream, "cross.q")
     yield saved_tensors.product(stream, "cross.q", width)
     yield saved_tensors.product(replace(source, depths=stream.depths), "cross.kv", 2 * width)
