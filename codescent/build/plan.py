@@ -71,6 +71,7 @@ def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTenso
         selects=mesh.cp > 1,
         splits=mesh.cp > 1 or (mesh.tp > 1 and run.layout.sequence_parallel),
         defers=mesh.pp > 1 and run.layout.defers_weights,
+        divides=mesh.tp,
         whole=mesh.pp == 1,
         objective=objective,
     )

@@ -10,8 +10,14 @@ _ENDS = (Verb.BACKWARD, Verb.BACKWARD_INPUT)
 
 
 def is_known(plan: Plan, device: str) -> bool:
-    """Whether it is declared what operators keep on a kind of device. No fused kernel of CUDA computes in fp64."""
-    return bool(plan.activations) and not (device == CUDA and plan.work.precision == "fp64")
+    """Whether it is declared what operators keep on a kind of device.
+
+    On CUDA no fused kernel computes attention in fp64, and none of torch's has groups of heads in fp32.
+    """
+    model, precision = plan.model, plan.work.precision
+    grouped = model.num_kv_heads < model.num_heads and plan.mesh.cp == 1
+    unknown = precision == "fp64" or (precision == "fp32" and grouped)
+    return bool(plan.activations) and not (device == CUDA and unknown)
 
 
 def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:

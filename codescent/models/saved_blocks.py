@@ -37,7 +37,7 @@ def self_attention(
         yield stream.columns("attn.out input", queries, layer="attn.out")
         yield from saved_tensors.dropped(stream, "attn")
         return
-    yield from saved_tensors.attention_product(stream, "attn", heads, causal=causal)
+    yield from saved_tensors.attention_product(stream, "attn", heads, causal=causal, masked=bool(padding))
     if causal:
         yield from saved_tensors.causal_attention(stream, "attn", heads)
         yield stream.columns("attn.out input", queries, layer="attn.out", on=CPU)

@@ -18,6 +18,8 @@ KEEP_HEAD_DIMS = 8
 activations of the feed-forward."""
 SMALL_VOCAB = 2048
 """A head with fewer rows does not round them up on a CPU: its time depends on the number of operations."""
+LSE_MULTIPLE = 32
+"""The memory-efficient kernel for attention reads and writes the log-sum-exps of so many queries at a time."""
 WORTH_A_COPY = 256
 """Off a CPU, a head that reads so many tokens rounds its rows up: the copy costs little beside the products."""
 
@@ -41,6 +43,7 @@ class ForwardPass:
         selects: whether a rank selects tokens of a sample (context parallelism).
         splits: whether a rank has some rows of the residual stream only (sequence parallelism, too).
         defers: whether gradients of weights are deferred: then a matrix keeps what it reads without a copy.
+        divides: over how many ranks the heads are divided.
         whole: whether one part of the model has both the embedding and the head.
     """
 
@@ -53,6 +56,7 @@ class ForwardPass:
     selects: bool = False
     splits: bool = False
     defers: bool = False
+    divides: int = 1
     whole: bool = True
     objective: Objective = CROSS_ENTROPY
 
@@ -180,9 +184,30 @@ def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterat
         small = qkv if stream.forward.precision == stream.forward.wide else ""
         dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
         yield stream.tensor(f"{name} probabilities", shape, dims, **more | {"under": _UNLESS_RECOMPUTED})
-    yield stream.columns(f"{name} log-sum-exp", heads.queries, dtype=stream.forward.wide, on=CUDA, core=True)
-    if heads.groups < heads.queries:
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,))
+    if stream.forward.divides < heads.groups < heads.queries:  # the queries of one group need no copy
         yield stream.columns(f"{name} queries", heads.queries * heads.channels, on=CUDA, core=True)
+
+
+def _log_sum_exp(
+    stream: Stream, name: str, heads: AttentionSizes, on: tuple[str, ...], *, masked: bool = False, **more: Any
+) -> Iterator[SavedTensor]:
+    """A number of each query, in the wide dtype. The memory-efficient kernel of CUDA rounds the queries up."""
+    options: dict[str, Any] = {"dtype": stream.forward.wide, "core": True, **more}
+    for device in on:
+        rounds = device == CUDA and is_memory_efficient(stream.forward.precision, masked=masked)
+        queries = rounded_up(stream.positions) if rounds else stream.positions
+        yield replace(stream, positions=queries).columns(name, heads.queries, on=device, **options)
+
+
+def is_memory_efficient(precision: str, *, masked: bool = False) -> bool:
+    """Whether CUDA computes attention by the memory-efficient kernel: flash attention has no fp32 and no mask."""
+    return precision == "fp32" or masked
+
+
+def rounded_up(queries: int) -> int:
+    """For how many queries the memory-efficient kernel keeps a number."""
+    return -(-queries // LSE_MULTIPLE) * LSE_MULTIPLE
 
 
 def pairs_in_blocks(positions: int) -> int:
@@ -200,8 +225,9 @@ def fused_attention(
     Its output is kept by the matrix after it, too. `padding`: the name of the sequence that has padding.
     """
     yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True)
-    yield replace(keys.columns(f"{name} keys and values", 2 * heads.groups * heads.channels), depths=stream.depths)
-    yield stream.columns(f"{name} log-sum-exp", heads.queries, dtype=stream.forward.wide, core=True)
+    channels = 2 * heads.groups * heads.channels
+    yield replace(keys.columns(f"{name} keys and values", channels, core=True), depths=stream.depths)
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, (CPU, CUDA), masked=bool(padding))
     if padding:
         shape = (stream.forward.samples, heads.keys)
         yield stream.tensor(f"{name} mask of {padding}", shape, (Dim.SAMPLE, Dim.WHOLE), core=True)
@@ -237,7 +263,7 @@ def activated(stream: Stream, name: str, width: int, halves: int = 1, *, by_torc
         yield stream.columns(value, width, on=CUDA, **again)
     else:
         yield stream.columns(value, width, **again)
-    if by_torch:
+    if by_torch and not forward.defers:
         yield stream.columns(f"{name} factors", by_torch * width, on=CUDA, under=_UNLESS_RECOMPUTED)
 
 
@@ -255,20 +281,17 @@ def product(stream: Stream, name: str, width: int) -> SavedTensor:
     return replace(stream.columns(f"{name} product", width), under=_PRODUCTS)
 
 
-def attention_product(stream: Stream, name: str, heads: AttentionSizes, *, causal: bool) -> Iterator[SavedTensor]:
+def attention_product(
+    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False
+) -> Iterator[SavedTensor]:
     """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel."""
     kept: dict[str, Any] = {"under": _PRODUCTS, "core": True}
     yield stream.columns(f"{name} product", heads.queries * heads.channels, **kept)
     projected = (heads.queries + 2 * heads.groups) * heads.channels
     if causal:
         yield stream.columns(f"{name}.qkv by head product", projected, on=CPU, **kept)
-    yield stream.columns(
-        f"{name} log-sum-exp product",
-        heads.queries,
-        dtype=stream.forward.wide,
-        on=CUDA if causal else "",
-        **kept,
-    )
+    on, name = (CUDA,) if causal else (CPU, CUDA), f"{name} log-sum-exp product"
+    yield from _log_sum_exp(stream, name, heads, on, masked=masked, under=_PRODUCTS)
 
 
 def embedded(stream: Stream, layer: str) -> SavedTensor:

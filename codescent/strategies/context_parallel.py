@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
+from codescent.operators.saved_tensors import is_memory_efficient, rounded_up
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
-from codescent.plan.activations import Dim, SavedTensor
+from codescent.plan.activations import CPU, CUDA, Dim, SavedTensor
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -85,12 +86,18 @@ class ContextParallel(Strategy):
                 yield tensor.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION, Dim.TOKEN))
         model, work = run.model, run.work
         heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
-        kept = {"queries": heads, "keys and values": groups, "output": heads, "log-sum-exp": model.num_heads}
-        for what, width in kept.items():
-            dtype = WIDE[work.precision] if what == "log-sum-exp" else work.precision
-            shape, dims = (work.microbatch_size, work.seq_len, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)
+        # The output of a fused kernel is what the next matrix keeps. With dropout there is no such kernel.
+        on = {"queries": "", "keys and values": "", "output": "" if model.dropout else CPU}
+        widths = {"queries": heads, "keys and values": groups, "output": heads}
+        found = [(what, width, work.precision, on[what], work.seq_len) for what, width in widths.items()]
+        lse, degree = ("log-sum-exp", model.num_heads, WIDE[work.precision]), run.mesh.cp
+        found.append((*lse, CPU, work.seq_len))
+        rounds = is_memory_efficient(work.precision) and not model.dropout
+        found.append((*lse, CUDA, rounded_up(work.seq_len // degree) * degree if rounds else work.seq_len))
+        for what, width, dtype, device, positions in found:
+            shape, dims = (work.microbatch_size, positions, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)
             blocks = (1, model.num_layers + 1)
-            whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, under=("none", "selective"))
+            whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, on=device, under=("none", "selective"))
             yield whole.divided(self.axis, (Dim.POSITION,))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:

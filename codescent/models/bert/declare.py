@@ -13,7 +13,7 @@ from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.operators import saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
-from codescent.plan.activations import RECOMPUTES, Dim, SavedTensor
+from codescent.plan.activations import CUDA, RECOMPUTES, Dim, SavedTensor
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.
@@ -131,6 +131,7 @@ def _saved_of_masked(end: Stream, shape: BertShape) -> Iterator[SavedTensor]:
         yield replace(tensor, shape=(rows[0], tensor.shape[-1]), dims=whole)
     gradient, tokens = end.tensor("head input gradient", rows, whole), forward.samples * forward.positions
     yield from saved_tensors.head_gradients(end, "tok", shape.vocab_size, rows=gradient, tied=tokens)
+    yield end.tensor("more targets than rows", (1,), whole[:1], dtype="bool", on=CUDA)
     yield end.tensor("head.bias gradient", (shape.vocab_size,), (Dim.COLUMN,), layer="head")
 
 

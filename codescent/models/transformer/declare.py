@@ -240,7 +240,7 @@ def _saved_of_cross_attention(shape: TransformerShape, stream: Stream, source: S
         yield stream.columns("cross.out input", width, layer="cross.out")
         yield from saved_tensors.dropped(stream, "cross")
     else:
-        yield from saved_tensors.attention_product(stream, "cross", heads, causal=False)
+        yield from saved_tensors.attention_product(stream, "cross", heads, causal=False, masked=bool(padding))
         yield from saved_tensors.fused_attention(stream, "cross", heads, source, padding)
         yield stream.columns("cross.out input", width)
 
