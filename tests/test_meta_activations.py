@@ -1,5 +1,5 @@
-"""In: every kind of model, precision, recompute and layout, on the meta device. Out: what CUDA would keep for backward is
-what the plan declares.
+"""In: every kind of model, precision, recompute and layout, on the meta device. Out: CUDA would keep for backward what
+the plan declares.
 Does not compute a number and needs no device. test_activations does the same on the CPU."""
 
 from __future__ import annotations

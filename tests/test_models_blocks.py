@@ -105,6 +105,16 @@ def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatc
     compare(results(causal_attention(qkv.view(2, length, 3, 3, 16)), [qkv]), results(y, [exact]), dtype)
 
 
+@pytest.mark.parametrize(("batch", "groups"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("length", [7, 129])
+def test_attention_of_several_heads_that_read_one_key_as_blocks_keep_it(batch: int, groups: int, length: int) -> None:
+    """One sample with one group: its queries are not copied, so their gradients are written where they belong."""
+    qkv = values(batch, length, groups, 4, 16, dtype=torch.float32, seed=0).requires_grad_()
+    y_BTD, _ = torch.ops.codescent.block_attention(qkv)
+    expected = results(causal_attention(qkv), [qkv])
+    compare(results(y_BTD, [qkv]), expected, torch.float32)
+
+
 @pytest.mark.parametrize(("batch", "groups"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("widens", [False, True])
 def test_what_the_compiler_sees_of_attention_returns_memory_of_its_own(batch: int, groups: int, widens: bool) -> None:
