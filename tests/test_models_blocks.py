@@ -50,7 +50,7 @@ def compare(mine: list[Tensor], reference: list[Tensor], dtype: torch.dtype, loo
 def test_gelu_and_linear(
     dtype: torch.dtype, small_bytes: int, width: int, bias: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
     monkeypatch.setattr(activations, "_PIECE", 1000)  # several pieces, the last one shorter
     h = values(2, 5, width, dtype=dtype, seed=0) * 2
     inputs = [h, values(8, width, dtype=dtype, seed=1) / 8, values(8, dtype=dtype, seed=2)][: 3 if bias else 2]
@@ -97,12 +97,22 @@ def test_a_second_backward_pass_is_the_same_or_refused() -> None:
 @pytest.mark.parametrize("small_bytes", [0, 1 << 40], ids=["made again", "kept"])
 @pytest.mark.parametrize("length", [1, 7, 128, 129, 300])
 def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
     qkv = values(2, length, 3 * 48, dtype=dtype, seed=0).requires_grad_()
     exact = qkv.detach().double().requires_grad_()
     q, k, v = exact.view(2, length, 3, 3, 16).permute(3, 0, 2, 1, 4)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, length, 48)
     compare(results(causal_attention(qkv.view(2, length, 3, 3, 16)), [qkv]), results(y, [exact]), dtype)
+
+
+@pytest.mark.parametrize(("batch", "groups"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("length", [7, 129])
+def test_attention_of_several_heads_that_read_one_key_as_blocks_keep_it(batch: int, groups: int, length: int) -> None:
+    """One sample with one group: its queries are not copied, so their gradients are written where they belong."""
+    qkv = values(batch, length, groups, 4, 16, dtype=torch.float32, seed=0).requires_grad_()
+    y_BTD, _ = torch.ops.codescent.block_attention(qkv)
+    expected = results(causal_attention(qkv), [qkv])
+    compare(results(y_BTD, [qkv]), expected, torch.float32)
 
 
 @pytest.mark.parametrize(("batch", "groups"), [(1, 1), (2, 1), (1, 2), (2, 2)])

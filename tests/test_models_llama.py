@@ -330,7 +330,7 @@ def test_turning_has_the_gradient_of_turning_back(dtype: torch.dtype) -> None:
 def test_attention_of_groups(
     dtype: torch.dtype, small_bytes: int, length: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
     generator = torch.Generator().manual_seed(0)
     exact = torch.randn(2, length, 2, queries + 2, 16, dtype=torch.float64, generator=generator).requires_grad_()
     qkv = exact.detach().to(dtype).requires_grad_()
@@ -354,7 +354,7 @@ def test_attention_of_groups(
 def test_the_gated_feed_forward(
     dtype: torch.dtype, small_bytes: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
     monkeypatch.setattr(activations, "_PIECE", 1000)  # several pieces, the last one shorter
     shape = small(ffn_dim=81)
     module = build(shape, dtype).blocks["0"].mlp

@@ -15,7 +15,7 @@ from codescent.build import plan_of
 from codescent.plan import AXES, Plan
 
 PLAIN: Mapping[str, set[str]] = {
-    "": {"layout mesh model objective schedule seed task tensors traffic update work"},
+    "": {"activations layout mesh model objective schedule seed task tensors traffic update work"},
     "layout": {
         "bucket_bytes context cut data_parallel offload recompute reduce_dtype schedule sequence_parallel "
         "virtual_stages zero_stage"
@@ -45,6 +45,8 @@ PLAIN: Mapping[str, set[str]] = {
 }
 """By path: the keys of each object there, as `codescent plan --json` printed them before replicas could train apart
 (commit ba771b8)."""
+ACTIVATION = {"begins", "depths", "dims", "dtype", "name", "on", "placement", "rounded", "shape"}
+"""The fields of what forward keeps. Most of them are left out of most tensors."""
 PLACES = ("weights", "gradients", "optimizer")
 
 LAYOUTS: dict[str, tuple[int, Keys, set[str]]] = {
@@ -75,7 +77,36 @@ def test_a_plan_has_no_key_of_a_method_that_it_does_not_use(layout: str) -> None
     expected = {**PLAIN}
     for place in PLACES:
         expected |= {f"tensors[].{place}": {"shards"}, f"tensors[].{place}.shards": axes}
-    assert keys_of(planned(keys, ranks).to_json()) == expected
+    found = keys_of(planned(keys, ranks).to_json())
+    of_activations = {path: found.pop(path) for path in list(found) if path.startswith("activations")}
+    assert found == expected
+    names = {name for names in of_activations["activations[]"] for name in names.split()}
+    assert names == ACTIVATION | ({"border"} if layout == "pp" else set())
+    assert of_activations["activations[].placement.shards"] == {"", *(["tp"] if "tp" in axes_of(axes) else [])}
+
+
+def axes_of(cuts: set[str]) -> set[str]:
+    """The axes of all cuts."""
+    return {axis for cut in cuts for axis in cut.split()}
+
+
+def test_a_plan_of_a_version_that_did_not_write_what_forward_keeps_has_it_again() -> None:
+    plan = planned({"parallel.pp": 2, "train.microbatch_size": 2, "parallel.recompute": "full"}, 2)
+    written = json.loads(json.dumps(plan.to_json()))
+    assert plan_of(written) == plan
+    assert written.pop("activations")
+    assert plan_of(written) == plan
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shape": []}, {"dims": ["sample"]}, {"depths": [1]}, {"dtype": "fp1"}, {"placement": {"shards": {"tp": 7}}}],
+)
+def test_a_plan_that_keeps_what_is_no_tensor_is_refused(wrong: dict[str, Any]) -> None:
+    written = json.loads(json.dumps(planned({}, 1).to_json()))
+    written["activations"][0] |= wrong
+    with pytest.raises(ValueError, match="tok tokens: "):
+        plan_of(written)
 
 
 # keys that a resumed run compares

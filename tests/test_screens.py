@@ -28,7 +28,7 @@ from codescent.train.display import Display, clock
 from codescent.train.pace import Estimate, waited_s
 from codescent.verbs.cli import run
 from codescent.verbs.columns import columns
-from codescent.verbs.plan import _of_head, _plan_rows
+from codescent.verbs.plan import _plan_rows
 
 MESHES = (
     (),
@@ -51,7 +51,7 @@ def test_a_plan_fits_its_terminal_and_loses_no_word(name: str, words: tuple[str,
         plan = plan_of(config, ranks)
     except UserError:  # no such plan
         return
-    rows = _plan_rows(plan, "1,000", _of_head(plan, config))
+    rows = _plan_rows(plan, "1,000", config)
     text, piped = columns(rows, width), columns(rows, 10_000)
     assert max(map(len, text.splitlines())) <= width
     assert text.split() == piped.split()
@@ -88,7 +88,7 @@ def test_a_table_is_not_broken_where_there_is_no_terminal(capsys: pytest.Capture
 def test_a_plan_of_one_rank_needs_no_broken_line(name: str) -> None:
     config = load(name, []).config
     plan = plan_of(config, 1)
-    rows = _plan_rows(plan, "1,000", _of_head(plan, config))
+    rows = _plan_rows(plan, "1,000", config)
     found = columns(
         [row for row in rows if row[0] != "task"], 10_000
     )  # the task names the corpus, a path of any length

@@ -13,10 +13,12 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
+from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
+from codescent.plan.activations import SavedTensor
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
-from codescent.strategies import Candidate, active, decides, kept_of, traffic_of
+from codescent.strategies import Candidate, active, decides, kept_of, saved_of, traffic_of
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -51,7 +53,29 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         raise UserError(_idle_servers(config, vocab_size, plan))
     traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in active(plan) for tensor in kept_of(strategy, plan))
-    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept)
+    keeps = activations(candidate, plan.objective)
+    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept, activations=keeps)
+
+
+def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor, ...]:
+    """What forward keeps for backward of a micro-batch on a rank."""
+    work, mesh, model = run.work, run.mesh, run.model
+    forward = ForwardPass(
+        samples=work.microbatch_size,
+        positions=work.seq_len,
+        precision=work.precision,
+        # A share of whole numbers is a little more or less than they are.
+        head_tokens=round(work.microbatch_size * work.positions(-1) * run.task.head_share) // mesh.cp,
+        chunk_tokens=model.head_chunk_tokens,
+        padded=run.task.extras,
+        selects=mesh.cp > 1,
+        splits=mesh.cp > 1 or (mesh.tp > 1 and run.layout.sequence_parallel),
+        defers=mesh.pp > 1 and run.layout.defers_weights,
+        divides=mesh.tp,
+        whole=mesh.pp == 1,
+        objective=objective,
+    )
+    return saved_of(models.saved_of(model, forward), run)
 
 
 def _idle_servers(config: Config, vocab_size: int | None, plan: Plan) -> Refusal:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
-from codescent.build.plan import build
+from codescent.build.plan import activations, build
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.plan import Mesh, OlderPlan, Plan
@@ -20,12 +20,14 @@ from codescent.strategies import decides
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
-    """The plan of a plan.json. A version that did not write which keys decide the losses had the rules of this one.
+    """The plan of a plan.json. A version that did not write which keys decide the losses, or what forward keeps, had
+    the rules of this one.
 
     Raises: as `Plan.from_json`.
     """
     plan = Plan.from_json(data)
-    return plan if plan.decides else replace(plan, decides=decides(plan))
+    plan = plan if plan.decides else replace(plan, decides=decides(plan))
+    return plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
 
 
 def saved_plan(folder: RunFolder) -> Plan:

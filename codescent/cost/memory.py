@@ -8,6 +8,7 @@ import math
 
 from codescent.cost.amounts import busiest
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Plan, Role
+from codescent.plan.activations import ALIGNED_ROWS
 from codescent.plan.state import StateBytes as StateBytes
 from codescent.plan.state import state_bytes as state_bytes
 from codescent.plan.state import state_of_rank as state_of_rank
@@ -39,10 +40,6 @@ def kept_kinds(plan: Plan) -> dict[str, int]:
                 found[kind] = found.get(kind, 0) + kept.bytes(plan.mesh, rank)
         kinds.append(found)
     return max(kinds, key=lambda found: sum(found.values()))
-
-
-ALIGNED_ROWS = 64
-"""Off a CPU, a copy of the vocabulary matrix has so many rows, or a multiple (`operators/head.py`)."""
 
 
 def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:

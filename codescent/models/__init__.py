@@ -14,10 +14,12 @@ from codescent.base.errors import UserError
 from codescent.models.bert.declare import KIND as BERT
 from codescent.models.gpt2.declare import KIND as GPT2
 from codescent.models.llama.declare import KIND as LLAMA
-from codescent.models.lora.declare import adapted, is_adapter
+from codescent.models.lora.declare import adapted, adapted_saved, is_adapter
 from codescent.models.shape import Kind
 from codescent.models.shape import Shape as Shape
 from codescent.models.transformer.declare import KIND as TRANSFORMER
+from codescent.operators.saved_tensors import ForwardPass
+from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Lora, ModelFacts, Size
 from codescent.plan.shard import Parameter
 
@@ -116,6 +118,15 @@ def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = Non
         if is_adapter(adapter):
             flops[adapter.depths[0]] += 2.0 * adapter.numel
     return tuple(flops)
+
+
+def saved_of(facts: ModelFacts, forward: ForwardPass) -> tuple[SavedTensor, ...]:
+    """What the model keeps for backward of one micro-batch, before strategies divide it."""
+    kind, shape = _known(facts.kind), shape_of_facts(facts)
+    found = kind.saved(shape, forward)
+    if facts.lora is None:
+        return tuple(found)
+    return tuple(adapted_saved(found, parameters_of(kind.name, shape, facts.lora), facts.lora))
 
 
 def facts_of(

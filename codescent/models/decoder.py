@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from codescent.models.part import Part
+from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import KVCache, LayerCache
 from codescent.operators.dropout import drop
 
@@ -52,7 +53,7 @@ class ResidualBlock(nn.Module):
 class Block(ResidualBlock):
     """Self-attention, then a feed-forward."""
 
-    SITES = 3  # attention probabilities, output of attention, output of the feed-forward
+    SITES = DROPOUT_SITES
     attn: nn.Module
     mlp: nn.Module
     norm_1: nn.Module

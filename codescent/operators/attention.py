@@ -17,6 +17,7 @@ from codescent.operators.dropout import drop
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear, is_kept
 from codescent.operators.rotary import turn
+from codescent.operators.saved_tensors import BLOCK_QUERIES, KEEP_HEAD_DIMS
 
 if TYPE_CHECKING:
     from codescent.operators.cache import LayerCache
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 # heads, which are also the groups; R = H / G query heads of a group, E = R + 2 heads of a group: its queries, key and
 # value; K head_dim, W = G * E * K. In attention on a CPU: P = B * G pairs of sample and group, Q queries of a block,
 # which see the first S positions, N = R * Q rows of the heads of a group.
-_BLOCK_QUERIES = 128
-_KEEP_HEAD_DIMS = 8  # up to seq_len = 8 * head_dim the probabilities are no larger than the feed-forward's activations
 
 
 class AttentionCore(Protocol):
@@ -220,7 +219,7 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_BTGEK: Tensor, recompute: bool) -> Tensor:
         _, length, _, _, head_dim = qkv_BTGEK.shape
-        short = length <= _KEEP_HEAD_DIMS * head_dim
+        short = length <= KEEP_HEAD_DIMS * head_dim
         wide_BTGEK = products.widened(qkv_BTGEK)
         keep = ctx.needs_input_grad[0] and short and not recompute and is_kept(wide_BTGEK)
         y_BTD, qkv_EPTK, kept = _attend(wide_BTGEK, keep)
@@ -241,8 +240,8 @@ def _attend(qkv_BTGEK: Tensor, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]
     v_PTK = qkv_EPTK[-1]
     later_QT = _later(length, qkv_BTGEK)
     blocks, kept = [], []
-    for start in range(0, length, _BLOCK_QUERIES):
-        stop = min(start + _BLOCK_QUERIES, length)
+    for start in range(0, length, BLOCK_QUERIES):
+        stop = min(start + BLOCK_QUERIES, length)
         probabilities_PNS = _probabilities(qkv_EPTK, later_QT, start, stop)
         y_PNK = torch.bmm(probabilities_PNS, v_PTK[:, :stop])
         blocks.append(y_PNK.view(batch * groups, rows - 2, stop - start, head_dim))
@@ -255,7 +254,7 @@ def _attend(qkv_BTGEK: Tensor, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]
 
 def _later(length: int, like: Tensor) -> Tensor:
     """Causal mask, to add: -inf where a key is later than the query, else 0. [Q, T], as the last block reads it."""
-    rows = min(_BLOCK_QUERIES, length)
+    rows = min(BLOCK_QUERIES, length)
     return like.new_full((rows, length), -math.inf).triu_(length - rows + 1)
 
 
@@ -289,9 +288,9 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
     later_QT = _later(length, qkv_EPTK) if not kept else qkv_EPTK
     scale = 1.0 / math.sqrt(head_dim)
     # The last block comes first: it sees every key, so it writes all of d_k and d_v. The other blocks add to them.
-    for start in reversed(range(0, length, _BLOCK_QUERIES)):
-        stop = min(start + _BLOCK_QUERIES, length)
-        p_PNS = kept[start // _BLOCK_QUERIES] if kept else _probabilities(qkv_EPTK, later_QT, start, stop)
+    for start in reversed(range(0, length, BLOCK_QUERIES)):
+        stop = min(start + BLOCK_QUERIES, length)
+        p_PNS = kept[start // BLOCK_QUERIES] if kept else _probabilities(qkv_EPTK, later_QT, start, stop)
         d_y_PNK = _rows(d_y_RPTK, start, stop)
         d_p_PNS = torch.bmm(d_y_PNK, v_PTK[:, :stop].transpose(1, 2))
         # torch's backward of softmax, in one pass. It has no public name.
@@ -299,7 +298,7 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
         beta = 0.0 if stop == length else 1.0
         d_q_PNK = _rows(d_q_RPTK, start, stop)
         d_q_PNK.baddbmm_(d_s_PNS, k_PTK[:, :stop], beta=0.0, alpha=scale)
-        if heads > 1:  # then d_q_PNK is a copy
+        if d_q_PNK.data_ptr() != d_q_RPTK[:, :, start:stop].data_ptr():  # of several heads it may be a copy
             d_q_RPTK[:, :, start:stop] = d_q_PNK.view(pairs, heads, stop - start, head_dim).transpose(0, 1)
         d_k_PTK[:, :stop].baddbmm_(d_s_PNS.transpose(1, 2), _rows(q_RPTK, start, stop), beta=beta, alpha=scale)
         d_v_PTK[:, :stop].baddbmm_(p_PNS.transpose(1, 2), d_y_PNK, beta=beta)

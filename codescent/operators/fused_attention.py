@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codescent.operators.saved_tensors import LSE_MULTIPLE
+
 # Shapes: B samples, H query heads, G key-value heads (G divides H), T queries, S keys, K head_dim.
 _aten = torch.ops.aten
 _FLASH_MOST = 192  # head_dim: above it, some GPUs have no gradients
 _FLASH_MULTIPLE, _FLASH_OLDEST = 8, (8, 0)  # of head_dim; compute capability (Ampere)
 _EFFICIENT_MULTIPLE = 4  # head_dim in fp32: 16 bytes
-_LSE_MULTIPLE = 32  # the memory-efficient kernel reads the log-sum-exps of so many queries at a time
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
 """q [B, H, T, K], k and v [B, G, S, K], causal (then T = S) -> y [B, H, T, K], and fp32 [B, H, T]: for each query
@@ -94,7 +95,7 @@ def _efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     k_BHSK, v_BHSK = (_each_head(one, q_BHTK) for one in (k_BGSK, v_BGSK))
     seeds = q_BHTK.new_empty(0, dtype=torch.int64)
-    padded_BHT = F.pad(lse_BHT, (0, -lse_BHT.shape[-1] % _LSE_MULTIPLE), value=torch.inf)
+    padded_BHT = F.pad(lse_BHT, (0, -lse_BHT.shape[-1] % LSE_MULTIPLE), value=torch.inf)
     mask, dropout, wanted = None, 0.0, [True, True, True, False]
     d_q_BHTK, d_k_BHSK, d_v_BHSK, _ = _aten._scaled_dot_product_efficient_attention_backward(
         d_y_BHTK, q_BHTK, k_BHSK, v_BHSK, mask, y_BHTK, padded_BHT, seeds, seeds, dropout, wanted, causal

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import fused_softmax, products
+from codescent.operators.saved_tensors import SMALL_VOCAB, WORTH_A_COPY
 from codescent.operators.softmax import (
     factor_of_softmax,
     gradient_at_targets,
@@ -20,13 +21,11 @@ from codescent.operators.softmax import (
     sum_of_logits,
     with_z_loss,
 )
+from codescent.plan.activations import ALIGNED_ROWS
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 # Shapes: B samples, T positions, N = B * T tokens, D hidden_dim, V vocab_size, C = V or V rounded up.
 # Rows of logits start on a cache line: oneDNN computes dW of 50257 columns 1.27x faster. CUDA: all sizes are multiples.
-_ALIGNED_COLUMNS = 64
-_WORTH_A_COPY = 256  # tokens from which on the copy of the weight with rows of zeros costs little beside the products
-_SMALL_VOCAB = 2048  # below it, the time depends on the number of operations, not on their memory
 _ONE_HOT_VOCAB = 1024  # up to this size, a product with one-hot rows is more exact and faster than index_add_
 
 Losses = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
@@ -257,8 +256,8 @@ def _loss_and_gradients(
     wants = wants_x or d_weight_dtype is not None or wants_bias
     d_bias_V = weight_VD.new_zeros(vocab, dtype=work) if wants_bias else None
     elsewhere = rounds_up or x_ND.device.type != "cpu"
-    rounds_up = elsewhere and num_tokens >= _WORTH_A_COPY if rounds_up is None else rounds_up
-    columns = vocab if vocab < _SMALL_VOCAB and not rounds_up else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
+    rounds_up = elsewhere and num_tokens >= WORTH_A_COPY if rounds_up is None else rounds_up
+    columns = vocab if vocab < SMALL_VOCAB and not rounds_up else -(-vocab // ALIGNED_ROWS) * ALIGNED_ROWS
     weight_CD, bias_C = weight_VD, bias_V
     buffer_NC = x_ND.new_empty(min(chunk, num_tokens), columns)
     if rounds_up:
@@ -310,7 +309,7 @@ def _softmax_gradient_(
     smoothing, vocab = objective.label_smoothing, logits_NV.shape[1]
     at_target_N1 = logits_NV.gather(1, targets_N[:, None])
     mean_N1 = sum_of_logits(logits_NV, work) / vocab if smoothing else at_target_N1
-    if logits_NV.device.type != "cpu" or vocab < _SMALL_VOCAB:
+    if logits_NV.device.type != "cpu" or vocab < SMALL_VOCAB:
         log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
         entropies_N1 = -log_p_NV.gather(1, targets_N[:, None])
         log_z_N1 = entropies_N1 + at_target_N1

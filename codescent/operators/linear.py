@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
+from codescent.plan.activations import SMALL_BYTES
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
-_SMALL_BYTES = 4 << 20
 
 Deferred = list[tuple[Tensor, Callable[[], Tensor]]]
 """Weights whose gradients a backward pass has deferred, each with the function that computes the gradient.
@@ -133,4 +133,4 @@ def is_kept(activation: Tensor) -> bool:
     In fp32, recomputing GELU and probabilities takes 3 % of a step of GPT-2 124M and saves 250 of 3,200 MiB (4 x 256
     tokens). In bf16 it would save half as many bytes and take 8 %, because the matrix products are faster.
     """
-    return activation.dtype == torch.bfloat16 or activation.nbytes <= _SMALL_BYTES
+    return activation.dtype == torch.bfloat16 or activation.nbytes <= SMALL_BYTES

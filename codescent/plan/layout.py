@@ -51,6 +51,11 @@ class Layout:
         return self.recompute in ("products", "full")
 
     @property
+    def defers_weights(self) -> bool:
+        """Whether stages compute gradients of weights apart from those of activations, and later."""
+        return self.schedule == "zero-bubble"
+
+    @property
     def apart(self) -> bool:
         """Whether the replicas of dp_replicate train apart, with their own gradients."""
         return self.average_every > 0 or self.gossip != "none"

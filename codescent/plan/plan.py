@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
+from codescent.plan.activations import SavedTensor
 from codescent.plan.brief import brief, is_left_out
 from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
@@ -46,6 +47,7 @@ class Plan:
         update: the keys of [optimizer] that determine the weight update, with their values.
         kept: what strategies keep between steps, beside weights, gradients and optimizer state.
         decides: the keys of [parallel] that decide the losses, with their values, as the strategies declare them.
+        activations: what forward keeps for backward of a micro-batch, as model and strategies declare it.
     """
 
     mesh: Mesh
@@ -61,6 +63,7 @@ class Plan:
     objective: Objective = CROSS_ENTROPY
     kept: tuple[KeptTensor, ...] = brief(())
     decides: Mapping[str, Scalar] = brief({})
+    activations: tuple[SavedTensor, ...] = brief(())
 
     @property
     def computing(self) -> Schedule:
@@ -252,6 +255,8 @@ class Plan:
             for placed in (tensor.weights, tensor.gradients, tensor.optimizer):
                 if wrong := [axis for axis, dim in placed.shards.items() if axis not in AXES or not 0 <= dim < dims]:
                     raise ValueError(f"{tensor.parameter.name}: cannot be cut over {wrong[0]}")
+        for kept in self.activations:
+            kept.refuse_impossible()
 
 
 _SCALARS = {int, float, bool, str, types.NoneType}

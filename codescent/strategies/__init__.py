@@ -3,9 +3,11 @@ Does not import torch, so planning starts fast. Only methods that run in trainin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from codescent.plan import KeptTensor, Plan, Scalar, Traffic
+from codescent.plan.activations import SavedTensor, settled
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
 from codescent.strategies.gossip import Gossip
@@ -56,6 +58,13 @@ def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
 def decides(plan: Plan) -> dict[str, Scalar]:
     """The keys of [parallel] that decide the losses of a plan, with their values."""
     return {key: value for strategy in ORDER for key, value in strategy.decides(plan).items()}
+
+
+def saved_of(tensors: Sequence[SavedTensor], run: Candidate | Plan) -> tuple[SavedTensor, ...]:
+    """What forward keeps for backward of a micro-batch, as the strategies leave what the model declares."""
+    for strategy in ORDER:
+        tensors = tuple(strategy.saved(tensors, run))
+    return tuple(settled(tensors, run.mesh))
 
 
 def kept_of(strategy: Strategy, plan: Plan) -> tuple[KeptTensor, ...]:

@@ -3,13 +3,15 @@ Does not compute attention (ring does). Does not sum gradients: ddp and zero do,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
+from codescent.operators.saved_tensors import is_memory_efficient, rounded_up
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
+from codescent.plan.activations import CPU, CUDA, Dim, SavedTensor
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -70,6 +72,33 @@ class ContextParallel(Strategy):
             for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):
                 during = None if record.during is None else verb
                 yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)
+
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
+        """Divide positions. Attention keeps queries, keys, values and output of this rank, and a number of each query.
+
+        A kernel of torch merges its parts, so "products" keeps nothing of attention.
+        """
+        if not self.active(run):
+            yield from tensors
+            return
+        for tensor in tensors:
+            if not tensor.core:
+                yield tensor.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION, Dim.TOKEN))
+        model, work = run.model, run.work
+        heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+        # The output of a fused kernel is what the next matrix keeps. With dropout there is no such kernel.
+        on = {"queries": "", "keys and values": "", "output": "" if model.dropout else CPU}
+        widths = {"queries": heads, "keys and values": groups, "output": heads}
+        found = [(what, width, work.precision, on[what], work.seq_len) for what, width in widths.items()]
+        lse, degree = ("log-sum-exp", model.num_heads, WIDE[work.precision]), run.mesh.cp
+        found.append((*lse, CPU, work.seq_len))
+        rounds = is_memory_efficient(work.precision) and not model.dropout
+        found.append((*lse, CUDA, rounded_up(work.seq_len // degree) * degree if rounds else work.seq_len))
+        for what, width, dtype, device, positions in found:
+            shape, dims = (work.microbatch_size, positions, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)
+            blocks = (1, model.num_layers + 1)
+            whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, on=device, under=("none", "selective"))
+            yield whole.divided(self.axis, (Dim.POSITION,))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Let the part read only this rank's positions, and let its attention exchange keys and values."""

@@ -4,7 +4,7 @@ Does not define the order of a schedule (plan/pipeline does) or send activations
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ from codescent.base.counted import counted
 from codescent.base.nearest import nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
+from codescent.plan.activations import Dim, SavedTensor
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
 from codescent.strategies.refusals import near_degrees
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
@@ -111,6 +112,25 @@ class Pipeline(Strategy):
                 during, what = Verb.FORWARD, "activations"
             what += f" of virtual stage {chunk * mesh.pp + stage}"
             yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
+
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
+        """Add the activations that a chunk receives and those that it sends: it holds them until its backward pass.
+
+        What comes before `tp` in ORDER divides them, so they are divided here in the same way.
+        """
+        yield from tensors
+        if not self.active(run):
+            return
+        work, model = run.work, run.model
+        shape, dims = (work.microbatch_size, work.seq_len, model.hidden_dim), (Dim.SAMPLE, Dim.SEQUENCE, Dim.WHOLE)
+        depths = (0, model.num_layers + 2)
+        splits = ["cp"] if run.mesh.cp > 1 else []
+        splits += ["tp"] if run.mesh.tp > 1 and run.layout.sequence_parallel else []
+        for border, what in (("first", "received"), ("last", "sent")):
+            tensor = SavedTensor(f"activations that are {what}", shape, dims, work.precision, depths, border=border)
+            for axis in splits:
+                tensor = tensor.divided(axis, (Dim.SEQUENCE,))
+            yield tensor
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """With zero-bubble, make layers defer weight gradients. The part has only its stage's depths already."""

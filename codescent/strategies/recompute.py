@@ -12,9 +12,11 @@ from codescent.plan import Plan, Role
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
+
+    from codescent.plan.activations import SavedTensor
 
 HALVES_DIMS = 3
 """Dims of a matrix of two halves, [rows, 2, columns]: the gate and the values that it multiplies."""
@@ -42,6 +44,10 @@ class Recompute(Strategy):
         if candidate.layout.recompute == "products" and candidate.model.lora is not None:
             others = [Change({"parallel.recompute": name}) for name in ("selective", "full")]
             yield Refusal('parallel.recompute = "products": lora.rank adds to products in place; keep none', others)
+
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
+        """Leave out what backward makes again."""
+        return (tensor for tensor in tensors if run.layout.recompute in tensor.under)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Checkpoint the forward pass of each block, or set `recompute` in the layers that have this attribute."""

@@ -21,6 +21,7 @@ from codescent.plan import (
     Traffic,
     Work,
 )
+from codescent.plan.activations import SavedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +168,11 @@ class Strategy:
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
         """What a rank of a pipeline stage keeps between steps. The caller sets `KeptTensor.stage`."""
         yield from ()
+
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
+        """Change what forward keeps for backward of a micro-batch. Called for every strategy: a model also declares
+        what only a value of parallel.recompute keeps."""
+        yield from tensors
 
     def decides(self, plan: Plan) -> Mapping[str, Scalar]:
         """The keys of [parallel] that decide the losses of this plan, with their values. Called for every strategy: a

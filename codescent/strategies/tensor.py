@@ -14,6 +14,7 @@ from codescent.base.counted import counted
 from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
+from codescent.plan.activations import Dim, SavedTensor
 from codescent.plan.flops import recomputed_rows
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths, with_tokens
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
@@ -102,6 +103,22 @@ class TensorParallel(Strategy):
             if small.role is Role.LOGITS:  # each rank computes the outputs of its own positions
                 numel = tokens * small.shape[0]
                 yield _record(plan, Collective.ALL_GATHER, numel, Verb.FORWARD, "logits of all positions")
+
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
+        """Divide heads, channels and vocabulary; with sequence parallelism also the positions of the residual stream.
+
+        Then each matrix keeps the positions that it has gathered. An embedding keeps whose tokens other ranks have.
+        """
+        splits = run.layout.sequence_parallel
+        for tensor in tensors:
+            if not self.active(run):
+                yield tensor
+                continue
+            if splits and Dim.POSITION in tensor.dims and Dim.COLUMN not in tensor.dims:
+                tensor = replace(tensor, begins=0, unless=0)
+            yield tensor.divided(self.axis, (Dim.COLUMN, Dim.SEQUENCE) if splits else (Dim.COLUMN,))
+            if Dim.TOKEN in tensor.dims:
+                yield replace(tensor, name=f"{tensor.layer} tokens of other ranks", dtype="bool")
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Shrink parameters to this rank's shards, and set the collectives before or after each matrix."""

@@ -3,13 +3,15 @@ Does not start a rank per device: one process uses all devices. `data_parallel_f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
 from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
+from codescent.plan.activations import CPU, CUDA, Dim, SavedTensor
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -79,6 +81,19 @@ class DataParallel(Strategy):
         ):
             times = work.num_microbatches
             yield Traffic(collective, "", payload_bytes, dtype, verb, None, what, times, devices=devices)
+
+    def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
+        """Divide samples over the devices. The first one has the most. On a CPU there is one device."""
+        devices = run.layout.data_parallel
+        for tensor in tensors:
+            if devices == 1 or Dim.SAMPLE not in tensor.dims or tensor.on == CPU:
+                yield tensor
+                continue
+            if not tensor.on:
+                yield replace(tensor, on=CPU)
+            at = tensor.dims.index(Dim.SAMPLE)
+            share = -(-tensor.shape[at] // devices)
+            yield replace(tensor, on=CUDA, shape=(*tensor.shape[:at], share, *tensor.shape[at + 1 :]))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Replace the part's forward pass by one that runs on all devices."""

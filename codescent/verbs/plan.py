@@ -17,17 +17,17 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.refusal import Change
 from codescent.build.accept import changed
-from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_device
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import head_bytes, inside_bytes, kept_kinds, state_bytes, state_of_rank
-from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
+from codescent.cost.memory import inside_bytes, state_of_rank
+from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.plan_link import free_rows, link_rows, links_of, refuse_absent
+from codescent.verbs.plan_memory import memory_rows
 from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
@@ -74,7 +74,7 @@ def main(arguments: Namespace) -> int:
         print(json.dumps(plan.to_json(), indent=1))
     else:
         steps = steps_in_words(loaded.config, without_data=bool(missing))
-        show_plan(plan, steps, _of_head(plan, loaded.config), rows, free)
+        show_plan(plan, steps, loaded.config, rows, free)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
@@ -83,16 +83,16 @@ def main(arguments: Namespace) -> int:
 def show_plan(
     plan: Plan,
     steps: str,
-    head: Sequence[str] = (),
+    config: Config | None = None,
     more: Sequence[tuple[str, list[str]]] = (),
     before: Sequence[tuple[str, list[str]]] = (),
 ) -> None:
     """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step.
 
-    `steps`: their number in words. `head`: the memory of the head in words; empty: it is not shown. `more`: rows after
-    the plan's. `before`: rows before them.
+    `steps`: their number in words. `config`: of the command; None: see `memory_rows`. `more`: rows after the plan's.
+    `before`: rows before them.
     """
-    print(columns([*before, *_plan_rows(plan, steps, head), *more]))
+    print(columns([*before, *_plan_rows(plan, steps, config), *more]))
 
 
 def _apart(plan: Plan, config: Config, period: int | None, *, without_data: bool) -> Plan:
@@ -116,20 +116,7 @@ def _apart(plan: Plan, config: Config, period: int | None, *, without_data: bool
     return plan_of(changed(config, Change(values)), plan.world_size, without_data=without_data)
 
 
-def _of_head(plan: Plan, config: Config) -> list[str]:
-    """The memory of the head on the run's device, or on each kind of device: a plan does not look for one."""
-    train = config.train
-    kinds = HEAD_CHUNK_TOKENS if train.device == "auto" else [train.device]
-    lines = []
-    for kind in kinds:
-        chunk = head_chunk_tokens(with_device(config, kind))
-        if size := head_bytes(plan, chunk, on_cpu=kind == "cpu"):
-            of = f"{chunk:,} tokens" if chunk else "all tokens"
-            lines.append(f"{of_bytes(size)} on {kind}, logits of {of} at a time")
-    return lines
-
-
-def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
+def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tuple[str, list[str]]]:
     """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
     model, work, mesh, flops = plan.model, plan.work, plan.mesh, plan.flops()
     samples = counted(work.global_batch_size, "sample")
@@ -175,8 +162,8 @@ def _plan_rows(plan: Plan, steps: str, head: Sequence[str] = ()) -> list[tuple[s
         *(_stages(plan) if mesh.pp > 1 else []),
         ("program", list(_program(plan))),
         ("precision", _precision(plan)),
-        *_memory(plan),
-        *([("  head", list(head))] if head else []),
+        *memory_rows(plan, config),
+        *_memory_of_server(plan),
         ("traffic per step", list(_traffic(plan)) or ["none: one rank"]),
         (
             "FLOPs per step",
@@ -198,6 +185,13 @@ def _servers(plan: Plan) -> Iterator[str]:
     yield f"{who}{'' if layout.server_ranks else ', which also train'}; {layout.updates} updates{bound}"
     held = max(served_bytes(plan.trained, pieces, layout, plan.mesh.world_size) for pieces in plan.pieces)
     yield f"weights and optimizer of a server: at most {of_bytes(held)}"
+
+
+def _memory_of_server(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """A row for the server that holds most, if ranks are servers and nothing else."""
+    if plan.layout.server_ranks:
+        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
+        yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
 
 
 def _trained(plan: Plan) -> str:
@@ -278,30 +272,6 @@ def _in_steps(sent: StepBytes) -> str:
 def _steps_of(phase: Phase) -> str:
     """The steps of a phase that is not the last one, counted from 1."""
     return f"the first {phase.until:,} steps" if not phase.first else f"steps {phase.first + 1:,} to {phase.until:,}"
-
-
-def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """A heading, then a row each for weights, gradients, optimizer state and their sum."""
-    state, tensor = state_bytes(plan), plan.trained[0]
-    fullest = " of the fullest stage" if plan.mesh.pp > 1 else ""
-    yield "memory per rank", [f"activations not counted{fullest and f'; ranks{fullest}'}"]
-    yield "  weights", [of_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
-    yield "  gradients", [of_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
-    yield "  optimizer", [of_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
-    if kept := kept_kinds(plan):
-        yield "  of it", [", ".join(f"{kind} {of_bytes(size)}" for kind, size in kept.items())]
-    if state.host_bytes:
-        device, host = of_bytes(state.device_bytes), of_bytes(state.host_bytes)
-        yield "  together", [f"{device} on the device, {host} in the host's memory"]
-    else:
-        yield "  together", [of_bytes(state.total_bytes)]
-    if plan.layout.server_ranks:
-        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
-        yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
-
-
-def _where(memory: Memory) -> str:
-    return ", in the host's memory" if memory is Memory.HOST else ""
 
 
 def _counts(by_stage: list[list[Traffic]]) -> str:

@@ -5,10 +5,15 @@ Does not import torch or allocate memory, because the planner reads this file. m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from codescent.models import saved_blocks
+from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
+from codescent.operators import saved_tensors
+from codescent.operators.saved_tensors import ForwardPass, Stream
+from codescent.plan.activations import CUDA, RECOMPUTES, Dim, SavedTensor
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.
@@ -21,6 +26,8 @@ HEADS = ("mlm", "qa")
 """Heads: "mlm" predicts masked tokens, "qa" the first and last token of an answer. The first head is the default."""
 
 SEGMENTS = 2
+ANSWER_ENDS = 2
+"""An answer has a first and a last position."""
 NORM_EPS = 1e-12
 MASKED_SHARE = 0.15
 """Share of the positions whose tokens the head "mlm" predicts (Devlin et al. 2019, section 3.1)."""
@@ -92,6 +99,61 @@ def parameters(shape: BertShape) -> Iterator[Parameter]:
         yield from linear("head", width, 2, Role.LOGITS, std, True, end)
 
 
+def saved(shape: BertShape, forward: ForwardPass) -> Iterator[SavedTensor]:
+    """What each depth keeps for backward."""
+    width, padded = shape.hidden_dim, "the sample" if forward.padded else ""
+    yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=shape.dropout)
+    start = Stream(forward, (0, 1), forward.positions, width, under=RECOMPUTES)
+    if forward.padded:  # samples with lengths have segments, too
+        yield start.rows("segments, one-hot", SEGMENTS, layer="segment")
+    yield from saved_tensors.layer_norm(start, "embed_norm", entered=False)
+    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, width)
+    if forward.padded:
+        yield saved_blocks.padding(
+            blocks, forward.positions, RECOMPUTES if shape.dropout else saved_tensors.BLOCK_INPUTS
+        )
+    yield from saved_blocks.self_attention(blocks, shape, causal=False, padding=padded, entered=True)
+    yield from saved_tensors.layer_norm(blocks, "norm_1", entered=False)
+    yield from saved_blocks.feed_forward(blocks, shape, "up")
+    yield from saved_tensors.layer_norm(blocks, "norm_2", entered=False)
+    yield from saved_blocks.block_inputs(blocks, shape, DROPOUT_SITES)
+    yield from (_saved_of_masked if shape.head == "mlm" else _saved_of_span)(saved_blocks.head(forward, shape), shape)
+
+
+def _saved_of_masked(end: Stream, shape: BertShape) -> Iterator[SavedTensor]:
+    """What the head "mlm" keeps: of the tokens that it predicts alone."""
+    forward, rows, whole = end.forward, (end.forward.head_tokens, shape.hidden_dim), (Dim.WHOLE, Dim.WHOLE)
+    yield end.tensor("masked rows", rows[:1], whole[:1], dtype="int64")
+    yield end.tensor("head.dense input", rows, whole, layer="head.dense")
+    yield end.tensor("head.dense output", rows, whole)
+    few = Stream(forward, end.depths, 1, shape.hidden_dim, under=RECOMPUTES)
+    for tensor in saved_tensors.layer_norm(few, "head.norm", entered=False):
+        yield replace(tensor, shape=(rows[0], tensor.shape[-1]), dims=whole)
+    gradient, tokens = end.tensor("head input gradient", rows, whole), forward.samples * forward.positions
+    yield from saved_tensors.head_gradients(end, "tok", shape.vocab_size, rows=gradient, tied=tokens)
+    yield end.tensor("more targets than rows", (1,), whole[:1], dtype="bool", on=CUDA)
+    yield end.tensor("head.bias gradient", (shape.vocab_size,), (Dim.COLUMN,), layer="head")
+
+
+def _saved_of_span(end: Stream, shape: BertShape) -> Iterator[SavedTensor]:
+    """What the head "qa" and its loss keep. Every rank computes the loss of all positions."""
+    forward, samples = end.forward, end.forward.samples
+    dims, scores = (Dim.SAMPLE, Dim.WHOLE, Dim.WHOLE), (samples, ANSWER_ENDS, forward.positions)
+    yield end.entered("head input", layer="head")
+    yield end.tensor("answers", scores[:2], dims[:2], dtype="int64")
+    yield end.tensor("log-softmax", scores, dims, dtype=forward.wide)
+    yield end.tensor("number of answers", (1,), dims[2:], dtype=forward.wide)
+    if forward.padded:
+        yield end.tensor("padding of the logits", (samples, forward.positions), dims[:2], dtype="bool")
+    if forward.objective.label_smoothing:
+        yield end.tensor("log-softmax to smooth", scores, dims, dtype=forward.wide)
+        if forward.padded:
+            yield end.tensor("lengths", (samples,), dims[:1], dtype="int64")
+    if forward.objective.z_loss:
+        yield end.tensor("logits", scores, dims, dtype=forward.wide)
+        yield end.tensor("log Z", scores[:2], dims[:2], dtype=forward.wide)
+
+
 KIND = Kind(
     "bert",
     BertShape,
@@ -99,6 +161,7 @@ KIND = Kind(
     PRESETS,
     parameters,
     wide_ffn,
+    saved,
     wrong=_wrong,
     words={"head": HEADS},
     options=("dropout",),

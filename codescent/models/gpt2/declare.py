@@ -8,7 +8,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from codescent.models import saved_blocks
+from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, norm, wide_ffn
+from codescent.operators import saved_tensors
+from codescent.operators.saved_tensors import ForwardPass, Stream
+from codescent.plan.activations import SavedTensor
 from codescent.plan.shard import Parameter, Role
 
 # OpenAI's sizes (Radford et al. 2019, table 2, as released): ffn_dim is 4 * hidden_dim in all of them.
@@ -53,4 +58,19 @@ def parameters(shape: GPT2Shape) -> Iterator[Parameter]:
     yield from norm("norm", width, shape.bias, end)
 
 
-KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, generates=True)
+def saved(shape: GPT2Shape, forward: ForwardPass) -> Iterator[SavedTensor]:
+    """What each depth keeps for backward."""
+    width = shape.hidden_dim
+    yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=shape.dropout)
+    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, width)
+    yield from saved_tensors.layer_norm(blocks, "norm_1", entered=True)
+    yield from saved_blocks.self_attention(blocks, shape, causal=True)
+    yield from saved_tensors.layer_norm(blocks, "norm_2", entered=False)
+    yield from saved_blocks.feed_forward(blocks, shape, "up")
+    yield from saved_blocks.block_inputs(blocks, shape, DROPOUT_SITES)
+    end = saved_blocks.head(forward, shape)
+    yield from saved_tensors.layer_norm(end, "norm", entered=True)
+    yield from saved_blocks.loss(end, shape, "tok", tied=True)
+
+
+KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, saved, generates=True)

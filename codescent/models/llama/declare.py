@@ -9,7 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from codescent.models import saved_blocks
 from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
+from codescent.operators import saved_tensors
+from codescent.operators.saved_tensors import ForwardPass, Stream
+from codescent.plan.activations import RECOMPUTES, Dim, SavedTensor
 from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Parameter, Role
 
@@ -139,6 +143,24 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
+def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
+    """What each depth keeps for backward."""
+    width = shape.hidden_dim
+    yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=0.0)
+    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, width)
+    if forward.selects:  # else they are a table, which no pass makes
+        angles, dims = (forward.positions, shape.head_dim), (Dim.POSITION, Dim.WHOLE)
+        yield blocks.tensor("rotary angles", angles, dims, dtype=forward.wide, once=True, under=RECOMPUTES)
+    yield from saved_tensors.rms_norm(blocks, "norm_1")
+    yield from saved_blocks.self_attention(blocks, shape, causal=True)
+    yield from saved_tensors.rms_norm(blocks, "norm_2", entered=False)
+    yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
+    yield from saved_blocks.block_inputs(blocks, shape, 0)
+    end = saved_blocks.head(forward, shape)
+    yield from saved_tensors.rms_norm(end, "norm")
+    yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
+
+
 KIND = Kind(
     "llama",
     LlamaShape,
@@ -146,6 +168,7 @@ KIND = Kind(
     PRESETS,
     parameters,
     _derived,
+    saved,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
     options=(),

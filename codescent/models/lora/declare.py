@@ -7,9 +7,11 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from codescent.base.errors import UserError
+from codescent.operators.saved_tensors import IN_BLOCKS
+from codescent.plan.activations import Dim, SavedTensor
 from codescent.plan.model import Lora
 from codescent.plan.shard import Parameter, Role
 
@@ -88,6 +90,23 @@ def _adapter(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
         dataclasses.replace(matrix, name=name_a, shape=(rank, inputs), role=role_a, std=a_std, alternating=()),
         dataclasses.replace(matrix, name=name_b, shape=(*outputs, rank), role=role_b, std=0.0),
     )
+
+
+def adapted_saved(saved: Iterable[SavedTensor], parameters: Sequence[Parameter], lora: Lora) -> Iterator[SavedTensor]:
+    """What forward keeps with adapters: what only gradients of frozen weights need is not kept.
+
+    An adapter keeps x A^T of its layer's input x. `parameters`: with the adapters.
+    """
+    trained = {_layer(parameter) for parameter in parameters if parameter.trained}
+    adapters: set[tuple[str, tuple[int, int]]] = set()
+    for tensor in saved:
+        layer, at = tensor.layer, (tensor.layer, tensor.depths)
+        if not layer or layer in trained:
+            yield tensor
+        if layer in lora.targets and at not in adapters:
+            adapters.add(at)
+            shape, dims = (*tensor.shape[:2], lora.rank), (*tensor.dims[:2], Dim.WHOLE)
+            yield SavedTensor(f"{layer} adapter", shape, dims, tensor.dtype, tensor.depths, under=IN_BLOCKS)
 
 
 def is_adapter(parameter: Parameter) -> bool:

@@ -9,16 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codescent.models.decoder import ResidualBlock
-from codescent.models.transformer.declare import TransformerShape
+from codescent.models.transformer.declare import DROPOUT_SITES, TransformerShape
 from codescent.operators.attention import Attention, CrossAttention
 from codescent.operators.dropout import drop
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear
 
 # Shapes: B batch, S positions of the source, T of the target, D hidden_dim, F ffn_dim.
-# Dropout sites of a block: probabilities and output of self-attention; the same two of cross-attention; between the two
-# matrices of the feed-forward, and its output.
-DROPOUT_SITES = 6
 
 
 class FeedForward(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from codescent.models.part import Part, padding, with_gradient
-from codescent.models.transformer.blocks import DROPOUT_SITES, Layer
-from codescent.models.transformer.declare import TransformerShape
+from codescent.models.transformer.blocks import Layer
+from codescent.models.transformer.declare import DROPOUT_SITES, TransformerShape
 from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear
 from codescent.operators.scaled_gradient import scaled_gradient

@@ -1,0 +1,150 @@
+"""In: nothing. Out: the dataclass SavedTensor: a tensor that forward keeps for backward; the bytes of those of a chunk.
+Does not know which tensors a model or an operator keeps (models and operators do)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from codescent.base.dtypes import DTYPE_BYTES
+from codescent.plan.brief import brief
+from codescent.plan.mesh import AXES, Mesh
+from codescent.plan.shard import Placement
+
+CPU, CUDA = "cpu", "cuda"
+"""Kinds of devices, where operators keep other tensors."""
+
+RECOMPUTES = ("none", "selective", "products", "full")
+"""Values of parallel.recompute."""
+
+SMALL_BYTES = 4 << 20
+"""On a CPU, tensors in fp32 and fp64 that backward can make again are kept up to this size."""
+
+ALIGNED_ROWS = 64
+"""A product may have so many rows, or a multiple, where fewer are read (`SavedTensor.rounded`)."""
+
+
+class Dim(StrEnum):
+    """What a dim of a saved tensor counts. Strategies read it to divide the tensor."""
+
+    SAMPLE = "sample"  # samples of a micro-batch
+    SEQUENCE = "sequence"  # positions of the residual stream: divided by cp, and by tp with sequence_parallel
+    POSITION = "position"  # positions that a layer reads: divided by cp only
+    TOKEN = "token"  # positions whose tokens an embedding looks up: divided by cp only
+    COLUMN = "column"  # heads, channels or rows of a matrix that tp divides
+    WHOLE = "whole"  # what no strategy divides
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that forward keeps for backward, of one micro-batch, at each of some depths.
+
+    Attributes:
+        name: what it is, such as "attn.qkv input".
+        shape: of the undivided tensor.
+        dims: what each dim of `shape` counts.
+        depths: the depths [first, end) that keep it (see `Parameter.depths`).
+        placement: how the ranks divide it.
+        on: the kind of device that keeps it; "": every kind.
+        once: the depths of a chunk keep one such tensor together.
+        begins: the tensor is the residual stream as a depth receives it. The first depth that reads this stream; 0: it
+            is another tensor. At the begin of a chunk it is the memory of what the stage received.
+        unless: a chunk with this depth does not keep it; 0: every chunk does.
+        border: "first": kept once by a chunk that begins behind the embedding: what it receives. "last": kept once by
+            a chunk that ends before the head: what it sends.
+        rounded: the rows of a rank are rounded up to ALIGNED_ROWS, from this number on; 0: they are not.
+        small: it is kept only where the tensor of this name has at most SMALL_BYTES; "": always.
+        layer: the layer whose weight's gradient needs it; "": other gradients need it, too.
+        under: the values of parallel.recompute with which it is kept. With the others backward makes it again.
+        core: attention keeps it inside. A strategy with another attention declares its own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[Dim, ...]
+    dtype: str
+    depths: tuple[int, int]
+    placement: Placement = field(default_factory=Placement)
+    on: str = brief("")
+    once: bool = brief(False)
+    begins: int = brief(0)
+    unless: int = brief(0)
+    border: str = brief("")
+    rounded: int = brief(0)
+    small: str = brief("")
+    layer: str = brief("")
+    under: tuple[str, ...] = brief(RECOMPUTES)
+    core: bool = brief(False)
+
+    def bytes(self, mesh: Mesh, rank: int = 0) -> int:
+        """Bytes at one depth on a rank. Rank 0 has the largest shard."""
+        rows, *others = self.placement.sizes(self.shape, mesh, rank)
+        if self.rounded and rows >= self.rounded:
+            rows = -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
+        return rows * math.prod(others) * DTYPE_BYTES[self.dtype]
+
+    def refuse_impossible(self) -> None:
+        """Raise ValueError: it is no tensor, or has another dim than it is cut along."""
+        dims = len(self.shape)
+        cuts = [axis for axis, dim in self.placement.shards.items() if axis not in AXES or not 0 <= dim < dims]
+        if not dims or len(self.dims) != dims or len(self.depths) != len(("first", "end")) or cuts:
+            raise ValueError(f"{self.name}: is not a tensor that forward keeps")
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"{self.name}: there is no dtype {self.dtype!r}")
+
+    def divided(self, axis: str, dims: Iterable[Dim]) -> SavedTensor:
+        """This tensor with its first dim of these kinds divided over a mesh axis; itself if it has no such dim."""
+        at = next((number for number, dim in enumerate(self.dims) if dim in tuple(dims)), None)
+        if at is None:
+            return self
+        return replace(self, placement=Placement({**self.placement.shards, axis: at}))
+
+    def times(self, part: range, last: int) -> int:
+        """How many such tensors a chunk of the depths `part` keeps. `last`: the last depth of the model."""
+        if self.border:
+            inner = part.start > 0 if self.border == "first" else last not in part
+            return int(inner and len(part) > 0)
+        if self.unless and self.unless in part:
+            return 0
+        first, stop = max(self.depths[0], part.start), min(self.depths[1], part.stop)
+        received = self.begins > 0 and part.start > 0 and first == max(part.start, self.begins)
+        found = max(0, stop - first - int(received))
+        return min(found, 1) if self.once else found
+
+
+def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]:
+    """What is kept in the end, as rank 0 has it: without large tensors that are kept where they are small only.
+
+    What is the same on each kind of device is said once.
+    """
+    every = tuple(tensors)
+    sizes = {tensor.name: tensor.bytes(mesh) for tensor in every}
+    found: dict[tuple[Any, ...], SavedTensor] = {}
+    for tensor in every:
+        if not tensor.small or sizes[tensor.small] <= SMALL_BYTES:
+            same = (
+                tensor.name,
+                tensor.shape,
+                tensor.dtype,
+                tensor.depths,
+                tensor.begins,
+                tensor.unless,
+                tensor.rounded,
+            )
+            on = "" if same in found else tensor.on
+            found[same] = replace(tensor, on=on, small="", layer="", under=RECOMPUTES, core=False)
+    yield from found.values()
+
+
+def kept_on(tensors: Iterable[SavedTensor], device: str) -> Iterator[SavedTensor]:
+    """Those that are kept on a kind of device."""
+    return (tensor for tensor in tensors if tensor.on in ("", device))
+
+
+def chunk_bytes(tensors: Iterable[SavedTensor], part: range, last: int, mesh: Mesh, device: str, rank: int = 0) -> int:
+    """Bytes that a chunk keeps for one micro-batch, from its forward to its backward pass."""
+    kept = ((tensor, tensor.times(part, last)) for tensor in kept_on(tensors, device))
+    return sum(times * tensor.bytes(mesh, rank) for tensor, times in kept if times)

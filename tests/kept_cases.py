@@ -1,0 +1,196 @@
+"""In: nothing. Out: models, precisions, kinds of recompute and layouts whose activations are compared.
+Does not run any: test_activations does."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from typing import Any
+
+from declared_cases import Case, case
+
+RECOMPUTES = ("none", "selective", "products", "full")
+GPT2 = {"num_layers": 2}
+LLAMA = {"kind": "llama", "num_kv_heads": 2, "num_layers": 2}
+BERT = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "seq_len": 20}
+TWO = {"kind": "transformer", "num_encoder_layers": 2, "num_decoder_layers": 3, "source_len": 8, "target_len": 12}
+VECTORS = {"embedding": "none"}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"model": GPT2},
+    "gpt2 without biases": {"model": GPT2 | {"bias": False}},
+    "gpt2 in chunks": {"model": GPT2, "head_chunk_tokens": 5},
+    "gpt2, two blocks of queries": {"model": {"num_layers": 1, "seq_len": 300, "hidden_dim": 256}},
+    "gpt2, many tokens": {"model": {"num_layers": 1, "vocab_size": 2100}, "head_chunk_tokens": 5},
+    "gpt2, many tokens at once": {"model": {"num_layers": 1, "vocab_size": 2100}},
+    "llama": {"model": LLAMA},
+    "llama in chunks": {"model": LLAMA, "head_chunk_tokens": 5},
+    "llama, tied": {"model": LLAMA | {"num_kv_heads": 1, "tie_head": True}, "head_chunk_tokens": 5},
+    "mlm": {"model": BERT, "task": "mlm"},
+    "mlm in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 4},
+    "mlm, the embedding in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 8},
+    "qa": {"model": BERT, "task": "qa"},
+    **{
+        f"transformer {embedding} {norm} {activation}": {
+            "model": TWO | {"embedding": embedding, "norm": norm, "activation": activation}
+        }
+        for embedding in ("tied", "untied", "none")
+        for norm in ("last", "first")
+        for activation in ("relu", "gelu")
+    },
+    "transformer, not causal": {"model": TWO | {"causal": False}},
+    "pairs": {"model": TWO, "task": "seq2seq"},
+    "pairs, not causal": {"model": TWO | {"causal": False}, "task": "seq2seq"},
+}
+"""Each kind of model, with its options."""
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp": {"dp_replicate": 2},
+    "zero 1": {"dp_shard": 2, "zero_stage": 1, "microbatches": 2},
+    "zero 3": {"dp_shard": 2, "precision": "bf16"},
+    "tp": {"tp": 2},
+    "tp bf16 in chunks": {"tp": 2, "precision": "bf16", "head_chunk_tokens": 5},
+    "tp without sequence": {"tp": 2, "sequence_parallel": False},
+    "pp": {"pp": 2, "microbatches": 3},
+    "pp gpipe": {"pp": 2, "microbatches": 3, "schedule": "gpipe"},
+    "pp zero-bubble": {"pp": 2, "microbatches": 2, "schedule": "zero-bubble"},
+    "pp interleaved": {"pp": 2, "microbatches": 4, "schedule": "interleaved", "virtual_stages": 2},
+    "pp 4": {"pp": 4, "microbatches": 4},
+    "pp x tp": {"pp": 2, "tp": 2, "microbatches": 2, "precision": "bf16", "head_chunk_tokens": 5},
+    "pp 4 x tp": {"pp": 4, "tp": 2, "microbatches": 4},
+    "zero 3 x tp": {"dp_shard": 2, "tp": 2},
+    "cp ring": {"cp": 2},
+    "cp all-gather": {"cp": 2, "context": "all-gather", "precision": "bf16"},
+    "cp x tp": {"cp": 2, "tp": 2},
+    "cp x tp without sequence": {"cp": 2, "tp": 2, "sequence_parallel": False},
+    "pp x cp x tp": {"pp": 2, "cp": 2, "tp": 2, "microbatches": 2},
+}
+IN_LAYOUTS = ("gpt2", "llama", "mlm", "qa", "transformer tied last relu", "transformer untied first relu", "pairs")
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "all": {"rank": 3},
+    "some": {"rank": 2, "targets": "attn.out, mlp.up", "whole": "norm_2, tok"},
+    "one": {"rank": 2, "targets": "mlp.down", "whole": "norm_1"},
+}
+LARGE = {"num_layers": 1, "seq_len": 700, "hidden_dim": 512}
+"""On a CPU its activations are too large to be kept in fp32."""
+
+
+def of_kind(name: str, dropout: float = 0.0, layout: dict[str, Any] | None = None, **more: Any) -> Case:
+    """A kind of model in a layout, with enough layers for its stages."""
+    kind = copy.deepcopy(KINDS[name])
+    parallel = {**kind, **(layout or {}), **more}
+    model = parallel.pop("model") | ({} if kind["model"].get("kind") == "llama" else {"dropout": dropout})
+    if "num_layers" in model and "pp" in parallel:
+        model["num_layers"] = 5
+    found = case(**{"precision": "fp32", **parallel}, model=model)
+    if model.get("embedding") == "none":
+        found["config"]["data"] = {"corpus": "synthetic:60"}
+    return found
+
+
+def with_samples(found: Case, samples: int) -> Case:
+    """A case with micro-batches of so many samples."""
+    train = found["config"]["train"]
+    train["global_batch_size"] = train["global_batch_size"] // train["microbatch_size"] * samples
+    train["microbatch_size"] = samples
+    return found
+
+
+def kind_cases() -> dict[str, Case]:
+    choices = product(KINDS, ("fp32", "bf16", "fp64"), RECOMPUTES, (0.0, 0.1))
+    return {
+        f"{name}-{precision}-{recompute}-dropout {dropout}": of_kind(
+            name, dropout, precision=precision, recompute=recompute
+        )
+        for name, precision, recompute, dropout in choices
+        if not (dropout and "llama" in name) and (precision != "fp64" or (recompute == "none" and not dropout))
+    }
+
+
+def layout_cases() -> dict[str, Case]:
+    choices = product(
+        IN_LAYOUTS, LAYOUTS, (("none", 0.0), ("none", 0.1), ("selective", 0.0), ("products", 0.0), ("full", 0.1))
+    )
+    return {
+        f"{name}-{layout}-{recompute}-dropout {dropout}": of_kind(name, dropout, LAYOUTS[layout], recompute=recompute)
+        for name, layout, (recompute, dropout) in choices
+        if not (dropout and name == "llama") and ("cp" not in LAYOUTS[layout] or name in ("gpt2", "llama"))
+    }
+
+
+def adapter_cases() -> dict[str, Case]:
+    layouts: dict[str, dict[str, Any]] = {
+        "one rank": {},
+        "tp": {"tp": 2},
+        "tp without sequence": {"tp": 2, "sequence_parallel": False},
+        "cp": {"cp": 2},
+        "pp": {"pp": 2, "microbatches": 2},
+    }
+    cases = {}
+    for recompute in ("none", "selective", "full"):
+        for (words, lora), precision, (name, layout) in product(ADAPTERS.items(), ("fp32", "bf16"), layouts.items()):
+            dropout = 0.0 if recompute == "selective" else 0.1
+            more = {"precision": precision, "lora": lora, "recompute": recompute}
+            cases[f"gpt2 {words} {name}-{precision}-{recompute}"] = of_kind("gpt2", dropout, layout, **more)
+        for words, targets in (("all", {}), ("some", {"targets": "attn.qkv, mlp.gate_up", "whole": "norm_2, tok"})):
+            more = {"lora": {"rank": 3, **targets}, "recompute": recompute}
+            cases[f"llama {words}-{recompute}"] = of_kind("llama", precision="bf16", **more)
+            cases[f"llama {words}-cp-{recompute}"] = of_kind("llama", cp=2, **more)
+        for kind in ("mlm", "qa", "transformer tied last relu"):
+            cases[f"{kind}-{recompute}"] = of_kind(kind, 0.1, lora={"rank": 3}, recompute=recompute)
+    return cases
+
+
+def sample_cases() -> dict[str, Case]:
+    """Of one sample some parts of a tensor are views, of several they are copies."""
+    layouts = ({}, *(LAYOUTS[name] for name in ("pp", "tp", "pp 4", "pp zero-bubble", "pp 4 x tp")))
+    return {
+        f"one sample-{name}-{recompute}-{layout}": with_samples(of_kind(name, 0.0, layout, recompute=recompute), 1)
+        for name, recompute, layout in product(IN_LAYOUTS, ("none", "products", "full"), layouts)
+    }
+
+
+def large_cases() -> dict[str, Case]:
+    models = {"gpt2": {}, "llama": {"kind": "llama", "num_kv_heads": 2}, "bert": {"kind": "bert", "vocab_size": 97}}
+    return {
+        f"large {name}-{precision}-{recompute}-{tp}": case(
+            precision, model=model | LARGE, task="qa" if name == "bert" else "lm", recompute=recompute, tp=tp
+        )
+        for (name, model), precision, recompute, tp in product(
+            models.items(), ("fp32", "bf16"), ("none", "selective"), (1, 2)
+        )
+    }
+
+
+def objective_cases() -> dict[str, Case]:
+    cases = {}
+    for smoothing, z_loss, name, tp in product((0.0, 0.1), (0.0, 1e-4), ("mlm", "qa", "gpt2"), (1, 2)):
+        found = of_kind(name, precision="bf16", tp=tp)
+        found["config"]["train"] |= {"label_smoothing": smoothing, "z_loss": z_loss}
+        cases[f"{name}-{smoothing}-{z_loss}-{tp}"] = found
+    return cases
+
+
+SLOW = {
+    "kinds": kind_cases,
+    "layouts": layout_cases,
+    "adapters": adapter_cases,
+    "samples": sample_cases,
+    "large": large_cases,
+    "objectives": objective_cases,
+}
+QUICK = {
+    "gpt2-none": lambda: of_kind("gpt2", 0.0),
+    "gpt2-full-dropout": lambda: of_kind("gpt2", 0.1, precision="bf16", recompute="full"),
+    "gpt2-products": lambda: of_kind("gpt2 in chunks", 0.0, precision="bf16", recompute="products"),
+    "gpt2-selective-dropout-pp x cp x tp": lambda: of_kind("gpt2", 0.1, LAYOUTS["pp x cp x tp"], recompute="selective"),
+    "gpt2-zero 3": lambda: of_kind("gpt2", 0.0, LAYOUTS["zero 3"]),
+    "llama-bf16": lambda: of_kind("llama", precision="bf16"),
+    "llama-cp ring": lambda: of_kind("llama in chunks", 0.0, LAYOUTS["cp ring"], recompute="full"),
+    "llama-interleaved": lambda: of_kind("llama", 0.0, LAYOUTS["pp interleaved"], recompute="products"),
+    "mlm-tp": lambda: of_kind("mlm", 0.1, LAYOUTS["tp"]),
+    "qa-tp without sequence": lambda: of_kind("qa", 0.0, LAYOUTS["tp without sequence"], recompute="selective"),
+    "transformer-pp 4 x tp": lambda: of_kind("transformer untied first relu", 0.1, LAYOUTS["pp 4 x tp"]),
+    "transformer-zero-bubble": lambda: of_kind("transformer tied last relu", 0.0, LAYOUTS["pp zero-bubble"]),
+    "pairs-full": lambda: of_kind("pairs, not causal", 0.0, LAYOUTS["pp"], recompute="full"),
+    "adapters": lambda: of_kind("gpt2", 0.1, {"tp": 2}, lora=ADAPTERS["some"]),
+    "large": lambda: case("fp32", model=LARGE),
+}
