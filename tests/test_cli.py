@@ -99,7 +99,7 @@ def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
         "stage 3 38,598,912 parameters, 27% of FLOPs: head",
         "stage 3: receive_activation 0 from stage 2, load 0, forward 0",
         "memory per rank temporary tensors not counted; ranks of the fullest stage",
-        "GiB on cuda, 4 passes in flight, blocks not compiled",
+        "activations 462.95 MiB on cpu, 4 passes in flight, blocks not compiled",
         "send between stages: at most",
         "360 send over cp (2 ranks) (keys and values; gradients of keys and values): 1.41 GiB",
         "all_reduce over dp_replicate x cp (4 ranks)",
