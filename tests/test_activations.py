@@ -37,11 +37,24 @@ def test_a_rank_keeps_what_is_declared(forker: Forker, tmp_path: Path, half: int
     check(forker, tmp_path, {name: make() for name, make in list(QUICK.items())[half::2]})
 
 
-PARTS = {"kinds": 6, "layouts": 12, "samples": 2, "adapters": 2}
-"""Into how many tests the cases are divided."""
+def check_part(forker: Forker, folder: Path, group: str, part: int, parts: int) -> None:
+    """Every n-th case of a group."""
+    check(forker, folder, dict(list(SLOW[group]().items())[part::parts]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "part"), [(group, part) for group in SLOW for part in range(PARTS.get(group, 1))])
-def test_a_rank_keeps_what_is_declared_in_all_cases(forker: Forker, tmp_path: Path, group: str, part: int) -> None:
-    check(forker, tmp_path, dict(list(SLOW[group]().items())[part :: PARTS.get(group, 1)]))
+@pytest.mark.parametrize("part", range(3))
+def test_a_rank_keeps_what_is_declared_of_every_kind(forker: Forker, tmp_path: Path, part: int) -> None:
+    check_part(forker, tmp_path, "kinds", part, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(6))
+def test_a_rank_keeps_what_is_declared_in_every_layout(forker: Forker, tmp_path: Path, part: int) -> None:
+    check_part(forker, tmp_path, "layouts", part, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["adapters", "samples", "large", "objectives"])
+def test_a_rank_keeps_what_is_declared_with(forker: Forker, tmp_path: Path, group: str) -> None:
+    check_part(forker, tmp_path, group, 0, 1)

@@ -177,7 +177,7 @@ def test_on_a_cpu_there_is_nothing_to_offload(project: Path) -> None:
 def test_the_plan_shows_both_memories(project: Path) -> None:
     done = called(project, "plan", "run.toml", "train.device=auto", "parallel.offload=optimizer")
     told = " ".join(done.stdout.split())
-    assert "activations not counted" in told
+    assert "temporary tensors not counted" in told
     assert "on the device, " in told
     assert "in the host's memory" in told
     assert "2 copy between device and host" in told
