@@ -116,7 +116,7 @@ class Pipeline(Strategy):
     def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Add the activations that a chunk receives and those that it sends: it holds them until its backward pass.
 
-        What comes before `tp` in ORDER divides them, so they are divided here in the same way.
+        The strategies before this one in ORDER have divided the other tensors. These are divided here, in the same way.
         """
         yield from tensors
         if not self.active(run):
