@@ -264,7 +264,7 @@ def kill_in(owner: type, method: str, number: str, *, after: bool = False) -> No
 
 def killed_in_portion(number: str) -> None:
     """Asynchronous gossip: this rank has computed its portion of that number, and has not said so."""
-    kill_in(PairedReplicas, "finished", number)
+    kill_in(PairedReplicas, "_finish", number)
 
 
 def killed_after_push(number: str) -> None:

@@ -135,7 +135,7 @@ class Coordinator:
         return {"over": self.over} if self.over else None
 
     def _count(self, sender: int, report: Mapping[str, Any]) -> None:
-        """Count a portion that is computed: see `PairedReplicas.finished`."""
+        """Count a portion that is computed: see `PairedReplicas._finish`."""
         portion, step = Portion(*report["portion"]), self.queue.step
         if not self.queue.holds(sender, portion):
             return  # counted when the same request came before
