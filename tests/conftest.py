@@ -62,7 +62,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     The variable alone is not enough: CUDA reads it once in a process. This runs before all fixtures of the test.
     """
     _hidden.undo()
-    _hidden.setattr(cause, "mine", cause._Process())  # what an earlier test has made of this process: it is no rank
+    _hidden.setattr(cause, "process", cause._Process())  # what an earlier test has made of this process: it is no rank
     if item.get_closest_marker("cuda") is None:
         _hidden.setenv("CUDA_VISIBLE_DEVICES", "")
         if "torch" in sys.modules:

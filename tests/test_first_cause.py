@@ -104,14 +104,14 @@ def test_s5_each_rank_has_a_log_in_the_run_folder_and_no_file_has_the_token(tmp_
 
 @pytest.fixture
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = cause._Process()
-    mine.rank = Rank(1, 1, 2, 2)
-    monkeypatch.setattr(cause, "mine", mine)
+    process = cause._Process()
+    process.rank = Rank(1, 1, 2, 2)
+    monkeypatch.setattr(cause, "process", process)
 
 
 @pytest.mark.usefixtures("second_of_two")
 def test_the_error_file_has_the_form_of_torchs_own(tmp_path: Path) -> None:
-    cause.mine.position = 11.5
+    cause.process.position = 11.5
     path = tmp_path / "error.json"
     for error in (UserError("a: wrong", "b: wrong"), ValueError("bad")):
         cause.write_error_file(error, {cause.ERROR_FILE: str(path)})

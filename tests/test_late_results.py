@@ -8,12 +8,14 @@ import re
 import pytest
 import torch
 from forker import Forker, Runs
+from refused import config_of, planned
 from runs import losses, make_project
 from test_not_finite import DIVERGES
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.record import RunFolder
 from codescent.record.ranks import PARTS
+from codescent.train.dues import Dues
 
 RARE = ("log.every=100", "train.eval_every=0", "train.check_every=0")
 """Nothing is due in the middle, so all results but the first and the last are late."""
@@ -104,3 +106,13 @@ def test_ten_skipped_steps_fail_and_name_the_same_step(runs: Runs) -> None:
         assert run.read_metrics()[-1]["step"] == int(step) == failed["step"]
         said.append((step, failed["reason"], failed["ruined_step"]))
     assert said[0] == said[1]
+
+
+def test_a_result_is_needed_at_once_where_all_ranks_act() -> None:
+    """Within a round a rank writes its own row only: the host need not wait for the device."""
+    every = {"log.every": 10, "train.num_steps": 1000, "train.eval_every": 500, "train.check_every": 0}
+    apart = {**every, "parallel.dp_replicate": 2, "parallel.average_every": 100}
+    for keys, expected in ((every, 10), (apart, 100)):
+        dues = Dues(config_of(keys), planned(keys, 2).schedule)
+        steps = [step for step in range(1, 1001) if dues.anything(step, 1000)]
+        assert steps == list(range(expected, 1001, expected))

@@ -44,7 +44,7 @@ PLAIN: Mapping[str, set[str]] = {
     "work": {"global_batch_size microbatch_size num_microbatches precision prefetch seq_len streams"},
 }
 """By path: the keys of each object there, as `codescent plan --json` printed them before replicas could train apart
-(commit ba771b8)."""
+(commit ba771b8), and what forward keeps for backward."""
 ACTIVATION = {"begins", "depths", "dims", "dtype", "name", "on", "placement", "rounded", "shape"}
 """The fields of what forward keeps. Most of them are left out of most tensors."""
 PLACES = ("weights", "gradients", "optimizer")
@@ -207,7 +207,7 @@ def test_no_key_is_forgotten() -> None:
 def test_a_plan_of_a_version_that_did_not_write_them_has_the_same_keys(keys: Keys) -> None:
     plan = of_two_replicas(keys)
     written = json.loads(json.dumps(plan.to_json()))
-    assert ("decides" in written) == bool(keys)  # plan.json of other runs stays as it was
+    assert ("decides" in written) == bool(keys)
     written.pop("decides", None)
     assert plan_of(written) == plan
     assert plan_of(plan.to_json()) == plan

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import chdir, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ from codescent.study.runner import Progress, Turn, run_turns
 from codescent.tasks.tensors.files import TensorFile
 from codescent.trace import chrome
 from codescent.trace.chrome import ChromeTrace
+from codescent.verbs.replay import replay_run
 
 SECRET = "export PATH\n"
 
@@ -485,15 +487,22 @@ def test_a_key_of_endless_parts_is_refused(text: str, tmp_path: Path) -> None:
         read_toml(path)
 
 
+def str_of(value: object) -> str:
+    return str(value)[:40]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         *(((("mesh", axis)), value) for axis in ("tp", "pp", "dp_replicate") for value in (10**9, 0, -1)),
         *((("tensors", 0, part, "shards", "tp"), 9) for part in ("weights", "gradients", "optimizer")),
+        *((("layout", "servers"), value) for value in (10**9, -1, "zzz")),
+        *((("decides",), value) for value in ([1], "x" * 10**6, {"run.seed": 3}, {"parallel.servers": [1]})),
     ],
+    ids=str_of,
 )
 def test_a_plan_of_a_thousand_million_ranks_is_damaged(
-    field: tuple[str | int, ...], value: int, tmp_path: Path
+    field: tuple[str | int, ...], value: Any, tmp_path: Path
 ) -> None:
     path = make_run(tmp_path / "a", 2, "parallel.tp=2").path / "plan.json"
     data = at = json.loads(path.read_text())
@@ -501,8 +510,11 @@ def test_a_plan_of_a_thousand_million_ranks_is_damaged(
         at = at[name]
     at[field[-1]] = value
     path.write_text(json.dumps(data))
-    with pytest.raises(UserError, match=r"plan.json: damaged: not the plan of a run \((mesh:|.*cannot be cut over)"):
-        saved_plan(RunFolder.open(path.parent))
+    why = r"mesh:|layout:|decides:|.*cannot be cut over|.* is not an object|.* is no number and no text"
+    for read in (lambda: saved_plan(RunFolder.open(path.parent)), lambda: replay_run(path.parent)):
+        with pytest.raises(UserError, match=rf"plan.json: damaged: not the plan of a run \(({why})") as caught:
+            read()
+        assert len(str(caught.value)) < 300 + len(str(path))
     with pytest.raises(UserError, match=r"plan.json"):
         _ = open_run(path.parent).num_ranks
 

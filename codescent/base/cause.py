@@ -30,45 +30,45 @@ class _Process:
     is_consequence = False  # the error only says that another rank does not answer
 
 
-mine = _Process()  # a process is one rank
+process = _Process()  # a process is one rank
 
 
 def is_rank(rank: Rank) -> None:
     """From now on this process is one of the ranks of a run."""
-    mine.rank = rank
+    process.rank = rank
 
 
 def has_met() -> None:
     """From now on the ranks of this run are connected."""
-    mine.has_met = True
+    process.has_met = True
 
 
 def has_begun() -> bool:
     """Whether the ranks have met."""
-    return mine.has_met
+    return process.has_met
 
 
 def may_be_shared(env: Mapping[str, str]) -> Rank | None:
     """The rank of this process, if an error comes before the ranks have met: others may have the same one."""
-    rank = mine.rank
-    return None if rank is None or rank.world_size == 1 or mine.has_met or PROGRESS_FD in env else rank
+    rank = process.rank
+    return None if rank is None or rank.world_size == 1 or process.has_met or PROGRESS_FD in env else rank
 
 
 def is_consequence(whether: bool) -> None:
     """Whether the error that ends this rank only says that another rank does not answer."""
-    mine.is_consequence = whether
+    process.is_consequence = whether
 
 
 def who(steps: int | None = None) -> str:
     """This rank in a sentence, such as "rank 2 of 4 (pid 4711 on node1, in step 12)"."""
-    rank = mine.rank
+    rank = process.rank
     of = f"rank {rank.rank} of {rank.world_size} " if rank is not None and rank.world_size > 1 else ""
     return f"{of}({place(steps)})"
 
 
 def place(steps: int | None = None) -> str:
     """Where this process is, such as "pid 4711 on node1, in step 12". `steps`: those that an own loop has taken."""
-    under_way = f", in step {math.floor(mine.position) + 1}" if math.isfinite(mine.position) else ""
+    under_way = f", in step {math.floor(process.position) + 1}" if math.isfinite(process.position) else ""
     step = f", after step {steps}" if steps else under_way
     return f"pid {os.getpid()} on {socket.gethostname()}{step}"
 
@@ -78,7 +78,7 @@ def prints(error: BaseException, env: Mapping[str, str]) -> bool:
 
     Our own launcher prints the log of one rank by itself, and the rank of our loops that fails first asks the others.
     """
-    rank = mine.rank
+    rank = process.rank
     if rank is None or rank.world_size == 1 or PROGRESS_FD in env or not getattr(error, "everywhere", False):
         return True
     return rank.rank == 0 if isinstance(error, UserError) else error.__cause__ is not None
@@ -86,12 +86,12 @@ def prints(error: BaseException, env: Mapping[str, str]) -> bool:
 
 def last_words(error: BaseException, env: Mapping[str, str]) -> list[str]:
     """Lines after the message of an error: whose it is, and whether it is the cause. None for an error of all ranks."""
-    rank = mine.rank
+    rank = process.rank
     if rank is None or rank.world_size == 1 or PROGRESS_FD in env or isinstance(error, SystemExit | KeyboardInterrupt):
         return []
     if getattr(error, "everywhere", False):
         return []
-    if mine.is_consequence:
+    if process.is_consequence:
         return [f"codescent: {who()} ends as a consequence: another rank does not answer"]
     return [f"codescent: {who()} has failed"]
 
@@ -104,12 +104,12 @@ def write_error_file(error: BaseException, env: Mapping[str, str], steps: int | 
     path = env.get(ERROR_FILE, "")
     if not path or isinstance(error, SystemExit | KeyboardInterrupt):
         return
-    consequence = " as a consequence: another rank does not answer" if mine.is_consequence else ""
+    consequence = " as a consequence: another rank does not answer" if process.is_consequence else ""
     head = f"{who(steps)} failed{consequence}"
     trace = [] if isinstance(error, UserError) else traceback.format_exception(error)
     text = "".join(trace).rstrip() or "\n".join(f"error: {problem}" for problem in _problems(error))
     now_s = time.time()
-    second = math.ceil(now_s) if mine.is_consequence else math.floor(now_s)
+    second = math.ceil(now_s) if process.is_consequence else math.floor(now_s)
     more = {"py_callstack": f"{head}\n{text}", "timestamp": str(second)}
     with suppress(OSError):  # the temporary folder is full or gone: the message is on standard error
         Path(path).write_text(json.dumps({"message": {"message": f"{head}: {_first_line(error)}", "extraInfo": more}}))

@@ -103,8 +103,8 @@ def _keep(data: bytes) -> None:
 
 def new_failures() -> list[dict[str, str]]:
     """The streams that have lost output since the last call, each with the cause. A stream is reported once."""
-    lost = unreported.copy()
-    unreported.clear()
+    lost = unreported[:]
+    del unreported[: len(lost)]  # another thread may have added one meanwhile
     return lost
 
 

@@ -1,4 +1,4 @@
-"""In: connections and requests of workers, as the rank sees them that gives out work. Out: who is dead, who stalls.
+"""In: connections and requests of workers, seen by the rank that gives out work. Out: who is dead, who stalls.
 Sees no process end (launch/local.py does, on its machine) and gives out no work again (parameter_server.py does)."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Loss:
 
 
 class FailureDetector:
-    """Which workers are not connected, as the first server knows it. The caller locks.
+    """Which workers are not connected, seen by the rank that gives out work. The caller locks.
 
     Args:
         timeout_s: parallel.timeout_s.
@@ -82,7 +82,7 @@ class FailureDetector:
 
 
 class StallTimeout:
-    """Whose requests wait at the first server, and since when. The caller locks.
+    """Whose requests wait at the rank that gives out work, and since when. The caller locks.
 
     Args:
         timeout_s: how long a worker waits for an answer.

@@ -260,7 +260,7 @@ class Requests:
             is_ready = grant is not None and grant.ticket == told["granted"]
         else:
             self.queue.returned(sender)
-            if not self.queue.offers(sender) or (grant := self.ledger.pull(sender)) is None:
+            if self.queue.must_wait(sender) or (grant := self.ledger.pull(sender)) is None:
                 return None
             facts["ticket"] = grant.ticket
             if told.get("reserves"):

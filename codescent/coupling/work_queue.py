@@ -76,10 +76,10 @@ class WorkQueue:
         if self._portions is not None:
             self._portions.returned(worker)
 
-    def offers(self, worker: int) -> bool:
-        """Whether a worker has to wait for no other one: there is a portion for it, or the segment is over."""
+    def must_wait(self, worker: int) -> bool:
+        """Whether a worker has to wait for others: the segment is not over, and there is no portion for it."""
         portions = self._portions
-        return portions is None or portions.finished or portions.offers(worker)
+        return portions is not None and not (portions.finished or portions.offers(worker))
 
     def weights_given(self, worker: int) -> None:
         """The worker has weights: from now on it may take portions."""

@@ -61,8 +61,8 @@ class Hub:
     def _unless_lost(self, rank: int, answer: Callable[[], Any]) -> Any:
         try:
             return answer()
-        except OSError as error:
-            self.lost[rank] = error.strerror or str(error)
+        except (OSError, StoreError) as error:
+            self.lost[rank] = getattr(error, "strerror", None) or str(error)
             return None
 
     def _of_others(self, requests: Mapping[int, Request], within_s: float) -> dict[int, Any]:

@@ -91,7 +91,7 @@ def gather(this_rank: Rank, key: bytes, mine: dict[str, Any], wait_s: float, lis
 def _own_store(address: str, port: int, key: bytes, end_s: float) -> StoreClient:
     """Rank 0's client of its own store. Raises UserError: it is not let in before `end_s`: strangers shut it out."""
 
-    def refused(error: OSError) -> UserError | None:
+    def gives_up(error: OSError) -> UserError | None:
         if time.monotonic() <= end_s:
             return None
         return UserError(
@@ -99,7 +99,7 @@ def _own_store(address: str, port: int, key: bytes, end_s: float) -> StoreClient
             "set MASTER_PORT to another one, for every rank"
         )
 
-    return again(partial(StoreClient, partial(connected, [address], port, CONNECT_S), key, HELLO), refused)
+    return again(partial(StoreClient, partial(connected, [address], port, CONNECT_S), key, HELLO), gives_up)
 
 
 def _listener(this_rank: Rank, listen: str | None) -> socket.socket:
@@ -158,7 +158,7 @@ def join(this_rank: Rank, key: bytes, mine: dict[str, Any], wait_s: float) -> St
             except OSError as error:
                 if isinstance(error, NotProved | Refused) or not isinstance(problems.get(port), NotProved | Refused):
                     problems[port] = error  # another one is none: rank 0 has been there, and has gone meanwhile
-        raise problems[ports(this_rank)[0]]
+        raise ConnectionError("no port answers")
 
     return again(enter, lambda _: _unreached(this_rank, host, problems) if time.monotonic() > end_s else None)
 

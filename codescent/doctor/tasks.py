@@ -14,7 +14,7 @@ from codescent.doctor.mtu import path_mtu
 from codescent.doctor.names import resolved
 from codescent.doctor.processes import left_behind, listener, on_devices
 from codescent.meeting.clocks import measure
-from codescent.meeting.store import Store
+from codescent.meeting.store import Store, StoreError
 
 CLOCK_ROUNDS = 5
 """Round trips to rank 0; the shortest one says how far the clock of a rank is ahead."""
@@ -51,8 +51,8 @@ class Tasks:
         words = {name: value for name, value in request.items() if name != "do"}
         try:
             return self._tasks[request["do"]](**words)
-        except OSError as error:
-            return {FAILED: error.strerror or str(error)}
+        except (OSError, StoreError) as error:
+            return {FAILED: getattr(error, "strerror", None) or str(error)}
 
     def close(self) -> None:
         """Listen no more."""

@@ -104,10 +104,10 @@ class AgentStore:
         end_s = time.monotonic() + (min(HERE_S, seconds) if wrong else seconds)
         names = [*([LOOPBACK] if is_local(this_rank) else []), this_rank.master_addr]
 
-        def refused(error: OSError) -> UserError | None:
+        def gives_up(error: OSError) -> UserError | None:
             return self._silent(seconds, error, wrong=wrong) if time.monotonic() > end_s else None
 
-        with again(partial(connected, names, this_rank.master_port, ANSWER_S), refused, LOOK_S) as agent:
+        with again(partial(connected, names, this_rank.master_port, ANSWER_S), gives_up, LOOK_S) as agent:
             return str(agent.getpeername()[0])
 
     def _silent(self, seconds: float, error: Exception, *, wrong: bool = False) -> UserError:

@@ -136,13 +136,13 @@ class Search:
     def connect(self) -> StoreClient:
         """Connect to rank 0, and try again until it listens. Raises UserError: it does not, or has another key."""
         self._stranger = None
-        return again(self._opened, self._refused)
+        return again(self._opened, self._gives_up)
 
     def _opened(self) -> StoreClient:
         self._stop_if_asked()
         return StoreClient(self._socket, self.key, timedelta(seconds=min(ANSWER_S, self._seconds)))
 
-    def _refused(self, error: OSError) -> UserError | None:
+    def _gives_up(self, error: OSError) -> UserError | None:
         """Why this rank connects to rank 0 no more; None: it tries again."""
         if isinstance(error, NotProved):
             at, now_s = self._shown(), time.monotonic()
@@ -234,7 +234,7 @@ class Search:
             if not leads_here(this_rank, self._listen, address):  # then it is forwarded to this machine
                 StoreClient(partial(connected, [this_rank.master_addr], port, 1.0), self.key, _SHORT).close()
 
-        def refused(error: OSError) -> UserError | None:
+        def gives_up(error: OSError) -> UserError | None:
             if self._spent_s() <= min(CHECK_S, self._seconds):
                 return None
             return UserError(
@@ -242,7 +242,7 @@ class Search:
                 f"rank 0 is ({error}); {fix(this_rank)}"
             )
 
-        again(reach, refused)
+        again(reach, gives_up)
 
     def _looks_here(self) -> bool:
         """Whether this rank looks for rank 0 on its own machine, by a name that others may know better."""

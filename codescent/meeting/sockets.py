@@ -25,7 +25,7 @@ def listening(this_rank: Rank, listen: str | None, ports: Sequence[int]) -> sock
     Args:
         this_rank: rank 0.
         listen: parallel.listen; None: auto. The launcher's socket listens by this rule.
-        ports: which are tried, in this order.
+        ports: which are tried, in this order. With the launcher's socket they are not used.
 
     Raises:
         UserError: as `listening_address`.
@@ -61,18 +61,18 @@ def connected(hosts: Sequence[str], port: int, within_s: float) -> socket.socket
     raise error
 
 
-def again(act: Callable[[], T], refused: Callable[[OSError], Exception | None], pause_s: float = AGAIN_S) -> T:
+def again(act: Callable[[], T], gives_up: Callable[[OSError], Exception | None], pause_s: float = AGAIN_S) -> T:
     """What `act` returns. It is called again and again while it raises OSError.
 
     Args:
         act: for example, connects to rank 0.
-        refused: is told each error. It returns what is raised in its place; None: `act` is called once more.
+        gives_up: is told each error. It returns what is raised in its place; None: `act` is called once more.
         pause_s: seconds between two calls.
     """
     while True:
         try:
             return act()
         except OSError as error:
-            if (final := refused(error)) is not None:
+            if (final := gives_up(error)) is not None:
                 raise final from error
         time.sleep(pause_s)

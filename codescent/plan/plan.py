@@ -96,6 +96,11 @@ class Plan:
         return self.mesh.world_size + self.layout.server_ranks
 
     @property
+    def has_ranks_outside(self) -> bool:
+        """Whether some ranks are not in the mesh: those that compute nothing."""
+        return self.world_size > self.mesh.world_size
+
+    @property
     def servers(self) -> tuple[int, ...]:
         """The ranks that serve a part of the weights, in the order of the parts."""
         if self.layout.servers == "workers":
@@ -250,6 +255,11 @@ class Plan:
         degrees = {axis: getattr(self.mesh, axis) for axis in AXES}
         if min(degrees.values()) < 1 or math.prod(degrees.values()) > MOST_RANKS:
             raise ValueError(f"mesh: {degrees} is not 1 to {MOST_RANKS:,} ranks")
+        servers = self.layout.servers
+        if servers != "workers" and (not isinstance(servers, int) or not 0 <= servers <= MOST_RANKS):
+            raise ValueError(f"layout: {str(servers)[:40]!r} is no number of servers")
+        if unknown := [key for key in self.decides if key not in PARALLEL]:
+            raise ValueError(f"decides: {unknown[0][:40]!r} is no key of [parallel]")
         for tensor in self.tensors:
             dims = len(tensor.parameter.shape)
             for placed in (tensor.weights, tensor.gradients, tensor.optimizer):
@@ -293,11 +303,13 @@ def _decode(kind: Any, data: Any) -> Any:
         return tuple(_decode(arguments[0], item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
-            raise TypeError(f"{data!r} is not an object")
+            raise TypeError(f"{str(data)[:40]!r} is not an object")
         return {key: _decode(arguments[1], item) for key, item in data.items()}
     if origin in (typing.Union, types.UnionType):
-        if data is None or set(arguments) <= _SCALARS:
+        if data is None or (set(arguments) <= _SCALARS and type(data) in _SCALARS):
             return data  # JSON distinguishes strings and numbers already
+        if set(arguments) <= _SCALARS:
+            raise TypeError(f"{str(data)[:40]!r} is no number and no text")
         return _decode(next(a for a in arguments if a is not type(None)), data)
     if type(data) is not kind and not (kind is float and type(data) is int):
         raise TypeError(f"{str(data)[:40]!r} is not {kind.__name__}")

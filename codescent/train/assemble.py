@@ -230,5 +230,5 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         first_step,
         work.prefetch if reads_ahead(plan) else 0,
         pin_memory=world.device.type == "cuda",
-        replica=(replica.start, replica.stop) if len(replica) < work.global_batch_size else None,
+        replica=(replica.start, replica.stop) if plan.apart else None,
     )

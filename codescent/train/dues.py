@@ -54,8 +54,8 @@ class Dues:
         )
 
     def anything(self, step: int, last: int) -> bool:
-        """Whether something may be due, so that the result of the step is needed at once."""
-        return step == last or any(self.at(step, last))
+        """Whether something acts at the step, so that its result is needed at once. Within a round nothing does."""
+        return step == last or (self._schedule.agrees_after(step) and any(self.at(step, last)))
 
 
 def _since_agreed(step: int, every: int, last: int, before: int) -> bool:

@@ -38,7 +38,7 @@ class Instruments:
 
         `number`: of the step (from 0). A rank's position there is the fraction of the list that will be done.
         """
-        page, cause.mine.position = OwnPage.current, number
+        page, cause.process.position = OwnPage.current, number
         for index, instruction in enumerate(program):
             if page is not None:
                 page.at(number + (index + 1) / (len(program) + 1), self.stage, instruction.verb)

@@ -198,8 +198,7 @@ class _Steps:
             pending = self.trainer.executor.launch(step - 1, rate)
             if not pending.is_late or self._reads_at_once(step):
                 pending.read()
-        done = pending.completed
-        return Launched(done, rate if done == step else self._rate(done), pending)
+        return Launched(pending.completed, self._rate(pending.completed), pending)
 
     def _rate(self, step: int) -> float:
         """Learning rate of step `step` (from 1)."""
@@ -243,8 +242,7 @@ class _Steps:
         stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
         if not stops and step < self.standing.last:  # else the ranks meet until they end
-            if self.beside.last:
-                self.beside.meet()
+            self.beside.meet()
             if not self.coupling.knows_steps:
                 self.run.world.meets(0)
         return stops
@@ -253,6 +251,7 @@ class _Steps:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""
         if not self.coupling.knows_steps:
             self.skips.count_alone(step, result)
+        self.report.late(step, result.late)
         self.report.step(step, rate, result, None, last=False)
         self.times.add(result.step_s, result.parts)
 
@@ -265,6 +264,7 @@ class _Steps:
             self.saving.rotate()
         elif result.skipped and not skipped_before:  # the cause may be one rank's weights
             self.saving.compare(step)
+        self.report.late(step, result.late)
         if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process
             self.saving.save(step, None)
         val_loss = self._validate(step) if due.validation else None

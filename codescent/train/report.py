@@ -180,8 +180,6 @@ class Report:
         run = self.run
         if run.folder is None:
             return
-        if result.late:
-            self._late(step, result.late)
         tokens, seconds = self.tokens, result.step_s
         flops_per_s = self.flops / seconds
         mfu = self._mfu(flops_per_s)
@@ -290,10 +288,11 @@ class Report:
         self._event("skipped_steps", step=step, count=count)
         self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
-    def _late(self, step: int, portions: int) -> None:
+    def late(self, step: int, portions: int) -> None:
         """Report that portions came too late, and do not count: a round had ended, or others have them by now."""
-        self.late_portions += portions
-        self._event("late", step=step, portions=portions)
+        if portions:
+            self.late_portions += portions
+            self._event("late", step=step, portions=portions)
 
     def members(self, changes: MembershipChange) -> None:
         """Report workers that have died, and those that have come again."""

@@ -129,7 +129,7 @@ class World:
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
-        self.stage = 0  # of the pipeline; 1: of the servers. The index of this rank's program in the plan
+        self.stage = 0  # the index of this rank's program: its pipeline stage, or 1 for a server
 
     def _begin_groups(self, store: Store, *, shards_alone: bool = False) -> None:
         """Make the default process group, of the living. torch numbers them anew."""
@@ -173,7 +173,7 @@ class World:
                 if self.mesh.group(axis, 0) not in created:
                     created[self.mesh.group(axis, 0)] = self._new_group((this_rank,))
             return
-        if plan.world_size > self.mesh.world_size:
+        if plan.has_ranks_outside:
             workers = tuple(range(self.mesh.world_size))
             created[workers] = self._new_group(workers)
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
@@ -253,7 +253,7 @@ class World:
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
-        if self.this_rank.world_size > 1 and self.mesh.degree(axis) > 1:
+        if self.mesh.degree(axis) > 1:
             with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis]):
                 dist.all_reduce(values, group=self.groups[axis])
         return values
@@ -294,7 +294,7 @@ class World:
 
         The launcher of one of several machines does not compare ranks. It only learns that this one has ended well.
         """
-        cause.mine.position = position
+        cause.process.position = position
         page = OwnPage.current
         if (
             page is None

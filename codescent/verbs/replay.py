@@ -11,7 +11,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.refusal import Change
-from codescent.build import plan_of
+from codescent.build import saved_plan
 from codescent.build.accept import changed
 from codescent.config.load import load
 from codescent.plan import Plan
@@ -35,7 +35,7 @@ def replay_run(path: Path) -> int:
     from codescent.train.replay_gossip import replay_gossip
 
     folder = RunFolder.open(path)
-    plan, config = plan_of(folder.plan), load(str(folder.path / "config.toml"), []).config
+    plan, config = saved_plan(folder), load(str(folder.path / "config.toml"), []).config
     _refuse(folder.path, plan)
     saved = Checkpoints(folder.path / CHECKPOINTS, 1, keep_best=False).latest()
     if saved is None:
