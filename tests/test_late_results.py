@@ -110,7 +110,13 @@ def test_ten_skipped_steps_fail_and_name_the_same_step(runs: Runs) -> None:
 
 def test_a_result_is_needed_at_once_where_all_ranks_act() -> None:
     """Within a round a rank writes its own row only: the host need not wait for the device."""
-    every = {"log.every": 10, "train.num_steps": 1000, "train.eval_every": 500, "train.check_every": 0}
+    every = {
+        "log.every": 10,
+        "train.num_steps": 1000,
+        "train.eval_every": 500,
+        "train.check_every": 0,
+        "checkpoint.every": 500,
+    }
     apart = {**every, "parallel.dp_replicate": 2, "parallel.average_every": 100}
     for keys, expected in ((every, 10), (apart, 100)):
         dues = Dues(config_of(keys), planned(keys, 2).schedule)

@@ -239,13 +239,13 @@ class _Steps:
             result, path = self.skips.as_rank0_knows(result, lambda: str(self.run.follow()))
             self.run.path = Path(path)
             self.coupling.write_order(self.run.path)
-        stops = result.stop
         self._act(step, launched.rate, result if newest else replace(result, stop=False))
-        if not stops and step < self.standing.last:  # else the ranks meet until they end
-            self.beside.meet()
+        if not result.stop and step < self.standing.last:  # else the ranks meet until they end
+            if self.beside.last:
+                self.beside.meet()
             if not self.coupling.knows_steps:
                 self.run.world.meets(0)
-        return stops
+        return result.stop
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""

@@ -253,7 +253,7 @@ class World:
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
-        if self.mesh.degree(axis) > 1:
+        if self.this_rank.world_size > 1 and self.mesh.degree(axis) > 1:
             with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis]):
                 dist.all_reduce(values, group=self.groups[axis])
         return values

@@ -13,6 +13,7 @@ from codescent.cost.network import HostLinks, Link
 from codescent.cost.ranks_walk import NO_CODING, walk
 from codescent.cost.walked import Walk
 from codescent.plan import Instruction, Plan, Verb
+from codescent.strategies import decides
 from codescent.strategies.local_sgd import departures
 
 KEEP = 0.8
@@ -126,4 +127,5 @@ def with_period(plan: Plan, period: int) -> Plan:
             again = replace(again, every=period, at=period - 1)
         traffic.append(again)
     other = replace(layout, average_every=period, wire_from=0)
-    return replace(plan, schedule=schedule, traffic=tuple(traffic), layout=other)
+    found = replace(plan, schedule=schedule, traffic=tuple(traffic), layout=other)
+    return replace(found, decides=decides(found))
