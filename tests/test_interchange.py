@@ -517,6 +517,9 @@ peak(export_run, folder / "run", folder / "bf16", dtype="bf16", max_shard_bytes=
 """
 WIDE = {"n_layer": 4, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
 SHARD_BYTES = 160_000_000
+MAPPED_BYTES = 80_000_000
+"""Pages of mapped files count while the kernel leaves them: 20 to 60 MB more or less from run to run. A program that
+holds all weights needs twice 270 MB."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -530,5 +533,5 @@ def test_peak_memory_stays_below_the_largest_shard(tmp_path: Path) -> None:
     for name, peak_bytes in peaks.items():
         sizes = [file.stat().st_size for file in (tmp_path / name).glob("*.safetensors")]
         assert len(sizes) == 2
-        assert peak_bytes < 1.2 * max(sizes), (name, peak_bytes, max(sizes))
+        assert peak_bytes < 1.2 * max(sizes) + MAPPED_BYTES, (name, peak_bytes, max(sizes))
     assert same(stored(tmp_path / "fp32"), stored(tmp_path / "hf"))

@@ -124,7 +124,7 @@ def measured(reports: Iterable[Path]) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for report in reports:
         for case in ElementTree.parse(report).getroot().iter("testcase"):
-            if case.find("skipped") is None:
+            if case.find("skipped") is None and "classname" in case.attrib:  # without one: pytest was interrupted
                 file = case.attrib["classname"].replace(".", "/")
                 found[f"{file}.py::{case.attrib['name'].partition('[')[0]}"] += float(case.attrib["time"])
     return dict(found)
