@@ -4,6 +4,7 @@ Does not lose a connection: test_dead_hosts.py does."""
 from __future__ import annotations
 
 import pytest
+from clock import Clock
 
 from codescent.coupling import failure_detector
 from codescent.coupling.failure_detector import CLOSED_S, SHARE, SILENT_S, FailureDetector
@@ -13,17 +14,9 @@ from codescent.transport import Refused
 TIMEOUT_S = 600.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+    found = Clock(100.0)
     monkeypatch.setattr(failure_detector, "time", found)
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import Clock
 
 from codescent.build import build
 from codescent.config.load import load
@@ -30,14 +31,6 @@ WORDS = (
 ARRIVED_S = (1.0, 1.1, 1.2)
 """When the workers arrive in a usual round, of which two are known."""
 DEADLINE_S = 1.1 + SPREADS * SIGMA_PER_MAD * 0.1
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class Rounds:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from clock import Clock
 
 from codescent.base.errors import RunFailed
 from codescent.coupling import failure_detector
@@ -17,17 +18,9 @@ from codescent.servers import Portion
 HELD = {1: Portion(6, 1), 2: Portion(6, 2)}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+    found = Clock(100.0)
     monkeypatch.setattr(failure_detector, "time", found)
     return found
 

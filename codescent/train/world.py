@@ -129,7 +129,7 @@ class World:
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
-        self.stage = 0  # the index of this rank's program: its pipeline stage, or 1 for a server
+        self.stage = 0  # the index of this rank's program in the plan: see `Plan.role`
 
     def _begin_groups(self, store: Store, *, shards_alone: bool = False) -> None:
         """Make the default process group, of the living. torch numbers them anew."""
