@@ -67,6 +67,7 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
         self._admitted: list[socket.socket] = []  # have proved the key; not registered for service yet
         self._nonsense = 0
+        self._rejects = threading.Lock()  # strangers come at the same time
         self.rejected = Counter[str]()
         """How often a peer at an address did not prove the key."""
         acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait, self._clock, self._meet)
@@ -106,13 +107,17 @@ class StoreServer:
                 os.write(self._wake_writer, b"x")
         except NotProved:
             peer.close()
-            self.rejected[address] += 1
-            if self._says and self.rejected.total() <= REPORTED:
-                print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
+            self._reject(address)
         except OSError:  # a probe of ports, or a rank that was cut off
             peer.close()
         finally:
             is_known()
+
+    def _reject(self, address: str) -> None:
+        with self._rejects:
+            if self._says and self.rejected.total() < REPORTED:
+                print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
+            self.rejected[address] += 1
 
     def _serve(self) -> None:
         while not self._closed:

@@ -248,7 +248,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         lines.append(f"warning: numbers that are not finite (NaN or infinity), in {names}: no run can train from them")
-    remarks = filter(None, [beside.difference(path / beside.FILE)])
+    remarks = filter(None, [beside.remark(path / beside.FILE)])
     return [*lines, *notes, *remarks, *_next(run, config, missing), str(run)]
 
 

@@ -139,7 +139,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 def remark_on(name: str) -> str | None:
     """What is to be said of a tokenizer when it is used for the first time; None: nothing. Raises UserError."""
-    return None if name in KINDS or wordpiece.split_name(name) else beside.difference(file_of(name))
+    return None if name in KINDS or wordpiece.split_name(name) else beside.remark(file_of(name))
 
 
 def file_of(name: str) -> str:

@@ -14,8 +14,10 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.sealed import digest
 from codescent.data.prepared import DESCRIPTION
-from codescent.data.tokenizers import rebuilt, wordpiece
+from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.classes import class_of_model
+from codescent.data.tokenizers.rebuilt import Rebuilt, rebuilt
 from codescent.data.tokenizers.tokenizer import Tokenizer, fields_of, load
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
@@ -24,12 +26,6 @@ MODEL, GENERATION = "config.json", "generation_config.json"
 RUN_CONFIG = "config.toml"
 BARE = "bare:"
 """`bare:FILE` is the file alone, without what begins and ends texts: as earlier versions read it."""
-SPACE, ENDS = "add_prefix_space", ("add_bos_token", "add_eos_token")
-DECIDES = {
-    **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer"), (SPACE,)),
-    "GPTNeoXTokenizer": (SPACE, *ENDS),
-}
-"""By class: keys of tokenizer_config.json that `transformers` obeys, and not tokenizer.json. Not given: false."""
 SAVE_AGAIN = "load the folder in transformers and save it again"
 
 
@@ -39,7 +35,7 @@ def read(name: str | Path) -> Tokenizer:
     if text.startswith(BARE):
         return load(Path(text.removeprefix(BARE)))
     path = Path(name)
-    return load(path) if _is_ours(path) else _read(path, _hashes(path))
+    return load(path) if _is_ours(path) else _read(path, _hashes(path))[0]
 
 
 def identity(name: str | Path) -> str:
@@ -51,24 +47,21 @@ def identity(name: str | Path) -> str:
     tokenizer = read(name)
     if not isinstance(tokenizer, LibraryTokenizer) or not tokenizer.is_recorded or _is_ours(path):
         return plain
-    return f"{plain}:{digest([tokenizer.opening, tokenizer.closing, tokenizer.separator])[:16]}"
+    added = [tokenizer.opening, tokenizer.closing, tokenizer.separator]
+    return f"{plain}:{digest([*added, tokenizer.library_text] if _is_rebuilt(path) else added)[:16]}"
 
 
-def difference(name: str | Path) -> str | None:
-    """How `AutoTokenizer` of the file's folder has other ids than `read`: see `rebuilt`. None: it has the same.
-
-    Raises UserError: a file beside it is not a JSON object.
-    """
+def remark(name: str | Path) -> str | None:
+    """What is to be said when the tokenizer is read for the first time; None: nothing. Raises UserError: as `read`."""
     path = Path(name)
-    if path.name != FILE or str(name).startswith(BARE) or _is_ours(path) or not path.is_file():
+    if str(name).startswith(BARE) or _is_ours(path) or not path.is_file():
         return None
-    text, fields = fields_of(path)
-    if "codescent_tokenizer" in fields or is_wordpiece(fields):
-        return None
-    folder = path.parent
-    made = rebuilt.class_of(class_of(folder), _object(folder / MODEL).get("model_type"))
-    differs = rebuilt.difference(text, made, named_tokens(folder))
-    return None if differs is None else f"{path}: {differs}"
+    made = _read(path, _hashes(path))[1]
+    return None if made is None or made.remark is None else f"{path}: {made.remark}"
+
+
+def _is_rebuilt(path: Path) -> bool:
+    return _read(path, _hashes(path))[1] is not None
 
 
 def _is_ours(path: Path) -> bool:
@@ -83,12 +76,23 @@ def _hashes(path: Path) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, hashes: tuple[str, ...]) -> Tokenizer:
+def _read(path: Path, hashes: tuple[str, ...]) -> tuple[Tokenizer, Rebuilt | None]:
+    """A tokenizer, and what its class makes anew of it."""
     text, fields = fields_of(path)
     if "codescent_tokenizer" in fields or is_wordpiece(fields):  # a task adds BERT's [CLS] and [SEP]
-        return load(path)
+        return load(path), None
     tokenizer = LibraryTokenizer.from_json(text, str(path), obeys=True)
-    return tokenizer if path.name != FILE else in_folder(tokenizer, path.parent)
+    if path.name != FILE:
+        return tokenizer, None
+    folder = path.parent
+    name = class_of_model(class_of(folder), _object(folder / MODEL).get("model_type"))
+    try:
+        made = rebuilt(text, name, named_tokens(folder))
+    except UserError as error:
+        raise UserError(*(f"{path}: {problem}" for problem in error.problems)) from error
+    if made is not None:
+        tokenizer = LibraryTokenizer.from_json(made.text, str(path), obeys=True, recorded=True)
+    return in_folder(tokenizer, folder), made
 
 
 def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
@@ -98,13 +102,11 @@ def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
     generation_config.json may give its id. Otherwise one of SEPARATORS is used.
 
     Raises:
-        UserError: the files name tokens that the tokenizer does not have, or replace a part of it.
+        UserError: the files name tokens that the tokenizer does not have.
     """
     if isinstance(tokenizer, WordPiece):
         return tokenizer
     settings, named = _object(folder / SETTINGS), named_tokens(folder)
-    if replaced := list(_replaced(tokenizer, settings, class_of(folder))):
-        raise UserError(*(f"{folder / SETTINGS}: {problem}" for problem in replaced))
     vocabulary = tokenizer.vocabulary
     end = _text(named.get("eos_token"))
     lacking = dict.fromkeys(
@@ -136,23 +138,6 @@ def class_of(folder: Path) -> str:
     """The class that a folder names for its tokenizer, without "Fast"; "": none."""
     names = (_object(folder / name).get("tokenizer_class") for name in (SETTINGS, MODEL))
     return str(next(filter(None, names), "")).removesuffix("Fast")
-
-
-def _replaced(tokenizer: LibraryTokenizer, settings: Mapping[str, Any], name: str) -> Iterator[str]:
-    """The keys that replace what the tokenizer's own file says."""
-    if not (keys := DECIDES.get(name)):
-        return
-    words = json.loads(tokenizer.library_text)["pre_tokenizer"] or {}
-    own = dict(zip(ENDS, (bool(tokenizer.opening), bool(tokenizer.closing)), strict=True))
-    if words.get("type") == "ByteLevel":
-        own[SPACE] = words[SPACE]
-    for key in keys:
-        wanted = bool(settings.get(key))
-        if wanted != own.get(key, wanted):
-            yield (
-                f"{key} is {json.dumps(wanted)} for {name}, and {FILE} does the opposite, which transformers replaces: "
-                f"{SAVE_AGAIN}, then both agree"
-            )
 
 
 def read_bert(name: str, settings: Mapping[str, Any]) -> WordPiece:

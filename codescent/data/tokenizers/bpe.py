@@ -47,7 +47,7 @@ class LibraryTokenizer:
         self._inner = inner
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.separator = next((vocabulary[name] for name in SEPARATORS if name in vocabulary), None)
-        self.opening, self.closing = _around(inner, vocabulary) if obeys else ((), ())
+        self.opening, self.closing = around(inner, vocabulary) if obeys else ((), ())
         self.is_recorded = bool(self.opening or self.closing)
         self._dtype = np.dtype("<u2") if self.vocab_size <= 1 << 16 else np.dtype("<u4")
         fields = json.loads(inner.to_str())
@@ -55,8 +55,8 @@ class LibraryTokenizer:
         self.chars_per_s = 1.2e7 if self._words else 1.2e6
 
     @classmethod
-    def from_json(cls, text: str, where: str, *, obeys: bool = False) -> LibraryTokenizer:
-        """Parse the text of a JSON file. `obeys`: see the class.
+    def from_json(cls, text: str, where: str, *, obeys: bool = False, recorded: bool = False) -> LibraryTokenizer:
+        """Parse the text of a JSON file. `obeys`: see the class. `recorded`: the text is not that of a user's file.
 
         Raises UserError with `where`: it is not a tokenizer of the library, or its ids would be drawn at random.
         """
@@ -74,9 +74,11 @@ class LibraryTokenizer:
                     "preparation; set it to null"
                 )
         try:
-            return cls(inner, obeys=obeys)
+            made = cls(inner, obeys=obeys)
         except UserError as error:
             raise UserError(*(f"{where}: {problem}" for problem in error.problems)) from error
+        made.is_recorded = made.is_recorded or recorded
+        return made
 
     def ended_by(self, separator: int | None) -> Self:
         """The tokenizer with this id as the end of a document, which its file records."""
@@ -137,7 +139,7 @@ def is_recorded(text: str) -> bool:
     return text.startswith(json.dumps({KIND: RECORDED})[:-1])
 
 
-def _around(inner: library.Tokenizer, vocabulary: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def around(inner: library.Tokenizer, vocabulary: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the post-processor puts before and after the tokens of one text.
 
     It is applied to a text of one token, whose id no vocabulary has. Raises UserError: it does not keep the text once.

@@ -1,32 +1,21 @@
-"""In: the text of a tokenizer.json, and the class that its folder names. Out: how the ids of `AutoTokenizer` differ.
-transformers 5 makes parts of some classes anew. Does not change a tokenizer: its own file decides its ids."""
+"""In: the text of a tokenizer.json, and the class that its folder names. Out: the tokenizer that `AutoTokenizer` makes.
+transformers 5 makes parts of some classes anew. Does not read files (beside.py does)."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers as library
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
-OF_MODEL = {
-    **dict.fromkeys(("gpt2", "opt", "phi", "gpt_neo", "gptj", "codegen", "starcoder2"), "GPT2Tokenizer"),
-    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
-    **dict.fromkeys(("gpt_neox", "olmo"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"),
-    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "cohere": "CohereTokenizer",
-}
-"""By `model_type` of config.json: the class where the folder names none (transformers, `TOKENIZER_MAPPING_NAMES`)."""
-AS_THE_FILE = frozenset((
-    "mistral", "mixtral", "phi3", "phimoe", "olmo2", "olmo3", "stablelm", "granite", "modernbert", "ernie4_5", "umt5",
-    "nemotron", "internlm2",
-))  # fmt: skip
-"""Models whose tokenizer is read from its file, whatever class the folder names."""
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.bpe import around
+from codescent.data.tokenizers.classes import NOT_MADE
+
 PROBES = (
     "Hello world", " a", "a  b ", "It's DON'T we'LL", "a\n\n b\r\n\tc", "x = foo(bar, 1.5) != y_z;//...",
     "é e\u0301 ﬁ № ½", "日本語 текст", "🙂 …", " ".join(map(str, range(1000))),
@@ -37,56 +26,77 @@ QWEN2 = (
 )
 """How tokenizer.json of Qwen 2 splits a text."""
 SPACE = "▁"
-AGREE = 'write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json, then both read the file'
+ALONE = 'to read the file alone, write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
 _BPE = {
     "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
     "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
 }  # fmt: skip
 
 
-def difference(text: str, name: str, settings: Mapping[str, Any]) -> str | None:
-    """How the ids of `AutoTokenizer` of transformers 5 differ from those of the file; None: they do not.
+@dataclass(frozen=True)
+class Rebuilt:
+    """A tokenizer with the parts that its class makes anew.
+
+    Attributes:
+        text: its JSON, of the library.
+        remark: a text that has other ids than by the file, with both; None: all texts that were tried have the same.
+    """
+
+    text: str
+    remark: str | None
+
+
+def rebuilt(text: str, name: str, settings: Mapping[str, Any]) -> Rebuilt | None:
+    """The tokenizer that `AutoTokenizer` of transformers 5 makes of a folder; None: it is the file's.
 
     Args:
         text: of tokenizer.json.
-        name: the class that the folder names, without "Fast"; see `class_of`.
+        name: the class that the folder names, without "Fast"; see classes.py.
         settings: the object in tokenizer_config.json.
 
-    Raises nothing: a class that is not known here is None, and so is a tokenizer of which the class cannot be made.
+    Raises UserError: the class cannot be made of this file.
     """
-    try:
-        return _difference(text, name, settings)
-    except Exception:  # the library raises a bare Exception; a remark ends no command
-        return None
-
-
-def _difference(text: str, name: str, settings: Mapping[str, Any]) -> str | None:
+    if name.removesuffix("Tokenizer") in NOT_MADE:
+        raise UserError(
+            f"its class, {name}, makes other ids of it in transformers 5, which are not known here; {ALONE}"
+        )
     if name not in CLASSES or (name == "LlamaTokenizer" and '"ByteLevel"' in text):  # then it reads the file
         return None
-    model, parts = CLASSES[name](json.loads(text), settings)
-    own = json.loads(text)["model"]
-    if own.get("type") != model["type"] or own.get("continuing_subword_prefix"):
-        return f"its class, {name}, is a {model['type']}, and the file's model is another; {AGREE}"
-    ours = library.Tokenizer.from_str(text)
-    texts = [*PROBES, *(ours.decode([number]) for number in ours.get_vocab().values())]
-    for words, left, right in zip(texts, _ids(ours, texts), _ids(_anew(text, model, parts), texts), strict=True):
-        if left != right:
-            cut = next(place for place, pair in enumerate(zip([*left, -1], [*right, -1])) if pair[0] != pair[1])
+    try:
+        file = library.Tokenizer.from_str(text)
+        made = _anew(text, *CLASSES[name](json.loads(text), settings))
+    except Exception as error:  # the library raises a bare Exception
+        raise UserError(f"its class, {name}, cannot be made of this file: {error}; {ALONE}") from error
+    if _decides(file) == _decides(made):
+        return None
+    return Rebuilt(str(made.to_str()), _difference(name, file, made))
+
+
+def _decides(tokenizer: library.Tokenizer) -> dict[str, Any]:
+    """The parts of a tokenizer that decide ids, and may be made anew."""
+    fields: dict[str, Any] = json.loads(tokenizer.to_str(), object_hook=_without_offsets)
+    model = {key: value or None for key, value in fields["model"].items() if key not in ("vocab", "merges")}
+    ends = around(tokenizer, tokenizer.get_vocab(with_added_tokens=True))
+    return {"model": model, "ends": ends, "normalizer": fields["normalizer"], "pre_tokenizer": fields["pre_tokenizer"]}
+
+
+def _without_offsets(fields: dict[str, Any]) -> dict[str, Any]:
+    """A part without what decides only at which character a token begins."""
+    return {key: value for key, value in fields.items() if key != "trim_offsets"}
+
+
+def _difference(name: str, file: library.Tokenizer, made: library.Tokenizer) -> str | None:
+    texts = [*PROBES, *(file.decode([number]) for number in file.get_vocab().values())]
+    for words, alone, used in zip(texts, _ids(file, texts), _ids(made, texts), strict=True):
+        if alone != used:
+            cut = next(place for place, pair in enumerate(zip([*alone, -1], [*used, -1])) if pair[0] != pair[1])
             shown = words if len(words) <= 40 else f"{words[:40]}…"
             return (
-                f"its class, {name}, is made anew by transformers 5, and has other ids than the file, which codescent "
-                f"reads: {json.dumps(shown, ensure_ascii=False)} has {_some(left, cut)} here and {_some(right, cut)} "
-                f"there; {AGREE}"
+                f"parts of its class, {name}, are made anew, as by transformers 5: "
+                f"{json.dumps(shown, ensure_ascii=False)} has {_some(used, cut)}; by the file alone "
+                f"it has {_some(alone, cut)}; {ALONE}"
             )
     return None
-
-
-def class_of(named: str, model_type: Any) -> str:
-    """The class that `AutoTokenizer` makes of a folder, without "Fast"; "": the tokenizer of the file."""
-    own = OF_MODEL.get(model_type, "") if isinstance(model_type, str) else ""
-    if model_type in AS_THE_FILE:
-        return ""
-    return own if model_type == "qwen2" or not named else named
 
 
 def _ids(tokenizer: library.Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -119,6 +129,10 @@ def _some(ids: list[int], cut: int) -> str:
 def _anew(text: str, model: Mapping[str, Any], parts: Mapping[str, Any]) -> library.Tokenizer:
     """The tokenizer with the parts that a class makes anew; the ends of a text stay, if the class keeps them."""
     fields = json.loads(text)
+    own = fields["model"]
+    if own.get("type") != model["type"] or own.get("continuing_subword_prefix"):
+        what = f"a {own.get('type')}{' with a prefix' * bool(own.get('continuing_subword_prefix'))}"
+        raise ValueError(f"it is a {model['type']}, and the file's model is {what}")
     fields |= {"normalizer": None, "pre_tokenizer": None, "model": {**fields["model"], **model}}
     made = library.Tokenizer.from_str(json.dumps(fields))
     for part, value in parts.items():
@@ -132,63 +146,77 @@ _Parts = tuple[dict[str, Any], dict[str, Any]]
 
 def _byte_level(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
     """GPT-2's: bytes of words."""
-    return _BPE, {"pre_tokenizer": pre_tokenizers.ByteLevel(bool(settings.get("add_prefix_space")))}
+    words = pre_tokenizers.ByteLevel(bool(settings.get("add_prefix_space")))
+    return _BPE, {"pre_tokenizer": words, "decoder": decoders.ByteLevel()}
 
 
 def _roberta(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
     model, parts = _byte_level(fields, settings)
-    ends = (_named(fields, settings, "sep_token", "</s>"), _named(fields, settings, "cls_token", "<s>"))
-    return model, {**parts, "post_processor": processors.RobertaProcessing(*ends)}
+    ends = (_end(fields, settings, "sep_token", "</s>"), _end(fields, settings, "cls_token", "<s>"))
+    space = bool(settings.get("add_prefix_space"))
+    return model, {**parts, "post_processor": processors.RobertaProcessing(*ends, add_prefix_space=space)}
 
 
 def _neox(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
+    """GPT-NeoX's: nothing begins or ends a text, whatever the file and its settings say."""
     model, parts = _byte_level(fields, settings)
-    return model, {**parts, "normalizer": normalizers.NFC()}
+    return model, {**parts, "normalizer": normalizers.NFC(), "post_processor": processors.TemplateProcessing("$A")}
 
 
 def _cohere(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
-    model, parts = _neox(fields, settings)
+    model, parts = _byte_level(fields, settings)
     digits = pre_tokenizers.Digits(individual_digits=True)
-    return model, {**parts, "pre_tokenizer": pre_tokenizers.Sequence([digits, parts["pre_tokenizer"]])}
+    words = pre_tokenizers.Sequence([digits, parts["pre_tokenizer"]])
+    return model, {**parts, "normalizer": normalizers.NFC(), "pre_tokenizer": words}
 
 
 def _qwen2(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
     words = pre_tokenizers.Split(library.Regex(QWEN2), "isolated")
     level = pre_tokenizers.ByteLevel(bool(settings.get("add_prefix_space")), use_regex=False)
-    return _BPE, {"normalizer": normalizers.NFC(), "pre_tokenizer": pre_tokenizers.Sequence([words, level])}
+    both = pre_tokenizers.Sequence([words, level])
+    return _BPE, {"normalizer": normalizers.NFC(), "pre_tokenizer": both, "decoder": decoders.ByteLevel()}
 
 
 def _llama(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
     model = {**_BPE, "fuse_unk": True, "byte_fallback": True}
     before = settings.get("add_prefix_space")
     scheme = "never" if before is False else "always" if settings.get("legacy") else "first"
-    return model, {"pre_tokenizer": pre_tokenizers.Metaspace(SPACE, scheme, split=False)}
+    words = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+    strips = [] if before is False else [decoders.Strip(" ", 1, 0)]
+    return model, {"pre_tokenizer": words, "decoder": decoders.Sequence([*_bytes_of_pieces(), *strips])}
 
 
 def _gemma(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
-    unknown = _named(fields, settings, "unk_token", "<unk>")[0]
-    model = {**_BPE, "fuse_unk": True, "byte_fallback": True, "unk_token": unknown}
-    words = pre_tokenizers.Split(" ", "merged_with_previous")
-    return model, {"normalizer": normalizers.Replace(" ", SPACE), "pre_tokenizer": words}
+    model = {**_BPE, "fuse_unk": True, "byte_fallback": True, "unk_token": _named(settings, "unk_token", "<unk>")}
+    words, decoder = pre_tokenizers.Split(" ", "merged_with_previous"), decoders.Sequence(_bytes_of_pieces())
+    return model, {"normalizer": normalizers.Replace(" ", SPACE), "pre_tokenizer": words, "decoder": decoder}
+
+
+def _bytes_of_pieces() -> list[Any]:
+    """How pieces of SentencePiece become a text, with bytes for what the vocabulary lacks."""
+    return [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 def _t5(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
     """Pieces of words, each with a space before it; T5 ends a text."""
-    end = _named(fields, settings, "eos_token", "</s>")
-    ends = processors.TemplateProcessing(single=["$A", "</s>"], special_tokens=[("</s>", end[1])])
+    end = _end(fields, settings, "eos_token", "</s>")
+    ends = processors.TemplateProcessing(
+        single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", end[1])]
+    )
     return _pieces(fields, 2, "always", ends)
 
 
 def _xlm_roberta(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
-    names = [_named(fields, settings, key, usual) for key, usual in (("bos_token", "<s>"), ("eos_token", "</s>"))]
-    single = [names[0][0], "$A", names[1][0]]
-    ends = processors.TemplateProcessing(single=single, special_tokens=names)
+    names = [_end(fields, settings, key, usual) for key, usual in (("bos_token", "<s>"), ("eos_token", "</s>"))]
+    begin, end = (name for name, _ in names)
+    pair = [begin, "$A", end, end, "$B", end]
+    ends = processors.TemplateProcessing(single=[begin, "$A", end], pair=pair, special_tokens=names)
     return _pieces(fields, 3, "always" if settings.get("add_prefix_space", True) else "never", ends)
 
 
 def _pieces(fields: Mapping[str, Any], unknown: int, scheme: str, ends: Any) -> _Parts:
-    splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)]
-    parts = {"pre_tokenizer": pre_tokenizers.Sequence(splits), "post_processor": ends}
+    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, scheme)])
+    parts = {"pre_tokenizer": words, "post_processor": ends, "decoder": decoders.Metaspace(SPACE, scheme)}
     if charsmap := _charsmap(fields.get("normalizer")):
         parts["normalizer"] = normalizers.Precompiled(base64.b64decode(charsmap))
     return {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}, parts
@@ -200,18 +228,25 @@ def _charsmap(normalizer: Mapping[str, Any] | None) -> str | None:
     return next((one["precompiled_charsmap"] for one in several if one.get("type") == "Precompiled"), None)
 
 
-def _named(fields: Mapping[str, Any], settings: Mapping[str, Any], key: str, usual: str) -> tuple[str, int]:
-    """A token that the folder names, or else the class, with its id."""
+def _named(settings: Mapping[str, Any], key: str, usual: str) -> str:
+    """A token that the folder names, or else the class."""
     token = settings.get(key) or usual
-    text = str(token.get("content") if isinstance(token, dict) else token)
-    number = library.Tokenizer.from_str(json.dumps(fields)).token_to_id(text)
-    return text, 0 if number is None else number
+    return str(token.get("content") if isinstance(token, dict) else token)
+
+
+def _end(fields: Mapping[str, Any], settings: Mapping[str, Any], key: str, usual: str) -> tuple[str, int]:
+    """A token that begins or ends a text, with its id. Raises ValueError: the vocabulary does not have it."""
+    token = _named(settings, key, usual)
+    number = library.Tokenizer.from_str(json.dumps(fields)).token_to_id(token)
+    if number is None:
+        shown = json.dumps(token, ensure_ascii=False)
+        raise ValueError(f"it puts its {key}, {shown}, around a text, and the vocabulary has no such token")
+    return token, int(number)
 
 
 CLASSES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], _Parts]] = {
-    "GPT2Tokenizer": _byte_level,
-    "RobertaTokenizer": _roberta,
-    "BartTokenizer": _roberta,
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer"), _byte_level),
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "MvpTokenizer", "LukeTokenizer"), _roberta),
     "GPTNeoXTokenizer": _neox,
     "CohereTokenizer": _cohere,
     "Qwen2Tokenizer": _qwen2,
@@ -220,3 +255,4 @@ CLASSES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], _Parts]] = {
     "T5Tokenizer": _t5,
     "XLMRobertaTokenizer": _xlm_roberta,
 }
+"""By the name of a class, what it makes anew; as in transformers 5.23, `models/*/tokenization_*.py`."""
