@@ -15,7 +15,7 @@ from codescent.build import plan_of
 from codescent.plan import AXES, Plan
 
 PLAIN: Mapping[str, set[str]] = {
-    "": {"activations layout mesh model objective schedule seed task tensors traffic update work"},
+    "": {"activations layout mesh model objective operators schedule seed task tensors traffic update work"},
     "layout": {
         "bucket_bytes context cut data_parallel offload recompute reduce_dtype schedule sequence_parallel "
         "virtual_stages zero_stage"
@@ -47,6 +47,10 @@ PLAIN: Mapping[str, set[str]] = {
 (commit ba771b8), and what forward keeps for backward."""
 ACTIVATION = {"begins", "depths", "dims", "dtype", "name", "on", "placement", "rounded", "shape"}
 """The fields of what forward keeps. Most of them are left out of most tensors."""
+OPERATOR = {
+    "again", "depths", "dims", "dtype", "flops", "joins", "layer", "moves", "name", "on", "placement", "shape", "shared"
+}  # fmt: skip
+"""The fields of what a rank computes beside products with matrices."""
 PLACES = ("weights", "gradients", "optimizer")
 
 LAYOUTS: dict[str, tuple[int, Keys, set[str]]] = {
@@ -79,7 +83,10 @@ def test_a_plan_has_no_key_of_a_method_that_it_does_not_use(layout: str) -> None
         expected |= {f"tensors[].{place}": {"shards"}, f"tensors[].{place}.shards": axes}
     found = keys_of(planned(keys, ranks).to_json())
     of_activations = {path: found.pop(path) for path in list(found) if path.startswith("activations")}
+    of_operators = {path: found.pop(path) for path in list(found) if path.startswith("operators")}
     assert found == expected
+    names = {name for names in of_operators["operators[]"] for name in names.split()}
+    assert names == OPERATOR
     names = {name for names in of_activations["activations[]"] for name in names.split()}
     assert names == ACTIVATION | ({"border"} if layout == "pp" else set())
     assert of_activations["activations[].placement.shards"] == {"", *(["tp"] if "tp" in axes_of(axes) else [])}
@@ -90,12 +97,30 @@ def axes_of(cuts: set[str]) -> set[str]:
     return {axis for cut in cuts for axis in cut.split()}
 
 
-def test_a_plan_of_a_version_that_did_not_write_what_forward_keeps_has_it_again() -> None:
+def test_a_plan_of_a_version_that_did_not_write_what_forward_keeps_and_computes_has_it_again() -> None:
     plan = planned({"parallel.pp": 2, "train.microbatch_size": 2, "parallel.recompute": "full"}, 2)
     written = json.loads(json.dumps(plan.to_json()))
     assert plan_of(written) == plan
     assert written.pop("activations")
+    assert written.pop("operators")
     assert plan_of(written) == plan
+
+
+def test_a_model_with_scaled_frequencies_has_a_plan_that_is_read_again() -> None:
+    keys = {"model.kind": "llama", "model.num_kv_heads": 2, "model.rope_factor": 4.0}
+    plan = planned(keys, 1)
+    written = json.loads(json.dumps(plan.to_json()))
+    assert plan_of(written) == plan
+    assert plan.trajectory()["model.rope_scaling.factor"] == 4.0
+    assert list(plan.differing(planned(keys | {"model.rope_factor": 2.0}, 1))) == ["model.rope_scaling.factor"]
+
+
+def test_a_plan_that_computes_what_is_no_operator_is_refused() -> None:
+    for wrong in ({"shape": []}, {"dims": []}, {"flops": [1.0]}, {"dtype": "fp1"}, {"shared": 2}):
+        written = json.loads(json.dumps(planned({}, 1).to_json()))
+        written["operators"][0] |= wrong
+        with pytest.raises(ValueError, match="tok: "):
+            plan_of(written)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from codescent.verbs import cli
 
 SITE = ("site.time=00:10:00", "site.devices=none")
 TWO = (*SITE, "--to", "slurm", "--nodes", "2", "--devices", "1")
+LIVES = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING")
 EXACT = 1e-10
 LONG = (
     "run.toml", "run.name=long", "train.precision=fp64", "train.num_steps=1000000", "optimizer.decay_steps=100",
@@ -76,7 +77,7 @@ def trains(slurm: Cluster, project: Path, job: str, steps: int) -> None:
 
     def holds() -> bool:
         state = slurm.field(job, "JobState")
-        assert state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), (state, log_of(project, "long", job))
+        assert state in LIVES, (state, log_of(project, "long", job))
         return state == "RUNNING" and steps_done(project) > steps
 
     slurm.wait(holds, f"step {steps}")
@@ -87,7 +88,7 @@ def requeued(slurm: Cluster, project: Path, job: str, name: str = "long", second
 
     def holds() -> bool:
         state = slurm.field(job, "JobState")
-        assert state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED"), log_of(project, name, job)
+        assert state in (*LIVES, "REQUEUED"), log_of(project, name, job)
         return slurm.field(job, "Restarts") == "1"
 
     slurm.wait(holds, "the requeue", seconds)

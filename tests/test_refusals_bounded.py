@@ -54,7 +54,10 @@ def test_a_refusal_takes_neither_long_nor_much_memory(tmp_path: Path, verb: str)
     words += [[word.format(number) for word in case] for case in TOGETHER for number in (100_000, HUGE)]
     if verb == "prove":  # which has a layout's keys of --layouts
         words = [[*case, "--steps", "2", f"--layouts=pp=2;tp={HUGE}"] for case in words]
-        words += [["train.global_batch_size=2147483647", "data.seq_len=17", "--layouts=pp=2"], ["--ranks", str(HUGE)]]
+        words += [
+            ["train.global_batch_size=2147483647", "data.seq_len=17", "--layouts=pp=2"],
+            ["--ranks", str(HUGE // 10)],
+        ]
     elif verb == "train":
         words = [[*case, "run.name=never"] for case in words]
     asked = [[verb, "run.toml", *case] for case in words]

@@ -14,11 +14,12 @@ from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.operators.saved_tensors import ForwardPass
-from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
+from codescent.plan import CROSS_ENTROPY, WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.activations import SavedTensor
+from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
-from codescent.strategies import Candidate, active, decides, kept_of, saved_of, traffic_of
+from codescent.strategies import Candidate, active, decides, kept_of, operators_of, saved_of, traffic_of
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -53,14 +54,24 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         raise UserError(_idle_servers(config, vocab_size, plan))
     traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in active(plan) for tensor in kept_of(strategy, plan))
-    keeps = activations(candidate, plan.objective)
-    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)), kept=kept, activations=keeps)
+    keeps, computes = activations(candidate, plan.objective), operators(candidate)
+    plan = dataclasses.replace(plan, kept=kept, activations=keeps, operators=computes)
+    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
 
 
 def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor, ...]:
     """What forward keeps for backward of a micro-batch on a rank."""
+    return saved_of(models.saved_of(run.model, _forward_pass(run, objective)), run)
+
+
+def operators(run: Candidate | Plan) -> tuple[LayerOperator, ...]:
+    """What a rank computes of a micro-batch beside products with matrices."""
+    return operators_of(models.operators_of(run.model, _forward_pass(run)), run)
+
+
+def _forward_pass(run: Candidate | Plan, objective: Objective = CROSS_ENTROPY) -> ForwardPass:
     work, mesh, model = run.work, run.mesh, run.model
-    forward = ForwardPass(
+    return ForwardPass(
         samples=work.microbatch_size,
         positions=work.seq_len,
         precision=work.precision,
@@ -75,7 +86,6 @@ def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTenso
         whole=mesh.pp == 1,
         objective=objective,
     )
-    return saved_of(models.saved_of(model, forward), run)
 
 
 def _idle_servers(config: Config, vocab_size: int | None, plan: Plan) -> Refusal:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
-from codescent.build.plan import activations, build
+from codescent.build.plan import activations, build, operators
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.plan import Mesh, OlderPlan, Plan
@@ -20,14 +20,15 @@ from codescent.strategies import decides
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
-    """The plan of a plan.json. A version that did not write which keys decide the losses, or what forward keeps, had
-    the rules of this one.
+    """The plan of a plan.json. A version that did not write which keys decide the losses, what forward keeps, or what
+    it computes, had the rules of this one.
 
     Raises: as `Plan.from_json`.
     """
     plan = Plan.from_json(data)
     plan = plan if plan.decides else replace(plan, decides=decides(plan))
-    return plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
+    plan = plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
+    return plan if plan.operators else replace(plan, operators=operators(plan))
 
 
 def saved_plan(folder: RunFolder) -> Plan:

@@ -21,6 +21,7 @@ from codescent.models.transformer.declare import KIND as TRANSFORMER
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Lora, ModelFacts, Size
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
@@ -127,6 +128,11 @@ def saved_of(facts: ModelFacts, forward: ForwardPass) -> tuple[SavedTensor, ...]
     if facts.lora is None:
         return tuple(found)
     return tuple(adapted_saved(found, parameters_of(kind.name, shape, facts.lora), facts.lora))
+
+
+def operators_of(facts: ModelFacts, forward: ForwardPass) -> tuple[LayerOperator, ...]:
+    """What the model computes beside products with matrices, of one micro-batch, before strategies divide it."""
+    return tuple(_known(facts.kind).operators(shape_of_facts(facts), forward))
 
 
 def facts_of(

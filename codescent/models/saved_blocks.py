@@ -9,7 +9,8 @@ from dataclasses import replace
 from codescent.models.shape import Shape
 from codescent.operators import saved_tensors
 from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
-from codescent.plan.activations import CPU, CUDA, RECOMPUTES, Dim, SavedTensor
+from codescent.plan.activations import CPU, CUDA, RECOMPUTES, SavedTensor
+from codescent.plan.divided import Dim
 
 DROPOUT_SITES = 3
 """Dropout sites of a `decoder.Block`: attention probabilities, output of attention, output of the feed-forward."""

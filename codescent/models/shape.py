@@ -14,6 +14,7 @@ from codescent.models.heads import Heads
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Size
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 WEIGHT_STD = 0.02
@@ -107,6 +108,7 @@ class Kind:
         parameters: shape -> every parameter, in the order in which forward first reads it.
         derived: given sizes -> defaults of other sizes; a default is None if it depends on a size that is missing.
         saved: shape, forward pass of a micro-batch -> every tensor that forward keeps for backward.
+        operators: shape, forward pass of a micro-batch -> every operator beside the products with matrices.
         forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         wrong: sizes, bias, dropout, config section -> error messages for values that only this kind refuses.
         words: options whose value is a word, with the allowed values; the first is the default.
@@ -124,6 +126,7 @@ class Kind:
     parameters: Callable[[Any], Iterator[Parameter]]
     derived: Callable[[Mapping[str, Any]], Mapping[str, int | None]]
     saved: Callable[[Any, ForwardPass], Iterator[SavedTensor]]
+    operators: Callable[[Any, ForwardPass], Iterator[LayerOperator]]
     forward_flops: Callable[[Any, int], tuple[float, ...]] = flops_of_blocks
     wrong: Callable[[Mapping[str, Any], bool | None, float, str], Iterator[str]] = lambda *_: iter(())
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codescent.base.dtypes import WIDE
-from codescent.plan.activations import CPU, CUDA, Dim, SavedTensor
+from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.divided import Dim
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 BLOCK_QUERIES = 128
@@ -212,9 +213,8 @@ def rounded_up(queries: int) -> int:
 
 def pairs_in_blocks(positions: int) -> int:
     """Pairs of a query and a key for which causal attention on a CPU computes probabilities, of one head."""
-    starts = range(0, positions, BLOCK_QUERIES)
-    ends = (min(start + BLOCK_QUERIES, positions) for start in starts)
-    return sum((end - start) * end for start, end in zip(starts, ends, strict=True))
+    whole, rest = divmod(positions, BLOCK_QUERIES)
+    return BLOCK_QUERIES**2 * whole * (whole + 1) // 2 + rest * positions
 
 
 def fused_attention(

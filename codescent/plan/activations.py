@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.plan.brief import brief
+from codescent.plan.divided import Dim, Divided
 from codescent.plan.mesh import AXES, Mesh
 from codescent.plan.shard import Placement
 
@@ -27,19 +27,8 @@ ALIGNED_ROWS = 64
 """A product may have so many rows, or a multiple, where fewer are read (`SavedTensor.rounded`)."""
 
 
-class Dim(StrEnum):
-    """What a dim of a saved tensor counts. Strategies read it to divide the tensor."""
-
-    SAMPLE = "sample"  # samples of a micro-batch
-    SEQUENCE = "sequence"  # positions of the residual stream: divided by cp, and by tp with sequence_parallel
-    POSITION = "position"  # positions that a layer reads: divided by cp only
-    TOKEN = "token"  # positions whose tokens an embedding looks up: divided by cp only
-    COLUMN = "column"  # heads, channels or rows of a matrix that tp divides
-    WHOLE = "whole"  # what no strategy divides
-
-
 @dataclass(frozen=True)
-class SavedTensor:
+class SavedTensor(Divided):
     """A tensor that forward keeps for backward, of one micro-batch, at each of some depths.
 
     Attributes:
@@ -94,13 +83,6 @@ class SavedTensor:
             raise ValueError(f"{self.name}: is not a tensor that forward keeps")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"{self.name}: there is no dtype {self.dtype!r}")
-
-    def divided(self, axis: str, dims: Iterable[Dim]) -> SavedTensor:
-        """This tensor with its first dim of these kinds divided over a mesh axis; itself if it has no such dim."""
-        at = next((number for number, dim in enumerate(self.dims) if dim in tuple(dims)), None)
-        if at is None:
-            return self
-        return replace(self, placement=Placement({**self.placement.shards, axis: at}))
 
     def times(self, part: range, last: int) -> int:
         """How many such tensors a chunk of the depths `part` keeps. `last`: the last depth of the model."""

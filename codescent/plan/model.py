@@ -73,6 +73,6 @@ class ModelFacts:
     encoder_layers: int = 0
     causal_layers: int = 0
     head_chunk_tokens: int = 0
-    sizes: Mapping[str, Size] = field(default_factory=dict)
+    sizes: Mapping[str, Size | Mapping[str, Size]] = field(default_factory=dict)
     lora: Lora | None = None
     weights: str | None = None

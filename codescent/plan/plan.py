@@ -8,7 +8,7 @@ import enum
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -20,6 +20,7 @@ from codescent.plan.layout import Layout
 from codescent.plan.mesh import AXES, MOST_RANKS, Mesh
 from codescent.plan.model import ModelFacts
 from codescent.plan.objective import CROSS_ENTROPY, Objective
+from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import Schedule
 from codescent.plan.served import Piece, pieces_of
 from codescent.plan.shard import KeptTensor, TensorPlan
@@ -48,6 +49,7 @@ class Plan:
         kept: what strategies keep between steps, beside weights, gradients and optimizer state.
         decides: the keys of [parallel] that decide the losses, with their values, as the strategies declare them.
         activations: what forward keeps for backward of a micro-batch, as model and strategies declare it.
+        operators: what a rank computes of a micro-batch beside products with matrices, which follow from `tensors`.
     """
 
     mesh: Mesh
@@ -64,6 +66,7 @@ class Plan:
     kept: tuple[KeptTensor, ...] = brief(())
     decides: Mapping[str, Scalar] = brief({})
     activations: tuple[SavedTensor, ...] = brief(())
+    operators: tuple[LayerOperator, ...] = brief(())
 
     @property
     def computing(self) -> Schedule:
@@ -192,7 +195,7 @@ class Plan:
         return {
             "run.seed": self.seed,
             "model.kind": self.model.kind,
-            **{f"model.{name}": size for name, size in self.model.sizes.items()},
+            **dict(self._sizes()),
             # With adapters the weights themselves are compared, because their folder may have been moved.
             "model.weights": self.model.weights if lora is None else None,
             "lora.rank": None if lora is None else lora.rank,
@@ -212,6 +215,14 @@ class Plan:
             DECAY_STEPS: steps,
             "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
         }
+
+    def _sizes(self) -> Iterator[tuple[str, Scalar]]:
+        """The sizes of the model by config key; the parts of a size that has several, such as a scaling, apart."""
+        for name, size in self.model.sizes.items():
+            if isinstance(size, Mapping):
+                yield from ((f"model.{name}.{part}", value) for part, value in size.items())
+            else:
+                yield f"model.{name}", size
 
     def differing(self, other: Plan) -> dict[str, tuple[Scalar, Scalar]]:
         """The keys of both trajectories with other values, and these values: this plan's, the other's.
@@ -267,6 +278,8 @@ class Plan:
                     raise ValueError(f"{tensor.parameter.name}: cannot be cut over {wrong[0]}")
         for kept in self.activations:
             kept.refuse_impossible()
+        for operator in self.operators:
+            operator.refuse_impossible()
 
 
 _SCALARS = {int, float, bool, str, types.NoneType}
@@ -306,11 +319,13 @@ def _decode(kind: Any, data: Any) -> Any:
             raise TypeError(f"{str(data)[:40]!r} is not an object")
         return {key: _decode(arguments[1], item) for key, item in data.items()}
     if origin in (typing.Union, types.UnionType):
-        if data is None or (set(arguments) <= _SCALARS and type(data) in _SCALARS):
+        others = [one for one in arguments if one not in _SCALARS]
+        takes_scalars = bool(_SCALARS.intersection(arguments) - {types.NoneType})
+        if data is None or (takes_scalars and type(data) in _SCALARS):
             return data  # JSON distinguishes strings and numbers already
-        if set(arguments) <= _SCALARS:
+        if not others:
             raise TypeError(f"{str(data)[:40]!r} is no number and no text")
-        return _decode(next(a for a in arguments if a is not type(None)), data)
+        return _decode(others[0], data)
     if type(data) is not kind and not (kind is float and type(data) is int):
         raise TypeError(f"{str(data)[:40]!r} is not {kind.__name__}")
     return kind(data)

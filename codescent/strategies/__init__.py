@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from codescent.plan import KeptTensor, Plan, Scalar, Traffic
 from codescent.plan.activations import SavedTensor, settled
+from codescent.plan.operators import LayerOperator
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
 from codescent.strategies.gossip import Gossip
@@ -65,6 +66,13 @@ def saved_of(tensors: Sequence[SavedTensor], run: Candidate | Plan) -> tuple[Sav
     for strategy in ORDER:
         tensors = tuple(strategy.saved(tensors, run))
     return tuple(settled(tensors, run.mesh))
+
+
+def operators_of(operators: Sequence[LayerOperator], run: Candidate | Plan) -> tuple[LayerOperator, ...]:
+    """What a rank computes beside products with matrices, as the strategies leave what the model declares."""
+    for strategy in active(run):
+        operators = tuple(strategy.operators(operators, run))
+    return tuple(operators)
 
 
 def kept_of(strategy: Strategy, plan: Plan) -> tuple[KeptTensor, ...]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from codescent.base.refusal import Refusal
 from codescent.operators.saved_tensors import is_memory_efficient, rounded_up
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
-from codescent.plan.activations import CPU, CUDA, Dim, SavedTensor
+from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.divided import Dim
+from codescent.plan.operators import LayerOperator
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -99,6 +101,10 @@ class ContextParallel(Strategy):
             blocks = (1, model.num_layers + 1)
             whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, on=device, under=("none", "selective"))
             yield whole.divided(self.axis, (Dim.POSITION,))
+
+    def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
+        """Divide positions. Of attention those of the queries: each rank has as many pairs."""
+        return (operator.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION)) for operator in operators)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Let the part read only this rank's positions, and let its attention exchange keys and values."""

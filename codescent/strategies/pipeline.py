@@ -12,7 +12,8 @@ from codescent.base.counted import counted
 from codescent.base.nearest import nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
-from codescent.plan.activations import Dim, SavedTensor
+from codescent.plan.activations import SavedTensor
+from codescent.plan.divided import Dim
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
 from codescent.strategies.refusals import near_degrees
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank

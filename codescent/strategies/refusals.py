@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal
@@ -34,7 +34,7 @@ def near_lengths(candidate: Candidate) -> list[Change]:
     """The nearest lengths that cp and tp can divide. More positions than the model has need a larger model.seq_len."""
     found: list[Change] = []
     for length in nearest_multiples(candidate.work.seq_len, length_factor(candidate)):
-        longer = {"model.seq_len": length} if length > int(candidate.model.sizes["seq_len"]) else {}
+        longer = {"model.seq_len": length} if length > cast(int, candidate.model.sizes["seq_len"]) else {}
         found += with_tokens(candidate, Change({"data.seq_len": length, **longer}), length)
     return found
 

@@ -22,6 +22,7 @@ from codescent.plan import (
     Work,
 )
 from codescent.plan.activations import SavedTensor
+from codescent.plan.operators import LayerOperator
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +174,10 @@ class Strategy:
         """Change what forward keeps for backward of a micro-batch. Called for every strategy: a model also declares
         what only a value of parallel.recompute keeps."""
         yield from tensors
+
+    def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
+        """Change what a rank computes beside products with matrices. Called for each active strategy."""
+        yield from operators
 
     def decides(self, plan: Plan) -> Mapping[str, Scalar]:
         """The keys of [parallel] that decide the losses of this plan, with their values. Called for every strategy: a

@@ -14,8 +14,10 @@ from codescent.base.counted import counted
 from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
-from codescent.plan.activations import Dim, SavedTensor
+from codescent.plan.activations import SavedTensor
+from codescent.plan.divided import Dim
 from codescent.plan.flops import recomputed_rows
+from codescent.plan.operators import LayerOperator
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths, with_tokens
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -119,6 +121,11 @@ class TensorParallel(Strategy):
             yield tensor.divided(self.axis, (Dim.COLUMN, Dim.SEQUENCE) if splits else (Dim.COLUMN,))
             if Dim.TOKEN in tensor.dims:
                 yield replace(tensor, name=f"{tensor.layer} tokens of other ranks", dtype="bool")
+
+    def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
+        """Divide heads, channels and vocabulary; with sequence parallelism also the rows of the residual stream."""
+        dims = (Dim.COLUMN, Dim.SEQUENCE) if run.layout.sequence_parallel else (Dim.COLUMN,)
+        return (operator.divided(self.axis, dims) for operator in operators)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Shrink parameters to this rank's shards, and set the collectives before or after each matrix."""

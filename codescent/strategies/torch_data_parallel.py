@@ -11,7 +11,9 @@ from codescent.base.counted import counted
 from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
-from codescent.plan.activations import CPU, CUDA, Dim, SavedTensor
+from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.divided import Dim
+from codescent.plan.operators import LayerOperator
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -94,6 +96,15 @@ class DataParallel(Strategy):
             at = tensor.dims.index(Dim.SAMPLE)
             share = -(-tensor.shape[at] // devices)
             yield replace(tensor, on=CUDA, shape=(*tensor.shape[:at], share, *tensor.shape[at + 1 :]))
+
+    def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
+        """The samples of the first device, which has the most."""
+        for operator in operators:
+            at = next((number for number, dim in enumerate(operator.dims) if dim is Dim.SAMPLE), None)
+            sizes = list(operator.shape)
+            if at is not None:
+                sizes[at] = -(-sizes[at] // run.layout.data_parallel)
+            yield replace(operator, shape=tuple(sizes))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Replace the part's forward pass by one that runs on all devices."""

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from codescent.models import saved_blocks
+from codescent.models import block_operations, saved_blocks
 from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
-from codescent.operators import saved_tensors
+from codescent.operators import operations, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
-from codescent.plan.activations import CUDA, RECOMPUTES, Dim, SavedTensor
+from codescent.plan.activations import CUDA, RECOMPUTES, SavedTensor
+from codescent.plan.divided import Dim
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.
@@ -154,6 +156,31 @@ def _saved_of_span(end: Stream, shape: BertShape) -> Iterator[SavedTensor]:
         yield end.tensor("log Z", scores[:2], dims[:2], dtype=forward.wide)
 
 
+def operators(shape: BertShape, forward: ForwardPass) -> Iterator[LayerOperator]:
+    """What each depth computes beside products with matrices."""
+    start = Stream(forward, (0, 1), forward.positions, shape.hidden_dim)
+    yield operations.embedded(start, "tok")
+    yield operations.added(start, "positions", "pos")
+    if forward.padded:
+        yield operations.added(start, "segments", "segment")
+    yield operations.norm(start, "embed_norm")
+    if shape.dropout:
+        yield operations.dropped(start, "embedding dropout", "embed_norm")
+    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, shape.hidden_dim)
+    yield from block_operations.self_attention(blocks, shape, causal=False)
+    yield operations.norm(blocks, "norm_1")
+    yield from block_operations.feed_forward(blocks, shape, "up")
+    yield operations.norm(blocks, "norm_2")
+    end = block_operations.head(forward, shape)
+    if shape.head == "mlm":
+        rows = replace(end, forward=replace(forward, samples=1), positions=forward.head_tokens)
+        yield operations.columns(rows, "head activation", "head.dense", shape.hidden_dim, **operations.ACTIVATION)
+        yield operations.norm(rows, "head.norm")
+        yield operations.loss(end, "tok", shape.vocab_size)
+    else:
+        yield operations.loss(end, "head", ANSWER_ENDS)
+
+
 KIND = Kind(
     "bert",
     BertShape,
@@ -162,6 +189,7 @@ KIND = Kind(
     parameters,
     wide_ffn,
     saved,
+    operators,
     wrong=_wrong,
     words={"head": HEADS},
     options=("dropout",),

@@ -8,12 +8,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codescent.models import saved_blocks
+from codescent.models import block_operations, saved_blocks
 from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, norm, wide_ffn
-from codescent.operators import saved_tensors
+from codescent.operators import operations, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.activations import SavedTensor
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 # OpenAI's sizes (Radford et al. 2019, table 2, as released): ffn_dim is 4 * hidden_dim in all of them.
@@ -73,4 +74,21 @@ def saved(shape: GPT2Shape, forward: ForwardPass) -> Iterator[SavedTensor]:
     yield from saved_blocks.loss(end, shape, "tok", tied=True)
 
 
-KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, saved, generates=True)
+def operators(shape: GPT2Shape, forward: ForwardPass) -> Iterator[LayerOperator]:
+    """What each depth computes beside products with matrices."""
+    start = Stream(forward, (0, 1), forward.positions, shape.hidden_dim)
+    yield operations.embedded(start, "tok")
+    yield operations.added(start, "positions", "pos")
+    if shape.dropout:
+        yield operations.dropped(start, "embedding dropout", "pos")
+    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, shape.hidden_dim)
+    yield operations.norm(blocks, "norm_1")
+    yield from block_operations.self_attention(blocks, shape, causal=True)
+    yield operations.norm(blocks, "norm_2")
+    yield from block_operations.feed_forward(blocks, shape, "up")
+    end = block_operations.head(forward, shape)
+    yield operations.norm(end, "norm")
+    yield operations.loss(end, "tok", shape.vocab_size)
+
+
+KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, saved, operators, generates=True)

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from codescent.models import saved_blocks
+from codescent.models import block_operations, saved_blocks
 from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
-from codescent.operators import saved_tensors
+from codescent.operators import operations, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
-from codescent.plan.activations import RECOMPUTES, Dim, SavedTensor
+from codescent.plan.activations import RECOMPUTES, SavedTensor
+from codescent.plan.divided import Dim
 from codescent.plan.model import RopeScaling
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 _LLAMA_3: dict[str, Any] = {"num_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500_000.0, "norm_eps": 1e-5}
@@ -161,6 +163,21 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
 
 
+def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator]:
+    """What each depth computes beside products with matrices."""
+    yield operations.embedded(Stream(forward, (0, 1), forward.positions, shape.hidden_dim), "tok")
+    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, shape.hidden_dim)
+    turned = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    yield operations.norm(blocks, "norm_1")
+    yield operations.rotated(blocks, "attn rotation", "attn.qkv", turned)
+    yield from block_operations.self_attention(blocks, shape, causal=True)
+    yield operations.norm(blocks, "norm_2")
+    yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
+    end = block_operations.head(forward, shape)
+    yield operations.norm(end, "norm")
+    yield operations.loss(end, "tok" if shape.tie_head else "head", shape.vocab_size)
+
+
 KIND = Kind(
     "llama",
     LlamaShape,
@@ -169,6 +186,7 @@ KIND = Kind(
     parameters,
     _derived,
     saved,
+    operators,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
     options=(),

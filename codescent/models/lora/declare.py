@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from codescent.base.errors import UserError
 from codescent.operators.saved_tensors import IN_BLOCKS
-from codescent.plan.activations import Dim, SavedTensor
+from codescent.plan.activations import SavedTensor
+from codescent.plan.divided import Dim
 from codescent.plan.model import Lora
 from codescent.plan.shard import Parameter, Role
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from codescent.models import saved_blocks
+from codescent.models import block_operations, saved_blocks
 from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
-from codescent.operators import saved_tensors
+from codescent.operators import operations, saved_tensors
 from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
-from codescent.plan.activations import CPU, CUDA, RECOMPUTES, Dim, SavedTensor
+from codescent.plan.activations import CPU, CUDA, RECOMPUTES, SavedTensor
+from codescent.plan.divided import Dim
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their byte-pair vocabulary has "about 37000
@@ -299,6 +301,48 @@ def _saved_once(shape: TransformerShape, blocks: Stream, decoder: Stream) -> Ite
             yield saved_blocks.padding(decoder, decoder.positions, under)
 
 
+def operators(shape: TransformerShape, forward: ForwardPass) -> Iterator[LayerOperator]:
+    """What each depth computes beside products with matrices."""
+    width, last, layers = shape.hidden_dim, shape.num_encoder_layers, shape.num_layers
+    target, start = forward.positions - shape.source_len, Stream(forward, (0, 1), forward.positions, width)
+    tokens = {"tied": {"tok": forward.positions}, "untied": {"source_tok": shape.source_len, "target_tok": target}}
+    matrices = tokens.get(shape.embedding, {})
+    for name, positions in matrices.items():
+        yield operations.embedded(replace(start, positions=positions), name)
+    if matrices:
+        yield operations.added(start, "positions", list(matrices)[-1])
+        if shape.dropout:
+            yield operations.dropped(start, "embedding dropout", list(matrices)[-1])
+    encoder = Stream(forward, (1, last + 1), shape.source_len, width)
+    decoder = Stream(forward, (last + 1, layers + 1), target, width)
+    yield from _operators_of_layer(shape, encoder, None)
+    yield operations.norm(replace(encoder, depths=(last, last + 1)), "norm_end")
+    yield from _operators_of_layer(shape, decoder, encoder)
+    end = replace(decoder, depths=(layers + 1, layers + 2))
+    yield operations.norm(end, "norm")
+    if shape.embedding == "none":
+        yield operations.rows(end, "squared error", "norm", **operations.SUM)
+    else:
+        yield operations.loss(end, "tok" if shape.embedding == "tied" else "head", shape.vocab_size)
+
+
+def _operators_of_layer(shape: TransformerShape, stream: Stream, source: Stream | None) -> Iterator[LayerOperator]:
+    """Of a layer of the encoder, or of the decoder, which reads the encoder's output `source`."""
+    yield operations.norm(stream, "norm_1")
+    yield from block_operations.self_attention(stream, shape, causal=source is not None and shape.causal)
+    if source is not None:
+        heads = AttentionSizes(shape.num_heads, shape.num_heads, shape.head_dim, source.positions)
+        drops = shape.dropout > 0
+        yield operations.norm(stream, "norm_2")
+        yield from operations.attention(stream, "cross", "cross.kv", heads, causal=False, dropout=drops)
+        yield from operations.residual(stream, "cross", "cross.out", dropout=drops)
+    yield operations.norm(stream, "norm_2" if source is None else "norm_3")
+    yield operations.columns(stream, "mlp activation", "mlp.up", shape.ffn_dim, **operations.ACTIVATION)
+    if shape.dropout:
+        yield operations.columns(stream, "mlp inner dropout", "mlp.up", shape.ffn_dim, **operations.DROPOUT)
+    yield from operations.residual(stream, "mlp", "mlp.down", dropout=shape.dropout > 0)
+
+
 KIND = Kind(
     "transformer",
     TransformerShape,
@@ -307,6 +351,7 @@ KIND = Kind(
     parameters,
     _derived,
     saved,
+    operators,
     forward_flops,
     words=OPTIONS,
     uncompiled="has losses that are not finite when it is compiled for a CPU, and the cause is not known yet",

@@ -1,0 +1,135 @@
+"""In: a plan, a pipeline stage, a kind of device. Out: what a rank computes of a micro-batch, operator by operator.
+Does not know seconds (a price needs a device) and does not count what collectives copy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from codescent.plan import AXES, DTYPE_BYTES, Parameter, Plan, Role, TensorPlan
+from codescent.plan.activations import CPU
+from codescent.plan.flops import recomputed_rows
+from codescent.plan.operators import LayerOperator
+
+PRODUCT, ATTENTION, ELEMENTWISE = "product", "attention", "element-wise"
+_BLOCK = re.compile(r"blocks\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An operator of a depth, on one rank, for one micro-batch.
+
+    Attributes:
+        name: such as "attn.qkv".
+        kind: PRODUCT, ATTENTION or ELEMENTWISE.
+        sizes: of a product rows, inputs and outputs; of another operator the tensor's (see `LayerOperator.shape`).
+        forward_flops, backward_flops: those of backward have what is computed again, too.
+        forward_bytes, backward_bytes: of the tensors that are read and written.
+        again_flops: the part of `backward_flops` that parallel.recompute adds.
+    """
+
+    depth: int
+    name: str
+    kind: str
+    sizes: tuple[int, ...]
+    forward_flops: float
+    backward_flops: float
+    forward_bytes: float
+    backward_bytes: float
+    again_flops: float = 0.0
+
+
+def operators_of_stage(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[Computed]:
+    """The operators of a stage, of one micro-batch; by depth, in the order of the forward pass.
+
+    `rank`: one of the stage; None: its first, which has the largest parts.
+    """
+    first = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    depths = [depth for part in plan.schedule.parts(stage) for depth in part]
+    return [one for depth in depths for one in operators_of_depth(plan, depth, device, first if rank is None else rank)]
+
+
+def operators_of_depth(plan: Plan, depth: int, device: str, rank: int = 0) -> list[Computed]:
+    """The operators of a depth, of one micro-batch, on a rank; in the order of the forward pass."""
+    held = [tensor for tensor in plan.tensors if depth in tensor.parameter.depths]
+    declared = [one for one in plan.operators if one.on in ("", device) and one.depths[0] <= depth < one.depths[1]]
+    joined = {one.joins for one in declared if device == CPU}
+    again = _recomputed(plan, depth, [tensor.parameter for tensor in held], joined)
+    found: list[Computed] = []
+    for layer, tensors in _by_layer(held).items():
+        for tensor in tensors:
+            found += _product(plan, tensor, depth, rank, again=tensor.parameter.name in again)
+        found += [_declared(plan, one, depth, rank) for one in declared if one.layer == layer]
+    return found
+
+
+def _by_layer(held: Sequence[TensorPlan]) -> dict[str, list[TensorPlan]]:
+    """The tensors of a depth by layer, in forward order."""
+    found: dict[str, list[TensorPlan]] = {}
+    for tensor in held:
+        found.setdefault(_layer(tensor.parameter), []).append(tensor)
+    return found
+
+
+def _layer(parameter: Parameter) -> str:
+    """The name of a parameter's layer inside its block: "blocks.0.attn.qkv.weight" gives "attn.qkv"."""
+    return _BLOCK.sub("", parameter.name, count=1).rpartition(".")[0]
+
+
+def _recomputed(plan: Plan, depth: int, held: Sequence[Parameter], joined: Collection[str]) -> set[str]:
+    """Names of the matrices whose products backward computes again.
+
+    Of ROW matrices those whose results backward needs, and those of the layers `joined`: see `LayerOperator.joins`.
+    """
+    if not (plan.layout.computes_blocks_again and 1 <= depth <= plan.model.num_layers):
+        return set()
+    rows = {parameter.name for parameter in recomputed_rows(held, plan.model.dropout)}
+    rows |= {parameter.name for parameter in held if _layer(parameter) in joined}
+    if plan.layout.recompute == "full":
+        rows |= {parameter.name for parameter in held if parameter.role is not Role.ROW}
+    return rows
+
+
+def _product(plan: Plan, tensor: TensorPlan, depth: int, rank: int, *, again: bool) -> Iterator[Computed]:
+    """The product of a matrix; nothing if the tensor is none, or is looked up."""
+    parameter, ends = tensor.parameter, depth > plan.model.num_layers
+    if len(parameter.shape) < 2 or parameter.role is Role.POSITION or (parameter.role is Role.VOCAB and not ends):
+        return
+    rows, (*outputs, inputs) = _rows(plan, parameter, depth), _local(plan, tensor, rank)
+    flops = 2.0 * rows * inputs * math.prod(outputs)
+    elements = rows * inputs + inputs * math.prod(outputs) + rows * math.prod(outputs)
+    gradients = 1.0 + parameter.trained  # of the input, and of the matrix
+    # The head computes its gradients in forward, while it has the logits.
+    forward, backward = (1.0 + gradients, 0.0) if parameter.role is Role.VOCAB else (1.0, gradients + again)
+    moved = elements * DTYPE_BYTES[plan.work.precision]
+    name, sizes = _BLOCK.sub("", parameter.name).removesuffix(".weight"), (rows, inputs, math.prod(outputs))
+    amounts = (forward * flops, backward * flops, forward * moved, backward * moved, again * flops)
+    yield Computed(depth, name, PRODUCT, sizes, *amounts)
+
+
+def _local(plan: Plan, tensor: TensorPlan, rank: int) -> Sequence[int]:
+    """The sizes of a matrix on a rank while it computes: ZeRO has gathered it."""
+    return tensor.optimizer.without("dp_shard").sizes(tensor.parameter.shape, plan.mesh, rank)
+
+
+def _rows(plan: Plan, parameter: Parameter, depth: int) -> int:
+    """The rows that a matrix reads on a rank, of a micro-batch. A share of whole numbers is a little more or less than
+    they are, so it is rounded first."""
+    work, mesh, ends = plan.work, plan.mesh, depth > plan.model.num_layers
+    share, stream = (plan.task.head_share, -1) if ends else (1.0, parameter.stream)
+    rows = round(work.microbatch_size * work.positions(stream) * share) // mesh.cp
+    alone = parameter.role is Role.LOGITS and plan.layout.sequence_parallel
+    return rows // mesh.tp if alone else rows
+
+
+def _declared(plan: Plan, one: LayerOperator, depth: int, rank: int) -> Computed:
+    elements, moved = one.elements(plan.mesh, rank), one.moved_bytes(plan.mesh, rank)
+    kind, extra = ATTENTION if one.shared else ELEMENTWISE, float(plan.layout.recompute in one.again)
+    sizes = tuple(one.placement.sizes(one.shape, plan.mesh, rank))
+    (forward, backward), (moves, moves_back) = one.flops, one.moves
+    flops = (forward * elements, (backward + extra * forward) * elements)
+    return Computed(
+        depth, one.name, kind, sizes, *flops, moves * moved, (moves_back + extra * moves) * moved, extra * flops[0]
+    )

@@ -1,0 +1,30 @@
+"""In: the sizes of a layer. Out: what its parts compute beside products with matrices, which all kinds of model share.
+Does not import torch and does not name a kind of model. operators/operations.py says what each operator computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from codescent.models.shape import Shape
+from codescent.operators import operations
+from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
+from codescent.plan.operators import LayerOperator
+
+
+def self_attention(stream: Stream, shape: Shape, *, causal: bool) -> Iterator[LayerOperator]:
+    """What a layer "attn" computes, and the sum with the residual stream."""
+    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions)
+    yield from operations.attention(stream, "attn", "attn.qkv", heads, causal=causal, dropout=shape.dropout > 0)
+    yield from operations.residual(stream, "attn", "attn.out", dropout=shape.dropout > 0)
+
+
+def feed_forward(stream: Stream, shape: Shape, up: str, *, halves: int = 1) -> Iterator[LayerOperator]:
+    """What a layer "mlp" computes, and the sum with the residual stream. `up`: the name of its first matrix."""
+    yield operations.activated(stream, "mlp activation", f"mlp.{up}", shape.ffn_dim, halves, joins="mlp.down")
+    yield from operations.residual(stream, "mlp", "mlp.down", dropout=shape.dropout > 0)
+
+
+def head(forward: ForwardPass, shape: Shape) -> Stream:
+    """The residual stream as the head reads it."""
+    end = shape.num_layers + 1
+    return Stream(forward, (end, end + 1), forward.positions, shape.hidden_dim)
