@@ -58,17 +58,17 @@ def operators_of_depth(plan: Plan, depth: int, device: str, rank: int = 0) -> li
     joined = {one.joins for one in declared if device == CPU}
     again = _recomputed(plan, depth, [tensor.parameter for tensor in held], joined)
     found: list[Computed] = []
-    for layer, tensors in _by_layer(held).items():
+    for layer, tensors in _by_layer(held, depth).items():
         for tensor in tensors:
             found += _product(plan, tensor, depth, rank, again=tensor.parameter.name in again)
         found += [_declared(plan, one, depth, rank) for one in declared if one.layer == layer]
     return found
 
 
-def _by_layer(held: Sequence[TensorPlan]) -> dict[str, list[TensorPlan]]:
-    """The tensors of a depth by layer, in forward order."""
+def _by_layer(held: Sequence[TensorPlan], depth: int) -> dict[str, list[TensorPlan]]:
+    """The tensors of a depth by layer, in forward order. A head that is tied to an embedding is listed with it."""
     found: dict[str, list[TensorPlan]] = {}
-    for tensor in held:
+    for tensor in sorted(held, key=lambda tensor: tensor.parameter.depths[0] < depth):
         found.setdefault(_layer(tensor.parameter), []).append(tensor)
     return found
 

@@ -143,6 +143,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("--ranks", type=positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     add("--json", action="store_true", help="print the plan as JSON")
+    add("--operators", action="store_true", help="list what a rank computes in a step, with FLOPs and bytes")
     add("--timeline", type=path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
     add("--flops-per-byte", type=positive, metavar="N", help=balance_help)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from rich.console import Console
+
 from codescent import tasks
 from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
@@ -22,12 +24,14 @@ from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
 from codescent.cost.memory import inside_bytes, state_of_rank
 from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
+from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.plan_link import free_rows, link_rows, links_of, refuse_absent
 from codescent.verbs.plan_memory import memory_rows
+from codescent.verbs.plan_operators import tables
 from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
@@ -45,6 +49,8 @@ def main(arguments: Namespace) -> int:
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
     links = links_of(arguments)
     problems = [] if file is None else list(refusals(file))
+    if arguments.operators and arguments.json:
+        problems.append("--operators: prints a table, and --json the plan, which has them under operators; give one")
     if file is None and flops_per_byte is not None:
         problems.append("--flops-per-byte: scales the pictures of --timeline FILE, which is not given")
     try:
@@ -75,6 +81,10 @@ def main(arguments: Namespace) -> int:
     else:
         steps = steps_in_words(loaded.config, without_data=bool(missing))
         show_plan(plan, steps, loaded.config, rows, free)
+    if arguments.operators:
+        console = Console(highlight=False)
+        for one in tables(plan, CPU if loaded.config.train.device == CPU else CUDA):
+            console.print(one)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
