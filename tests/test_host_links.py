@@ -18,7 +18,7 @@ from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Link, Networ
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan, Traffic, Verb
-from codescent.verbs.plan_period import KEEP, least_period
+from codescent.planner.period import KEEP, least_period
 
 RATE, COMPUTE_S = 6.12e6, 0.3
 GRADIENTS = 497_759_232

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runs import called
 
 from codescent.cost.network import Link
-from codescent.verbs.plan_link import host_links_of, slow_of
+from codescent.planner.links import host_links_of, slow_of
 
 PLAN = ("plan", "gpt2_124m", "train.precision=fp32", "train.global_batch_size=4", "train.microbatch_size=1")
 LINK = ("--ranks", "4", "--link", "49mbit,0.2ms", "--compute-s", "0.3")

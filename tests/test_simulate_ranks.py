@@ -27,8 +27,8 @@ from codescent.cost.simulate import Costs, Deadlock, simulate
 from codescent.cost.walked import RankMeans, Walk, mean_step_s
 from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.state import kept_bytes
+from codescent.planner.period import KEEP, least_period, with_period
 from codescent.preflight import plan_of
-from codescent.verbs.plan_period import KEEP, least_period, with_period
 
 GRADIENTS = 497_759_232
 """Bytes of GPT-2 124M in fp32."""

@@ -29,6 +29,12 @@ def head_chunk_tokens(config: Config) -> int:
     return HEAD_CHUNK_TOKENS.get(device, HEAD_CHUNK_TOKENS["cpu"]) if given is None else given
 
 
+def compiles(config: Config, device: str) -> bool:
+    """Whether blocks are compiled on a kind of device: with `train.compile` = auto on CUDA, and not on a CPU."""
+    wanted = config.train.compile
+    return wanted in ("blocks", "model") or (device != "cpu" and wanted != "none")
+
+
 def with_device(config: Config, device: str) -> Config:
     """The config with this `train.device`."""
     return _with_train(config, device=device)

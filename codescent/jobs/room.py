@@ -1,5 +1,5 @@
 """In: a plan, a site. Out: whether a rank fits in its device, the ranks of a node in its memory, and the checkpoints on
-the disk. Does not estimate all activations: what it counts is the least that a step needs."""
+the disk. Does not estimate the peak of a step: what it counts is the least that a step needs (cost/memory.py)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.base.refusal import in_words
-from codescent.build.less_memory import SHARE, Shortage, less_memory
-from codescent.config.decided import head_chunk_tokens, with_device
+from codescent.config.decided import compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
-from codescent.cost.memory import head_bytes, state_of_rank
+from codescent.cost.memory import memory as memory_of
+from codescent.cost.memory import state_of_rank
 from codescent.jobs.device import Device, device_of
 from codescent.jobs.findings import Preflight
 from codescent.jobs.site import ALL, NONE, memory_bytes
 from codescent.plan import AXES, Plan
+from codescent.plan.activations import CUDA
+from codescent.planner.less_memory import SHARE, Shortage, less_memory
 from codescent.record.memory import PARTS
 from codescent.record.run_folder import CHECKPOINTS
 
@@ -38,41 +40,26 @@ def memory(asked: Preflight, config: Config, plan: Plan) -> Iterator[str]:
 
 
 def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
-    needed, state, rank = max(_least_of_stage(config, plan, stage) for stage in range(plan.mesh.pp))
+    chunk, compiled = head_chunk_tokens(with_device(config, CUDA)), compiles(config, CUDA)
+    ranks = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
+    found = {rank: memory_of(plan, rank, CUDA, chunk, compiled=compiled) for rank in ranks}
+    rank, held = max(found.items(), key=lambda item: item[1].least_bytes)
+    needed, state = held.least_bytes, held.state.device_bytes
     if needed <= device.memory_bytes:
         return
     what = "weights, gradients and optimizer state"
     if needed > state:
-        what += f" ({of_bytes(state)}) and the least activations"
+        what += f" ({of_bytes(state)}) and {'activations' if held.whole else 'the least activations'}"
     yield (
         f"rank {rank} of {plan.world_size}: {what} take {of_bytes(needed)}, but {device.name} (site.device_type) has "
-        f"at most {of_bytes(device.memory_bytes)}; {_advice(config, plan, device, rank, needed - state)}"
+        f"at most {of_bytes(device.memory_bytes)}; {_advice(config, plan, device, rank)}"
     )
 
 
-def _least_of_stage(config: Config, plan: Plan, stage: int) -> tuple[int, int, int]:
-    """Bytes that the first rank of a stage needs at least, those of its state alone, and its number.
-
-    At the update all of the state is there. At the end of a forward pass weights and optimizer state are, the inputs of
-    all blocks, and the logits of a chunk; the gradients, too, if there was a backward pass before.
-    """
-    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-    held = state_of_rank(plan, rank)
-    state, work, mesh = held.device_bytes, plan.work, plan.mesh
-    blocks = range(1, plan.model.num_layers + 1)
-    depths = sum(depth in blocks for part in plan.schedule.parts(stage) for depth in part)
-    tokens = work.microbatch_size * work.positions() / (mesh.cp * mesh.tp)
-    inputs = math.floor(tokens * plan.model.hidden_dim * DTYPE_BYTES[work.precision] * depths)
-    is_last = stage == mesh.pp - 1
-    chunk = head_chunk_tokens(with_device(config, "cuda"))
-    head = head_bytes(plan, chunk, on_cpu=False) if is_last else 0
-    before = 0 if work.num_microbatches > 1 else held.gradients_bytes
-    return max(state, state - before + inputs + head), state, rank
-
-
-def _advice(config: Config, plan: Plan, device: Device, rank: int, activations: int) -> str:
+def _advice(config: Config, plan: Plan, device: Device, rank: int) -> str:
     """The nearest changes with which the rank fits: with room for what is not counted."""
-    full = Shortage(rank, device.memory_bytes, {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}, activations)
+    split = {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}
+    full = Shortage(rank, device.memory_bytes, split, 0, CUDA)
     found = less_memory(config, plan, plan.model.vocab_size or None, full)
     fitting = [one for one in found if one.needed_bytes <= SHARE * device.memory_bytes][:SHOWN]
     if not fitting:

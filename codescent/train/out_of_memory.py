@@ -10,8 +10,8 @@ from types import TracebackType
 from codescent.base.amounts import of_bytes
 from codescent.base.command import resume_command
 from codescent.base.errors import UserError
-from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.data.file_array import FileChanged
+from codescent.planner.less_memory import Shortage, advice, held_in_words
 from codescent.record import RunFolder
 from codescent.record.memory import PARTS
 from codescent.train.failed_allocation import OutOfMemory, asked_bytes, is_out_of_memory
@@ -58,10 +58,10 @@ class Explained:
 
     def _shortage(self) -> Shortage:
         run, rank = self.run, self.run.world.this_rank.rank
-        held = memory_now_bytes(run.world.device)
+        held, kind = memory_now_bytes(run.world.device), run.world.device.type
         self.where, self.has_begun = "before the first step", False
         if self.watch is None:
-            return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0)
+            return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0, kind)
         step, index = self.watch.running
         program = run.plan.schedule.program(run.world.stage, max(step, 1) - 1)
         inside = 0 <= index < len(program)
@@ -69,8 +69,8 @@ class Explained:
         self.where, self.has_begun = (f"in step {step}, {at}", True) if step else (at, False)
         failed = self.watch.failed
         if failed is None:
-            return Shortage(rank, held, self.watch.split, self.watch.most["activations_bytes"])
-        return Shortage(rank, max(failed.held_bytes, held), failed.split, failed.activations_bytes)
+            return Shortage(rank, held, self.watch.split, self.watch.most["activations_bytes"], kind)
+        return Shortage(rank, max(failed.held_bytes, held), failed.split, failed.activations_bytes, kind)
 
     def _record(self, short: Shortage, asked: int | None, sentences: list[str]) -> None:
         """Write the event. A rank without the folder's lock may do so, too: an event is one appended line."""

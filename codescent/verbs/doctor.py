@@ -71,7 +71,7 @@ def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
     """The declared links."""
     if arguments.link is None:
         return None
-    from codescent.verbs.plan_link import host_links_of
+    from codescent.planner.links import host_links_of
 
     if arguments.no_bandwidth:
         problems.append("--link: says what bandwidth is expected, and --no-bandwidth does not measure it; give one")

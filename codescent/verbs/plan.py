@@ -4,11 +4,9 @@ Does not compute costs (codescent/cost does) and does not draw (timeline.py does
 from __future__ import annotations
 
 import json
-import math
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
@@ -17,8 +15,6 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.refusal import Change
-from codescent.build.accept import changed
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
@@ -29,7 +25,7 @@ from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
-from codescent.verbs.plan_link import free_rows, link_rows, links_of, refuse_absent
+from codescent.verbs.plan_link import apart_of, coding_on, free_rows, link_rows, links_of, refuse_absent
 from codescent.verbs.plan_memory import memory_rows
 from codescent.verbs.plan_operators import tables
 from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
@@ -39,9 +35,6 @@ MOST_PURPOSES = 2
 """The largest number of purposes that a line about collectives names."""
 MOST_INSTRUCTIONS = 7
 """The largest number of instructions or steps that a line of the program names all."""
-
-NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_every": None, "train.num_epochs": None}
-"""Keys whose steps are multiples of the period, without effect."""
 
 
 def main(arguments: Namespace) -> int:
@@ -68,9 +61,9 @@ def main(arguments: Namespace) -> int:
     if links is not None:
         refuse_absent(links, plan)
         links = links.of_device(loaded.config.train.device)
-        coding = links.coding(plan)
+        coding = coding_on(links, plan)
         found = links.walk(plan, coding, timeline=file is not None)
-        apart = partial(_apart, plan, loaded.config, without_data=bool(missing))
+        apart = partial(apart_of, plan, loaded.config, without_data=bool(missing))
         free = list(free_rows(plan, links))
         rows = list(link_rows(plan, links, found, coding, apart))
         drawn = None if file is None else draw_ranks(plan, file, found)
@@ -103,27 +96,6 @@ def show_plan(
     `before`: rows before them.
     """
     print(columns([*before, *_plan_rows(plan, steps, config), *more]))
-
-
-def _apart(plan: Plan, config: Config, period: int | None, *, without_data: bool) -> Plan:
-    """The plan whose replicas train apart: that in which they average after each step, if they do not yet.
-
-    Args:
-        plan: of the config.
-        config: of the command.
-        period: another one. Then nothing is due besides: what the config has does not fit each period.
-        without_data: as in `plan_of`.
-
-    Raises:
-        UserError: averaging is refused here.
-    """
-    key = "parallel.average_every" if plan.layout.gossip == "none" else "parallel.gossip_every"
-    if period is None and (plan.layout.average_every or plan.layout.gossip != "none"):
-        return plan
-    values: dict[str, Any] = {key: period or 1}
-    if period is not None:
-        values |= NOTHING_DUE | {"train.num_steps": period * math.ceil((config.train.num_steps or 1) / period)}
-    return plan_of(changed(config, Change(values)), plan.world_size, without_data=without_data)
 
 
 def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tuple[str, list[str]]]:

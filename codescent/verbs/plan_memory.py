@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_bytes
-from codescent.config.decided import HEAD_CHUNK_TOKENS, head_chunk_tokens, with_device
+from codescent.config.decided import HEAD_CHUNK_TOKENS, compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
 from codescent.cost.activations import activations_bytes, is_known
 from codescent.cost.memory import head_bytes, kept_kinds, state_bytes
 from codescent.plan import Memory, Plan
+from codescent.plan.activations import CPU
 
 Row = tuple[str, list[str]]
 
@@ -53,10 +54,9 @@ def _of_activations(plan: Plan, config: Config | None) -> Iterator[str]:
     flying = max(plan.schedule.most_in_flight(stage) for stage in range(plan.mesh.pp))
     several = f", {flying} passes in flight" if flying > 1 else ""
     least = "at least " if plan.mesh.pp > 1 and plan.layout.defers_weights else ""
-    wanted = None if config is None else config.train.compile
     for kind in _kinds(config):
-        compiles = wanted != "none" if kind != "cpu" else wanted in ("blocks", "model")
-        plain = ", blocks not compiled" if compiles else ""
+        compiled = kind != CPU if config is None else compiles(config, kind)
+        plain = ", blocks not compiled" if compiled else ""
         known = is_known(plan, kind)
         yield (
             f"{least}{of_bytes(activations_bytes(plan, kind))} on {kind}{several}{plain}"

@@ -25,7 +25,6 @@ from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported
 from codescent.base.time_limit import forget_others, stop_at
 from codescent.build import saved_plan, task_request
-from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.config.effects import is_default
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
@@ -36,6 +35,8 @@ from codescent.launch.roles import Roles
 from codescent.launch.watch import Stopped
 from codescent.models import GENERATING
 from codescent.plan import Plan
+from codescent.plan.activations import CPU, CUDA
+from codescent.planner.less_memory import Shortage, advice, held_in_words
 from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
@@ -216,7 +217,8 @@ def _of_memory(config: Config, rank: int) -> list[str]:
     if row is None:
         return []
     split = {part: row[part] for part in PARTS}
-    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"])
+    kind = CUDA if config.train.device == CUDA else CPU
+    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind)
     more, change = advice(config, plan, plan.model.vocab_size or None, short)
     lines = [f"rank {rank} at step {row['step']}, its last row in memory.csv: {held_in_words(plan, short)}", more]
     if change is not None:

@@ -1,12 +1,11 @@
 """In: a config, its plan, what a rank held when its memory ran out. Out: the nearest changes that need less: each has a
 plan.
-Does not measure. What it says of activations is an estimate from those that were counted."""
+Does not measure. What it says of activations are declared bytes, scaled by those that were counted."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from codescent.base.amounts import of_bytes
@@ -14,8 +13,10 @@ from codescent.base.errors import UserError
 from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, in_words
 from codescent.build.accept import changed
-from codescent.build.plan import build
-from codescent.plan import DTYPE_BYTES, Plan, Role
+from codescent.build.plan import activations, build
+from codescent.cost.activations import most_bytes
+from codescent.plan import AXES, Plan
+from codescent.plan.activations import chunk_bytes
 from codescent.plan.state import state_bytes, state_of_rank
 from codescent.record.memory import PARTS
 
@@ -40,12 +41,14 @@ class Shortage:
         held_bytes: memory of the device, or of the process.
         split: bytes by name of PARTS.
         activations_bytes: about those of a whole step, at its fullest; 0: unknown.
+        device: its kind.
     """
 
     rank: int
     held_bytes: int
     split: Mapping[str, int]
     activations_bytes: float
+    device: str
 
     @property
     def rest_bytes(self) -> int:
@@ -88,8 +91,7 @@ def advice(config: Config, plan: Plan, vocab_size: int | None, short: Shortage) 
         need = "" if least is None else f"; the least is {_in_words(least)}"
         more = "take a smaller model or data.seq_len, or divide it over more ranks (parallel.dp_shard, tp, pp)"
         return f"no change of batch, layout or precision alone needs less than that{need}; {more}", None
-    known = "" if short.activations_bytes else ", without activations, which are not known"
-    said = f"nearest that fit, by these numbers{known}: {', or '.join(map(_in_words, fitting))}"
+    said = f"nearest that fit, by these numbers: {', or '.join(map(_in_words, fitting))}"
     return said, next((one.change for one in fitting if one.same_losses), None)
 
 
@@ -169,35 +171,24 @@ def _of(
 
 
 def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
-    """About what the fullest rank would need with another plan: declared state, activations, and the rest as it was.
+    """About what the rank would need with another plan: declared state, activations, and the rest as it was.
 
-    Activations grow with the samples of a micro-batch, the micro-batches in flight and the bytes of a number. In
-    backward one block has also their gradients. With full recompute the blocks keep their inputs alone, with "products"
-    also what that keeps. One block at a time then has all of its activations (Chen et al. 2016).
+    Activations are as declared (cost/activations.py), times what was measured over what the first plan declares. In
+    backward one block has also its gradients; with recompute it has all of its activations again (Chen et al. 2016).
     """
     stage = plan.mesh.coordinates(short.rank)["pp"]
-    chunk = short.activations_bytes / (plan.work.microbatch_size * plan.schedule.most_in_flight(stage))
-    chunk *= DTYPE_BYTES[other.work.precision] / DTYPE_BYTES[plan.work.precision]
-    parts, layers = plan.schedule.parts(stage), range(1, plan.model.num_layers + 1)
-    blocks = sum(depth in layers for part in parts for depth in part) / len(parts) or 1.0
-    block = chunk / blocks
-    again = other.layout.recompute
-    if other.layout.computes_blocks_again and again != plan.layout.recompute != "full":
-        width = (plan.model.hidden_dim + (_kept_width(plan) if again == "products" else 0)) * DTYPE_BYTES[
-            other.work.precision
-        ]
-        chunk, block = min(chunk, blocks * plan.work.seq_len * width / (plan.mesh.cp * plan.mesh.tp)), 2 * block
-    samples = other.work.microbatch_size * (chunk * other.schedule.most_in_flight(stage) + block)
-    return state_bytes(other).device_bytes + samples + short.split["buffers_bytes"] + short.rest_bytes
+    declared = most_bytes(plan, stage, short.device)
+    scale = short.activations_bytes / declared if short.activations_bytes and declared else 1.0
+    block = _block_bytes(other, stage, short.device) * (2 if other.layout.computes_blocks_again else 1)
+    kept = scale * (most_bytes(other, stage, short.device) + block)
+    return state_bytes(other).device_bytes + kept + short.split["buffers_bytes"] + short.rest_bytes
 
 
-def _kept_width(plan: Plan) -> float:
-    """Numbers per position and block, on average, that recompute = "products" keeps beside the input of a block.
-
-    They are the outputs of COLUMN matrices and of attention, and a copy of queries, keys and values, which a CPU needs.
-    """
-    model = plan.model
-    columns = [tensor.parameter for tensor in plan.tensors if tensor.parameter.role is Role.COLUMN]
-    in_blocks = [one for one in columns if any(1 <= depth <= model.num_layers for depth in one.depths)]
-    outputs = sum(math.prod(one.shape[:-1]) for one in in_blocks if len(one.shape) > 1)
-    return outputs / model.num_layers + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+def _block_bytes(plan: Plan, stage: int, device: str) -> int:
+    """Bytes that the largest block of a stage keeps of one micro-batch, if backward makes nothing again."""
+    kept = activations(replace(plan, layout=replace(plan.layout, recompute="none")), plan.objective)
+    last = plan.model.num_layers + 1
+    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    blocks = [range(depth, depth + 1) for part in plan.schedule.parts(stage) for depth in part if 0 < depth < last]
+    ends = {*blocks[:1], *blocks[-1:]}  # of an encoder and of a decoder
+    return max((chunk_bytes(kept, one, last, plan.mesh, device, rank) for one in ends), default=0)
