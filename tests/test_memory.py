@@ -211,7 +211,7 @@ def less(short: Shortage, ranks: int, **sections: dict[str, Any]) -> list[tuple[
 def test_activations_need_a_smaller_batch_or_recompute() -> None:
     short = shortage(activations=900 * MIB)
     assert less(short, 1) == [
-        # The state has 400 of the 820 MiB that may be taken. With 4 samples a CPU keeps probabilities, as they are small.
+        # The state has 400 of the 820 MiB that may be taken. With 4 samples a CPU keeps the small probabilities.
         ({"train.microbatch_size": 2}, True),
         ({"parallel.recompute": "full"}, True),
         ({"train.precision": "bf16"}, False),
