@@ -51,6 +51,8 @@ OPERATOR = {
     "again", "depths", "dims", "dtype", "flops", "joins", "layer", "moves", "name", "on", "placement", "shape", "shared"
 }  # fmt: skip
 """The fields of what a rank computes beside products with matrices."""
+TRAFFIC = set(" ".join(PLAIN["traffic[]"]).split())
+"""The fields of a collective. It has `depths` too if it belongs to some."""
 PLACES = ("weights", "gradients", "optimizer")
 
 LAYOUTS: dict[str, tuple[int, Keys, set[str]]] = {
@@ -84,6 +86,8 @@ def test_a_plan_has_no_key_of_a_method_that_it_does_not_use(layout: str) -> None
     found = keys_of(planned(keys, ranks).to_json())
     of_activations = {path: found.pop(path) for path in list(found) if path.startswith("activations")}
     of_operators = {path: found.pop(path) for path in list(found) if path.startswith("operators")}
+    assert {key for keys in found["traffic[]"] for key in keys.split()} == {*TRAFFIC, "depths"}
+    found["traffic[]"] = expected["traffic[]"]
     assert found == expected
     names = {name for names in of_operators["operators[]"] for name in names.split()}
     assert names == OPERATOR

@@ -44,6 +44,8 @@ class Traffic:
         at: in which of these steps (from 0).
         since: the first step (from 0) in which it may run.
         until: the step before which it ends; None: it runs to the end.
+        depths: the depths [first, end) to whose computation it belongs. Each has as many of `times`, but a bucket of
+            gradients (REDUCE) is one for all of them. (0, 0): it belongs to none.
     """
 
     collective: Collective
@@ -60,6 +62,7 @@ class Traffic:
     at: int = brief(0)
     since: int = brief(0)
     until: int | None = brief(None)
+    depths: tuple[int, int] = brief((0, 0))
 
     @property
     def in_every_step(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
@@ -65,15 +66,20 @@ class ContextParallel(Strategy):
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """Exchanges of every layer and micro-batch. Where backward computes blocks again, forward's happen twice."""
         mesh, work, model = plan.mesh, plan.work, plan.model
-        layers = sum(1 <= depth <= model.num_layers for part in plan.schedule.parts(stage) for depth in part)
         kv_heads, length = model.num_kv_heads // mesh.tp, work.seq_len // mesh.cp
         kv_numel = 2 * work.microbatch_size * kv_heads * length * model.head_dim
-        for record in exchange_traffic(plan.layout.context, mesh.cp, kv_numel, work.precision) if layers else ():
+        blocks = [
+            (found[0], found[-1] + 1)
+            for part in plan.schedule.parts(stage)
+            if (found := [depth for depth in part if 1 <= depth <= model.num_layers])
+        ]
+        exchanged = exchange_traffic(plan.layout.context, mesh.cp, kv_numel, work.precision)
+        for record, (first, end) in product(exchanged, blocks):
             forward, backward = record.verb is Verb.FORWARD, plan.schedule.input_verb
-            again = forward and plan.layout.computes_blocks_again
+            again, times = forward and plan.layout.computes_blocks_again, (end - first) * work.num_microbatches
             for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):
                 during = None if record.during is None else verb
-                yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)
+                yield replace(record, verb=verb, during=during, times=record.times * times, depths=(first, end))
 
     def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Divide positions. Attention keeps queries, keys, values and output of this rank, and a number of each query.

@@ -99,20 +99,23 @@ class DDP(Strategy):
         """One all-reduce per bucket of the stage's gradients. Only the last bucket overlaps with nothing: its last
         gradient is that of the stage's first layer, with which backward ends."""
         dtype = _wire_dtype(plan.layout, plan.work.precision)
-        numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
+        trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
+        numels = _numels(trained, plan.mesh)
         filled, axis = buckets(numels, plan.layout.bucket_bytes, dtype), replicas(plan)
         wire, since = _wire(plan), plan.layout.wire_from
         for number, bucket in enumerate(filled, 1):
             payload_bytes = sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype]
             during = None if number == len(filled) else plan.schedule.weight_verb
-            what = f"gradients, bucket {number - 1}"
+            what, reads = f"gradients, bucket {number - 1}", [trained[index].parameter.depths for index in bucket]
+            depths = min(min(each) for each in reads), max(max(each) for each in reads) + 1
             if wire is None or since:
                 until = None if wire is None else since
-                yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, during, what, until=until)
+                options: dict[str, Any] = {"until": until, "depths": depths}
+                yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, during, what, **options)
             if wire is not None:
                 shapes = _shapes(plan, stage, bucket)
                 for sent in wire.collectives(shapes, dtype, plan.mesh.degree(axis)):
-                    yield replace(sent.traffic(axis, Verb.REDUCE, during, what), since=since)
+                    yield replace(sent.traffic(axis, Verb.REDUCE, during, what), since=since, depths=depths)
 
     def kept(self, plan: Plan, stage: int) -> Iterator[KeptTensor]:
         """What the compression of each bucket keeps: see `Wire.state`."""

@@ -112,7 +112,10 @@ class Pipeline(Strategy):
             if verb is Verb.SEND_ACTIVATION:
                 during, what = Verb.FORWARD, "activations"
             what += f" of virtual stage {chunk * mesh.pp + stage}"
-            yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
+            part = plan.schedule.parts(stage)[chunk]
+            at = part.stop - 1 if verb is Verb.SEND_ACTIVATION else part.start
+            options: dict[str, Any] = {"times": times, "depths": (at, at + 1)}
+            yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, **options)
 
     def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Add the activations that a chunk receives and those that it sends: it holds them until its backward pass.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
@@ -33,6 +34,20 @@ DIM: Mapping[Role, int] = {
     Role.ADAPTER_ROW: 1,
 }
 """The dim that is split over ranks, for each role. Parameters of other roles are whole on every rank."""
+
+WHATS = (
+    INPUTS := "inputs of matrices divided by columns",
+    OUTPUTS := "outputs of matrices divided by rows",
+    INPUT_GRADIENTS := "gradients of inputs",
+    OUTPUT_GRADIENTS := "gradients of outputs",
+    INPUTS_AGAIN := "inputs, recomputed",
+    OUTPUTS_AGAIN := "outputs, recomputed",
+    HEAD_ROWS := "gradients of the head's rows",
+    LARGEST := "largest logits",
+    SUMS := "sums of exponentials, logits of the targets",
+    LOGITS := "logits of all positions",
+)
+"""What is sent, in the order in which a plan lists it."""
 
 
 class TensorParallel(Strategy):
@@ -87,24 +102,14 @@ class TensorParallel(Strategy):
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """Collectives of each micro-batch: around each pair of matrices, the embedding and the head. None overlaps."""
-        work, model = plan.work, plan.model
         held = [tensor.parameter for tensor in plan.held_by(stage)]
-        reads = {depth for part in plan.schedule.parts(stage) for depth in part}
-        head = model.num_layers + 1
-        vocabulary = any(head in reads and head in p.depths and p.role is Role.VOCAB for p in held)
-        embeddings = [p for p in held if 0 in reads and 0 in p.depths and p.role is Role.VOCAB]
-        for stream in (None, *range(len(work.streams))):
-            numel = work.microbatch_size * work.positions(stream) // plan.mesh.cp * model.hidden_dim
-            heads = int(vocabulary and stream == (len(work.streams) - 1 if work.streams else None))
-            for verb, collective, what, times in _exchanges(plan, held, embeddings, stream, heads):
-                yield _record(plan, collective, numel, verb, what, times)
-        tokens = work.microbatch_size * work.positions(-1) // plan.mesh.cp
-        if vocabulary:
-            yield from _losses(plan, round(tokens * plan.task.head_share))
-        for small in held if plan.layout.sequence_parallel and head in reads else ():
-            if small.role is Role.LOGITS:  # each rank computes the outputs of its own positions
-                numel = tokens * small.shape[0]
-                yield _record(plan, Collective.ALL_GATHER, numel, Verb.FORWARD, "logits of all positions")
+        found = [
+            replace(record, depths=depths)
+            for part in plan.schedule.parts(stage)
+            for depths in _alike(held, part)
+            for record in _of_depths(plan, held, range(*depths))
+        ]
+        yield from sorted(found, key=lambda record: WHATS.index(record.what))
 
     def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Divide heads, channels and vocabulary; with sequence parallelism also the positions of the residual stream.
@@ -188,6 +193,36 @@ def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:
     return (work.streams or (work.seq_len,)) if candidate.layout.sequence_parallel else ()
 
 
+def _alike(held: Sequence[Parameter], part: range) -> Iterator[tuple[int, int]]:
+    """[first, end) of depths, one behind the other, that have the same collectives."""
+
+    def roles(depth: int) -> Counter[tuple[Role, int | None]]:
+        return Counter((parameter.role, parameter.stream) for parameter in held if depth in parameter.depths)
+
+    for _, depths in groupby(part, roles):
+        same = list(depths)
+        yield same[0], same[-1] + 1
+
+
+def _of_depths(plan: Plan, held: Sequence[Parameter], depths: range) -> Iterator[Traffic]:
+    """The collectives of depths that are alike."""
+    work, model, head = plan.work, plan.model, plan.model.num_layers + 1
+    read = [parameter for parameter in held if any(depth in depths for depth in parameter.depths)]
+    vocabulary = head in depths and any(parameter.role is Role.VOCAB for parameter in read)
+    embeddings = [parameter for parameter in read if 0 in depths and parameter.role is Role.VOCAB]
+    for stream in (None, *range(len(work.streams))):
+        numel = work.microbatch_size * work.positions(stream) // plan.mesh.cp * model.hidden_dim
+        heads = int(vocabulary and stream == (len(work.streams) - 1 if work.streams else None))
+        for verb, collective, what, times in _exchanges(plan, read, embeddings, stream, heads):
+            yield _record(plan, collective, numel, verb, what, times)
+    tokens = work.microbatch_size * work.positions(-1) // plan.mesh.cp
+    if vocabulary:
+        yield from _losses(plan, round(tokens * plan.task.head_share))
+    for small in read if plan.layout.sequence_parallel and head in depths else ():
+        if small.role is Role.LOGITS:  # each rank computes the outputs of its own positions
+            yield _record(plan, Collective.ALL_GATHER, tokens * small.shape[0], Verb.FORWARD, LOGITS)
+
+
 def _record(
     plan: Plan, collective: Collective, numel: int, verb: Verb, what: str, times: int = 1, dtype: str = ""
 ) -> Traffic:
@@ -207,12 +242,12 @@ def _exchanges(
     columns, rows = roles[Role.COLUMN], roles[Role.ROW]
     embeddings = [parameter for parameter in embeddings if parameter.stream == stream]
     found = {
-        (forward, into, "inputs of matrices divided by columns"): columns + heads,
-        (forward, out, "outputs of matrices divided by rows"): rows + len(embeddings),
-        (backward, out, "gradients of inputs"): columns + (0 if _reduces_selected_rows(plan) else heads),
-        (backward, into, "gradients of outputs"): rows + sum(p.trained for p in embeddings),
-        (backward, into, "inputs, recomputed"): columns if again else 0,
-        (backward, out, "outputs, recomputed"): _recomputed_outputs(plan, held, stream) if again else 0,
+        (forward, into, INPUTS): columns + heads,
+        (forward, out, OUTPUTS): rows + len(embeddings),
+        (backward, out, INPUT_GRADIENTS): columns + (0 if _reduces_selected_rows(plan) else heads),
+        (backward, into, OUTPUT_GRADIENTS): rows + sum(p.trained for p in embeddings),
+        (backward, into, INPUTS_AGAIN): columns if again else 0,
+        (backward, out, OUTPUTS_AGAIN): _recomputed_outputs(plan, held, stream) if again else 0,
     }
     for (verb, collective, what), times in found.items():
         if collective is not None and times:
@@ -232,11 +267,10 @@ def _reduces_selected_rows(plan: Plan) -> bool:
 def _losses(plan: Plan, tokens: int) -> Iterator[Traffic]:
     """Collectives of the loss, chunk by chunk (see `SplitVocabulary`), and of the gradients of selected rows."""
     if _reduces_selected_rows(plan):
-        numel, what = tokens * plan.model.hidden_dim, "gradients of the head's rows"
-        yield _record(plan, Collective.ALL_REDUCE, numel, plan.schedule.input_verb, what)
+        numel = tokens * plan.model.hidden_dim
+        yield _record(plan, Collective.ALL_REDUCE, numel, plan.schedule.input_verb, HEAD_ROWS)
     wide, chunk = WIDE[plan.work.precision], plan.model.head_chunk_tokens or tokens
     for rows, times in ((chunk, tokens // chunk), (tokens % chunk, 1)):
         if rows and times:
-            yield _record(plan, Collective.ALL_REDUCE, rows, Verb.FORWARD, "largest logits", times, wide)
-            what = "sums of exponentials, logits of the targets"
-            yield _record(plan, Collective.ALL_REDUCE, 2 * rows, Verb.FORWARD, what, times, wide)
+            yield _record(plan, Collective.ALL_REDUCE, rows, Verb.FORWARD, LARGEST, times, wide)
+            yield _record(plan, Collective.ALL_REDUCE, 2 * rows, Verb.FORWARD, SUMS, times, wide)

@@ -96,13 +96,19 @@ class Zero(Strategy):
             gathered, reduced = (
                 unit_numels(tensors, part, plan.mesh, plan.model.num_layers) for tensors in (sharded, trained)
             )
-            yield from self._gathers(plan, stage, chunk, gathered, reduced)
-            yield from self._reductions(plan, reduced)
+            # The root has embedding and head. It is gathered before the first of them, and reduced after it.
+            root = part.start if part.start == 0 else part.stop - 1
+            for unit, record in (
+                *self._gathers(plan, stage, chunk, gathered, reduced),
+                *self._reductions(plan, reduced),
+            ):
+                depth = root if unit == ROOT else unit
+                yield replace(record, depths=(depth, depth + 1))
 
     def _gathers(
         self, plan: Plan, stage: int, chunk: int, gathered: dict[int, int], reduced: dict[int, int]
-    ) -> Iterator[Traffic]:
-        """All-gathers of a chunk's units. Shards in host memory are first copied to the device.
+    ) -> Iterator[tuple[int, Traffic]]:
+        """All-gathers of a chunk's units, each with its unit. Shards in host memory are first copied to the device.
 
         A pass gathers the next unit while one computes. So the first gather of a pass overlaps with nothing. In forward
         this is the first unit. In backward it is the last block, or the root if that was freed.
@@ -114,14 +120,17 @@ class Zero(Strategy):
             for verb, times in _gathers_by_verb(plan, stage, chunk, freed=unit not in (ROOT, last)).items():
                 payload_bytes, what = numel * DTYPE_BYTES[narrow], f"weights of {_named(unit)}"
                 during = None if unit == begins[verb] else verb
-                yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, narrow, verb, during, what, times)
+                yield (
+                    unit,
+                    Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, narrow, verb, during, what, times),
+                )
                 if _from_host(plan):
                     trained = reduced.get(unit, 0)  # copied in the optimizer's dtype, the others as they are read
                     whole_bytes = trained * DTYPE_BYTES[wide] + (numel - trained) * DTYPE_BYTES[narrow]
                     shard_bytes, what = whole_bytes // plan.mesh.dp_shard, f"{what}, to the device"
-                    yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, during, what, times)
+                    yield unit, Traffic(Collective.COPY, "", shard_bytes, wide, verb, during, what, times)
 
-    def _reductions(self, plan: Plan, reduced: dict[int, int]) -> Iterator[Traffic]:
+    def _reductions(self, plan: Plan, reduced: dict[int, int]) -> Iterator[tuple[int, Traffic]]:
         """Per unit of a chunk: a reduce-scatter, an all-reduce of the shards over replicas, a copy to host memory.
 
         Those of the last unit begin when a backward pass has ended. They overlap with the next micro-batch, and in the
@@ -131,9 +140,9 @@ class Zero(Strategy):
         for unit, numel in reversed(reduced.items()):
             waits = int(unit == min(reduced))
             if times > waits:
-                yield from self._reduction(plan, unit, numel, Verb.BACKWARD, times - waits)
+                yield from ((unit, sent) for sent in self._reduction(plan, unit, numel, Verb.BACKWARD, times - waits))
             if waits:
-                yield from self._reduction(plan, unit, numel, None, waits)
+                yield from ((unit, sent) for sent in self._reduction(plan, unit, numel, None, waits))
 
     def _reduction(self, plan: Plan, unit: int, numel: int, during: Verb | None, times: int) -> Iterator[Traffic]:
         dtype, wide, verb, others = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD, replicas(plan)
