@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: neighbours on the last axis are neighbouring ranks, so tp stays inside a node."""
@@ -32,6 +33,9 @@ class Mesh:
 
     def degree(self, axis: str) -> int:
         """Number of ranks along `axis`."""
+        if axis in AXES:
+            one: int = getattr(self, axis)
+            return one
         return math.prod(len(indices) for indices in self._indices(axis).values())
 
     def joint(self, *axes: str) -> str:
@@ -55,10 +59,7 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Index of `rank` on each axis."""
-        place: dict[str, int] = {}
-        for axis in reversed(AXES):
-            rank, place[axis] = divmod(rank, self.degree(axis))
-        return place
+        return dict(_coordinates(self, rank))
 
     def rank_at(self, coordinates: Mapping[str, int]) -> int:
         """The rank with these coordinates: the inverse of `coordinates`."""
@@ -91,3 +92,11 @@ class Mesh:
             name, _, some = part.partition("[")
             found[name] = list(map(int, some.rstrip("]").split(","))) if some else range(getattr(self, name))
         return found
+
+
+@lru_cache(maxsize=4096)  # the tensors of a plan, and plans of a search, ask for the same ranks
+def _coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
+    place: dict[str, int] = {}
+    for axis in reversed(AXES):
+        rank, place[axis] = divmod(rank, mesh.degree(axis))
+    return place

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.plan.brief import brief
@@ -107,11 +108,16 @@ class Placement:
 
     def sizes(self, shape: tuple[int, ...], mesh: Mesh, rank: int = 0) -> tuple[int, ...]:
         """Shape of the shard of `rank`. Rank 0 has the largest shard."""
-        return tuple(stop - start for start, stop in self.box(shape, mesh, rank))
+        return _sizes(tuple(self.shards.items()), shape, mesh, rank)
 
     def numel(self, shape: tuple[int, ...], mesh: Mesh, rank: int = 0) -> int:
         """Number of elements of the shard of `rank`. Rank 0 has the largest shard."""
         return math.prod(self.sizes(shape, mesh, rank))
+
+
+@lru_cache(maxsize=4096)  # blocks are alike, and so are plans of a search
+def _sizes(shards: tuple[tuple[str, int], ...], shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in Placement(dict(shards)).box(shape, mesh, rank))
 
 
 @dataclass(frozen=True)
