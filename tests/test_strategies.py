@@ -68,3 +68,18 @@ def test_what_a_strategy_does_not_override_does_nothing() -> None:
     assert not idle.active(asked)
     owner: Any = object()
     assert idle.gradients([], ThisRank(plan, 0, {}), owner) is owner
+
+
+def test_a_tensor_is_placed_by_neither_its_name_nor_its_block() -> None:
+    """`build` places one of the tensors that differ in these alone. The embedding is no block."""
+    meshes = [Mesh(), *(Mesh(**{axis: 2}) for axis in AXES), Mesh(pp=2, tp=2, dp_shard=2)]
+    for mesh in meshes:
+        for keys in (*KEYS, {"offload": "optimizer"}, {"zero_stage": 1}):
+            asked = candidate(mesh, **keys)
+            for role in Role:
+                first = Parameter("blocks.0.a.weight", (6, 24), role, depths=(1,))
+                other = dataclasses.replace(first, name="blocks.5.z.weight", depths=(6,))
+                placed = [TensorPlan(one, "bf16", "fp32", "fp32", "fp32", 2) for one in (first, other)]
+                for strategy in active(asked):
+                    placed = [strategy.place(tensor, asked) for tensor in placed]
+                assert dataclasses.replace(placed[0], parameter=other) == placed[1]

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -44,10 +45,9 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     config, resolved, candidate = accepted(config, vocab_size, world_size)
     model, work = candidate.model, candidate.work
     parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
-    tensors = tuple(_tensor(parameter, config, work.num_microbatches) for parameter in parameters)
+    tensors = tuple(_placed(parameters, config, candidate))
     schedule = accumulate(work.num_microbatches, len(model.forward_flops))
     for strategy in active(candidate):
-        tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
         schedule = strategy.schedule(schedule, candidate)
     plan = _plan(config, candidate, tensors, schedule)
     if candidate.layout.served and not all(plan.pieces):
@@ -129,6 +129,24 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
     )
     return dataclasses.replace(plan, decides=decides(plan))
+
+
+def _placed(parameters: Iterable[Parameter], config: Config, candidate: Candidate) -> Iterator[TensorPlan]:
+    """The tensors as the strategies place them. Blocks are alike: those that differ in name and block are placed once.
+
+    So no strategy places a tensor by its name, or by the number of its block.
+    """
+    strategies, layers = active(candidate), candidate.model.num_layers
+    found: dict[tuple[Any, ...], TensorPlan] = {}
+    for one in parameters:
+        in_block = len(one.depths) == 1 and 1 <= one.depths[0] <= layers
+        alike = (one.shape, one.role, () if in_block else one.depths, one.stream, one.trained, one.alternating)
+        if alike not in found:
+            tensor = _tensor(one, config, candidate.work.num_microbatches)
+            for strategy in strategies:
+                tensor = strategy.place(tensor, candidate)
+            found[alike] = tensor
+        yield dataclasses.replace(found[alike], parameter=one)
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:

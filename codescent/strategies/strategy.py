@@ -155,7 +155,10 @@ class Strategy:
         yield from ()
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Change the placements and dtypes of a tensor's weights, gradients and optimizer state."""
+        """Change the placements and dtypes of a tensor's weights, gradients and optimizer state.
+
+        `build` asks once for all tensors that differ in their names and in the numbers of their blocks alone.
+        """
         return tensor
 
     def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
