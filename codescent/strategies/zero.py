@@ -116,8 +116,9 @@ class Zero(Strategy):
         narrow, wide = plan.work.precision, WIDE[plan.work.precision]
         last, first = max(gathered, default=ROOT), min(gathered, default=ROOT)
         begins = {Verb.FORWARD: first, Verb.BACKWARD: ROOT if ROOT in gathered else last}
+        gathers = {freed: _gathers_by_verb(plan, stage, chunk, freed=freed) for freed in (False, True)}
         for unit, numel in gathered.items():
-            for verb, times in _gathers_by_verb(plan, stage, chunk, freed=unit not in (ROOT, last)).items():
+            for verb, times in gathers[unit not in (ROOT, last)].items():
                 payload_bytes, what = numel * DTYPE_BYTES[narrow], f"weights of {_named(unit)}"
                 during = None if unit == begins[verb] else verb
                 yield (
