@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from declared_cases import case
 from forker import Forker
 from kept_cases import KINDS, LAYOUTS, RECOMPUTES, of_kind
 from kept_ranks import plan_of
 
-from codescent.cost.operators import ELEMENTWISE, operators_of_stage
+from codescent.cost.operators import ELEMENTWISE, Computed, operators_of_depth
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
 
 ONE_HOT_VOCAB = 1024
 """Up to this size, the gradient of a tied embedding is a product with one-hot rows on a CPU (operators/head.py)."""
-WHOLE = [name for name in KINDS if "none" not in name and "many tokens" not in name]
-"""Kinds of model. The gradient of vectors that a model reads is not computed; a large vocabulary is rounded up."""
+WHOLE = [name for name in KINDS if "many tokens" not in name]
+"""Kinds of model. A large vocabulary is rounded up."""
 QUICK = {
     "gpt2, selective": of_kind("gpt2", recompute="selective"),
     "gpt2, products, in blocks": of_kind("gpt2, two blocks of queries", recompute="products"),
@@ -29,6 +30,11 @@ QUICK = {
     "mlm, tp": of_kind("mlm", layout=LAYOUTS["tp"]),
     "qa": of_kind("qa", recompute="products"),
 }
+
+
+def operators_of_stage(plan: Plan, stage: int, device: str, rank: int = 0) -> list[Computed]:
+    depths = [depth for part in plan.schedule.parts(stage) for depth in part]
+    return [one for depth in depths for one in operators_of_depth(plan, depth, device, rank)]
 
 
 def check(forker: Forker, folder: Path, cases: dict[str, Any]) -> None:
@@ -52,7 +58,8 @@ def declared_flops(plan: Plan, rank: int) -> dict[str, float]:
     rows = 2 * work.microbatch_size * work.seq_len // plan.mesh.cp
     if 0 in plan.schedule.parts(stage)[0]:
         first = plan.tensors[0]
-        if first.parameter.depths[-1] in plan.schedule.parts(stage)[-1] and len(first.parameter.depths) > 1:
+        tied = first.parameter.depths[-1] in plan.schedule.parts(stage)[-1] and len(first.parameter.depths) > 1
+        if tied and first.parameter.trained:
             (vocab, width) = first.optimizer.without("dp_shard").sizes(first.parameter.shape, plan.mesh, rank)
             backward += rows * vocab * width * (plan.model.vocab_size <= ONE_HOT_VOCAB)
         if plan.model.kind == "bert":
@@ -77,6 +84,29 @@ def test_a_rank_computes_what_is_declared_of_every_kind(forker: Forker, tmp_path
 def test_a_rank_computes_what_is_declared_in_every_layout(forker: Forker, tmp_path: Path, kind: str) -> None:
     layouts = {name: layout for name, layout in LAYOUTS.items() if "cp" not in name}  # a ring computes its own pairs
     check(forker, tmp_path, {name: of_kind(kind, layout=layout) for name, layout in layouts.items()})
+
+
+@pytest.mark.slow
+def test_a_rank_computes_what_is_declared_with_adapters(forker: Forker, tmp_path: Path) -> None:
+    lora, layouts = {"rank": 3}, {"alone": {}, "tp": {"tp": 2}, "pp": {"pp": 2, "microbatches": 2}}
+    check(forker, tmp_path, {name: case(lora=lora, **layout) for name, layout in layouts.items()})
+
+
+def test_attention_over_a_divided_sequence_is_computed_again_with_whole_blocks() -> None:
+    """Its tiles are not counted, but what parallel.recompute adds is: see plan/flops.py."""
+    plans = {one: plan_of(case(cp=2, recompute=one)) for one in RECOMPUTES}
+    for device in (CPU, CUDA):
+        again = {
+            name: sum(one.backward_flops for one in operators_of_stage(plan, 0, device) if "attn s" in one.name)
+            for name, plan in plans.items()
+        }
+        assert again["none"] == again["selective"] < again["products"] == again["full"]
+
+
+def test_what_has_no_gradient_has_no_backward() -> None:
+    frozen = plan_of(case(lora={"rank": 2}))
+    assert all(one.backward_flops == one.backward_bytes == 0.0 for one in operators_of_depth(frozen, 0, CPU))
+    assert all(one.backward_bytes for one in operators_of_depth(plan_of(case()), 0, CPU))
 
 
 def test_amounts_of_a_gpt2() -> None:

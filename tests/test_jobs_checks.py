@@ -212,12 +212,12 @@ def test_devices_by_name_and_by_memory() -> None:
 
 def test_what_does_not_fit_in_the_device_is_refused_with_what_does(project: Path) -> None:
     words = [*GPT2, "model.preset=gpt2-xl", "train.global_batch_size=4", "train.microbatch_size=2", *SLURM, GPU]
-    (problem,) = refused(project, *words, "site.device_type=24GB")
+    (problem,) = refused(project, *words, "site.device_type=16GB")
     assert problem.startswith("rank 0 of 2: weights, gradients and optimizer state take 23.21 GiB, ")
-    assert "but 24GB (site.device_type) has at most 22.35 GiB; nearest that would do: " in problem
+    assert "but 16GB (site.device_type) has at most 14.90 GiB; nearest that would do: " in problem
     first = problem.partition("nearest that would do: ")[2].partition(" (")[0]
     keys = [part.replace(" = ", "=").replace('"', "") for part in first.split(" and ")]
-    assert notes(project, *words, "site.device_type=24GB", *keys)
+    assert notes(project, *words, "site.device_type=16GB", *keys)
     assert notes(project, *words, "site.device_type=A100-40GB")
 
 

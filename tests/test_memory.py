@@ -19,9 +19,10 @@ from codescent.base.agreement import RanksFailed
 from codescent.base.refusal import Change
 from codescent.build import build, saved_plan
 from codescent.config.sections import Config
-from codescent.cost.memory import head_bytes
+from codescent.cost.activations import activations_bytes
+from codescent.cost.memory import head_bytes, memory
 from codescent.launch.memory_kills import is_suspected
-from codescent.plan.activations import CPU
+from codescent.plan.activations import CPU, CUDA
 from codescent.plan.state import state_of_rank
 from codescent.planner.less_memory import Shortage, advice, less_memory
 from codescent.record import RunFolder
@@ -279,3 +280,23 @@ def test_the_head_of_masked_tokens_holds_logits_of_the_masked_tokens() -> None:
     model = {"kind": "bert", "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "ffn_dim": 32, "seq_len": 50}
     values = {"model": model, "data": {"task": "mlm"}, "train": {"global_batch_size": 4, "precision": "fp32"}}
     assert head_bytes(build(Config.model_validate(values), 3000, 1), 0, on_cpu=True) == 28 * 3000 * 4
+
+
+def test_the_least_memory_of_a_rank_counts_the_head_once() -> None:
+    """In fp32 the sum of the head's gradients is what forward keeps; in bf16 there is a narrower copy besides."""
+    for precision in ("fp32", "bf16"):
+        train = {"global_batch_size": 4, "precision": precision}
+        plan = build(Config.model_validate({"model": {"preset": "gpt2"}, "train": train}), None, 1)
+        held = memory(plan, 0, CPU, 1024, compiled=False)
+        assert held.whole
+        assert held.activations_bytes == activations_bytes(plan, CPU)
+        wide = 4 * plan.model.vocab_size * plan.model.hidden_dim
+        counted = head_bytes(plan, 1024, on_cpu=True) - held.head_bytes
+        assert counted == pytest.approx(wide if precision == "fp32" else 0, rel=0.001)
+        assert (
+            held.least_bytes
+            == held.state.device_bytes - held.state.gradients_bytes + held.activations_bytes + held.head_bytes
+        )
+        compiled = memory(plan, 0, CUDA, 1024, compiled=True)
+        assert not compiled.whole
+        assert compiled.activations_bytes == 12 * 4 * 1024 * 768 * (4 if precision == "fp32" else 2)

@@ -30,7 +30,10 @@ def head_chunk_tokens(config: Config) -> int:
 
 
 def compiles(config: Config, device: str) -> bool:
-    """Whether blocks are compiled on a kind of device: with `train.compile` = auto on CUDA, and not on a CPU."""
+    """Whether blocks may be compiled on a kind of device: with `train.compile` = auto on CUDA, and not on a CPU.
+
+    A run may find a reason not to (train/compiling.py).
+    """
     wanted = config.train.compile
     return wanted in ("blocks", "model") or (device != "cpu" and wanted != "none")
 

@@ -37,8 +37,8 @@ class RankMemory:
 
     @property
     def least_bytes(self) -> int:
-        """What a step needs at least. At the update all of the state is there; at the end of a forward pass weights and
-        optimizer state are, the activations, the head, and gradients of earlier micro-batches."""
+        """What a step needs at least. At the update all of the state is there. At the end of a forward pass there are
+        weights, optimizer state, activations and the head; gradients only of earlier micro-batches."""
         before = 0 if self.adds else self.state.gradients_bytes
         forward = self.state.device_bytes - before + self.activations_bytes + self.head_bytes
         return max(self.state.device_bytes, forward)
@@ -56,6 +56,8 @@ def memory(plan: Plan, rank: int, device: str, chunk_tokens: int, *, compiled: b
     stage, whole = plan.mesh.coordinates(rank)["pp"], is_known(plan, device) and not compiled
     kept = most_bytes(plan, stage, device, rank) if whole else _inputs_bytes(plan, stage)
     head = head_bytes(plan, chunk_tokens, on_cpu=device == CPU) if stage == plan.mesh.pp - 1 else 0
+    if whole and WIDE[plan.work.precision] == plan.work.precision:  # the sum of gradients is kept for backward, too
+        head = min(head, head_bytes(plan, chunk_tokens, on_cpu=device == CPU, sums=False))
     return RankMemory(state_of_rank(plan, rank), kept, head, whole, adds=plan.work.num_microbatches > 1)
 
 
@@ -95,11 +97,12 @@ def kept_kinds(plan: Plan) -> dict[str, int]:
     return max(kinds, key=lambda found: sum(found.values()))
 
 
-def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
+def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool, sums: bool = True) -> int:
     """Bytes that the head of a rank holds at least while it computes loss and gradients; 0: no head with a vocabulary.
 
     They are the logits of a chunk of tokens. With several chunks the wide sum of the weight's gradients is added, and
     on a CPU one chunk's part of that sum. Off the CPU, where V is not aligned, a copy of the matrix is added.
+    `sums`: whether the wide sum counts.
     """
     mesh, work, model = plan.mesh, plan.work, plan.model
     depth = model.num_layers + 1
@@ -114,5 +117,5 @@ def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool) -> int:
     matrices = aligned * model.hidden_dim
     total = chunk * aligned * size
     if chunk < tokens:
-        total += matrices * (DTYPE_BYTES[wide] + (size if on_cpu else 0))
+        total += matrices * (DTYPE_BYTES[wide] * sums + (size if on_cpu else 0))
     return total + (matrices * size if aligned > rows else 0)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from codescent.plan import AXES, DTYPE_BYTES, Parameter, Plan, Role, TensorPlan
+from codescent.plan import DTYPE_BYTES, Parameter, Plan, Role, TensorPlan
 from codescent.plan.activations import CPU
 from codescent.plan.flops import recomputed_rows
 from codescent.plan.operators import LayerOperator
@@ -27,7 +27,6 @@ class Computed:
         sizes: of a product rows, inputs and outputs; of another operator the tensor's (see `LayerOperator.shape`).
         forward_flops, backward_flops: those of backward have what is computed again, too.
         forward_bytes, backward_bytes: of the tensors that are read and written.
-        again_flops: the part of `backward_flops` that parallel.recompute adds.
     """
 
     depth: int
@@ -38,31 +37,33 @@ class Computed:
     backward_flops: float
     forward_bytes: float
     backward_bytes: float
-    again_flops: float = 0.0
-
-
-def operators_of_stage(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[Computed]:
-    """The operators of a stage, of one micro-batch; by depth, in the order of the forward pass.
-
-    `rank`: one of the stage; None: its first, which has the largest parts.
-    """
-    first = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-    depths = [depth for part in plan.schedule.parts(stage) for depth in part]
-    return [one for depth in depths for one in operators_of_depth(plan, depth, device, first if rank is None else rank)]
 
 
 def operators_of_depth(plan: Plan, depth: int, device: str, rank: int = 0) -> list[Computed]:
-    """The operators of a depth, of one micro-batch, on a rank; in the order of the forward pass."""
+    """The operators of a depth, of one micro-batch, on a rank; in the order of the forward pass.
+
+    With `data_parallel` those of the rank's first device. Rank 0 has the largest parts.
+    """
     held = [tensor for tensor in plan.tensors if depth in tensor.parameter.depths]
     declared = [one for one in plan.operators if one.on in ("", device) and one.depths[0] <= depth < one.depths[1]]
     joined = {one.joins for one in declared if device == CPU}
     again = _recomputed(plan, depth, [tensor.parameter for tensor in held], joined)
+    no_gradient = _reads_data(plan, depth, held)
+    trains = depth > 0 or any(tensor.parameter.trained for tensor in held)
     found: list[Computed] = []
     for layer, tensors in _by_layer(held, depth).items():
         for tensor in tensors:
-            found += _product(plan, tensor, depth, rank, again=tensor.parameter.name in again)
-        found += [_declared(plan, one, depth, rank) for one in declared if one.layer == layer]
+            name = tensor.parameter.name
+            found += _product(plan, tensor, depth, rank, again=name in again, of_input=name != no_gradient)
+        found += [_declared(plan, one, depth, rank, trains=trains) for one in declared if one.layer == layer]
     return found
+
+
+def _reads_data(plan: Plan, depth: int, held: Sequence[TensorPlan]) -> str:
+    """The matrix that reads vectors of a sample, which have no gradient; "": none does."""
+    begins = depth in (1, plan.model.encoder_layers + 1)
+    embeds = any(0 in tensor.parameter.depths for tensor in plan.tensors)
+    return held[0].parameter.name if begins and not embeds and held[0].parameter.role is Role.COLUMN else ""
 
 
 def _by_layer(held: Sequence[TensorPlan], depth: int) -> dict[str, list[TensorPlan]]:
@@ -92,7 +93,9 @@ def _recomputed(plan: Plan, depth: int, held: Sequence[Parameter], joined: Colle
     return rows
 
 
-def _product(plan: Plan, tensor: TensorPlan, depth: int, rank: int, *, again: bool) -> Iterator[Computed]:
+def _product(
+    plan: Plan, tensor: TensorPlan, depth: int, rank: int, *, again: bool, of_input: bool
+) -> Iterator[Computed]:
     """The product of a matrix; nothing if the tensor is none, or is looked up."""
     parameter, ends = tensor.parameter, depth > plan.model.num_layers
     if len(parameter.shape) < 2 or parameter.role is Role.POSITION or (parameter.role is Role.VOCAB and not ends):
@@ -100,12 +103,12 @@ def _product(plan: Plan, tensor: TensorPlan, depth: int, rank: int, *, again: bo
     rows, (*outputs, inputs) = _rows(plan, parameter, depth), _local(plan, tensor, rank)
     flops = 2.0 * rows * inputs * math.prod(outputs)
     elements = rows * inputs + inputs * math.prod(outputs) + rows * math.prod(outputs)
-    gradients = 1.0 + parameter.trained  # of the input, and of the matrix
+    gradients = float(of_input + parameter.trained)  # of the input, and of the matrix
     # The head computes its gradients in forward, while it has the logits.
     forward, backward = (1.0 + gradients, 0.0) if parameter.role is Role.VOCAB else (1.0, gradients + again)
     moved = elements * DTYPE_BYTES[plan.work.precision]
     name, sizes = _BLOCK.sub("", parameter.name).removesuffix(".weight"), (rows, inputs, math.prod(outputs))
-    amounts = (forward * flops, backward * flops, forward * moved, backward * moved, again * flops)
+    amounts = (forward * flops, backward * flops, forward * moved, backward * moved)
     yield Computed(depth, name, PRODUCT, sizes, *amounts)
 
 
@@ -119,17 +122,17 @@ def _rows(plan: Plan, parameter: Parameter, depth: int) -> int:
     they are, so it is rounded first."""
     work, mesh, ends = plan.work, plan.mesh, depth > plan.model.num_layers
     share, stream = (plan.task.head_share, -1) if ends else (1.0, parameter.stream)
-    rows = round(work.microbatch_size * work.positions(stream) * share) // mesh.cp
+    samples = -(-work.microbatch_size // plan.devices)  # of the first device, which has the most
+    rows = round(samples * work.positions(stream) * share) // mesh.cp
     alone = parameter.role is Role.LOGITS and plan.layout.sequence_parallel
     return rows // mesh.tp if alone else rows
 
 
-def _declared(plan: Plan, one: LayerOperator, depth: int, rank: int) -> Computed:
+def _declared(plan: Plan, one: LayerOperator, depth: int, rank: int, *, trains: bool) -> Computed:
+    """`trains`: whether backward reaches this depth."""
     elements, moved = one.elements(plan.mesh, rank), one.moved_bytes(plan.mesh, rank)
     kind, extra = ATTENTION if one.shared else ELEMENTWISE, float(plan.layout.recompute in one.again)
     sizes = tuple(one.placement.sizes(one.shape, plan.mesh, rank))
     (forward, backward), (moves, moves_back) = one.flops, one.moves
-    flops = (forward * elements, (backward + extra * forward) * elements)
-    return Computed(
-        depth, one.name, kind, sizes, *flops, moves * moved, (moves_back + extra * moves) * moved, extra * flops[0]
-    )
+    flops, times = (backward + extra * forward) * trains, (moves_back + extra * moves) * trains
+    return Computed(depth, one.name, kind, sizes, forward * elements, flops * elements, moves * moved, times * moved)

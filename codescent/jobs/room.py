@@ -15,8 +15,8 @@ from codescent.base.dtypes import DTYPE_BYTES
 from codescent.base.refusal import in_words
 from codescent.config.decided import compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
+from codescent.cost.memory import RankMemory, state_of_rank
 from codescent.cost.memory import memory as memory_of
-from codescent.cost.memory import state_of_rank
 from codescent.jobs.device import Device, device_of
 from codescent.jobs.findings import Preflight
 from codescent.jobs.site import ALL, NONE, memory_bytes
@@ -52,14 +52,14 @@ def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
         what += f" ({of_bytes(state)}) and {'activations' if held.whole else 'the least activations'}"
     yield (
         f"rank {rank} of {plan.world_size}: {what} take {of_bytes(needed)}, but {device.name} (site.device_type) has "
-        f"at most {of_bytes(device.memory_bytes)}; {_advice(config, plan, device, rank)}"
+        f"at most {of_bytes(device.memory_bytes)}; {_advice(config, plan, device, rank, held)}"
     )
 
 
-def _advice(config: Config, plan: Plan, device: Device, rank: int) -> str:
+def _advice(config: Config, plan: Plan, device: Device, rank: int, held: RankMemory) -> str:
     """The nearest changes with which the rank fits: with room for what is not counted."""
     split = {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}
-    full = Shortage(rank, device.memory_bytes, split, 0, CUDA)
+    full = Shortage(rank, device.memory_bytes, split, held.activations_bytes, CUDA)
     found = less_memory(config, plan, plan.model.vocab_size or None, full)
     fitting = [one for one in found if one.needed_bytes <= SHARE * device.memory_bytes][:SHOWN]
     if not fitting:

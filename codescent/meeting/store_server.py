@@ -115,9 +115,10 @@ class StoreServer:
 
     def _reject(self, address: str) -> None:
         with self._rejects:
-            if self._says and self.rejected.total() < REPORTED:
-                print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
             self.rejected[address] += 1
+            says = self._says and self.rejected.total() <= REPORTED
+        if says:
+            print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
 
     def _serve(self) -> None:
         while not self._closed:

@@ -146,4 +146,4 @@ def _step_by_step(stream: Stream, name: str, layer: str, heads: AttentionSizes) 
 def loss(stream: Stream, layer: str, vocab: int) -> LayerOperator:
     """The cross-entropy: forward reads the logits twice and overwrites them by their gradient."""
     shape = (stream.forward.head_tokens, vocab)
-    return _operator(stream, "loss", layer, shape, (Dim.WHOLE, Dim.COLUMN), flops=(8.0, 0.0), moves=(3.0, 0.0))
+    return _operator(stream, "loss", layer, shape, (Dim.SAMPLE, Dim.COLUMN), flops=(8.0, 0.0), moves=(3.0, 0.0))

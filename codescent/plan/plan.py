@@ -217,12 +217,13 @@ class Plan:
         }
 
     def _sizes(self) -> Iterator[tuple[str, Scalar]]:
-        """The sizes of the model by config key; the parts of a size that has several, such as a scaling, apart."""
+        """The sizes of the model by config key; one that has several parts, such as a scaling, in words."""
         for name, size in self.model.sizes.items():
-            if isinstance(size, Mapping):
-                yield from ((f"model.{name}.{part}", value) for part, value in size.items())
-            else:
-                yield f"model.{name}", size
+            parts = size.items() if isinstance(size, Mapping) else ()
+            yield (
+                f"model.{name}",
+                ", ".join(f"{part} {value}" for part, value in parts) if parts else cast(Scalar, size),
+            )
 
     def differing(self, other: Plan) -> dict[str, tuple[Scalar, Scalar]]:
         """The keys of both trajectories with other values, and these values: this plan's, the other's.

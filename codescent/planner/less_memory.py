@@ -171,10 +171,10 @@ def _of(
 
 
 def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
-    """About what the rank would need with another plan: declared state, activations, and the rest as it was.
+    """About what the fullest rank would need with another plan: declared state, activations, and the rest as it was.
 
-    Activations are as declared (cost/activations.py), times what was measured over what the first plan declares. In
-    backward one block has also its gradients; with recompute it has all of its activations again (Chen et al. 2016).
+    Activations are as declared (cost/activations.py), times a factor: measured over declared, of the first plan. In
+    backward one block has also its gradients. With recompute it has all of its activations again (Chen et al. 2016).
     """
     stage = plan.mesh.coordinates(short.rank)["pp"]
     declared = most_bytes(plan, stage, short.device)

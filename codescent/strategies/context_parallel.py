@@ -109,8 +109,13 @@ class ContextParallel(Strategy):
             yield whole.divided(self.axis, (Dim.POSITION,))
 
     def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
-        """Divide positions. Of attention those of the queries: each rank has as many pairs."""
-        return (operator.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION)) for operator in operators)
+        """Divide positions. Of attention those of the queries: each rank has as many pairs.
+
+        No kernel computes attention as a whole, so it is computed again with whole blocks, and with nothing else.
+        """
+        for operator in operators:
+            again = ("products", "full") if operator.shared else operator.again
+            yield replace(operator, again=again).divided(self.axis, (Dim.SEQUENCE, Dim.POSITION))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Let the part read only this rank's positions, and let its attention exchange keys and values."""

@@ -101,13 +101,15 @@ class DDP(Strategy):
         dtype = _wire_dtype(plan.layout, plan.work.precision)
         trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
         numels = _numels(trained, plan.mesh)
+        here = {depth for part in plan.schedule.parts(stage) for depth in part}
         filled, axis = buckets(numels, plan.layout.bucket_bytes, dtype), replicas(plan)
         wire, since = _wire(plan), plan.layout.wire_from
         for number, bucket in enumerate(filled, 1):
             payload_bytes = sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype]
             during = None if number == len(filled) else plan.schedule.weight_verb
-            what, reads = f"gradients, bucket {number - 1}", [trained[index].parameter.depths for index in bucket]
-            depths = min(min(each) for each in reads), max(max(each) for each in reads) + 1
+            what = f"gradients, bucket {number - 1}"
+            reads = {depth for index in bucket for depth in trained[index].parameter.depths if depth in here}
+            depths = min(reads), max(reads) + 1
             if wire is None or since:
                 until = None if wire is None else since
                 options: dict[str, Any] = {"until": until, "depths": depths}

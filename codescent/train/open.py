@@ -25,6 +25,7 @@ from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.tokenizers.bpe import is_recorded
+from codescent.data.tokenizers.rebuilt import ALONE
 from codescent.huggingface.folder import open_folder
 from codescent.plan import Plan
 from codescent.preflight import (
@@ -358,15 +359,15 @@ def _check_saved(run: OpenRun) -> None:
 
 def _as_before(dataset: AnyDataset) -> str:
     """The keys that give the tokens of earlier versions, which read this data otherwise; "": none does."""
-    keys = []
+    ways = []
     match dataset.description:
         case {"corpus": {"json_lines": [_, *_]}}:
-            keys.append("data.as_text=true")
+            ways.append("give data.as_text=true")
     if is_recorded(dataset.tokenizer_text or ""):
-        keys.append("data.tokenizer=bare:FILE")
-    if not keys:
+        ways.append(f"give data.tokenizer=bare:FILE, or, {ALONE}")
+    if not ways:
         return ""
-    return f"; if an earlier version of codescent began the run, give {' '.join(keys)}: as that version read the data"
+    return f"; if an earlier version of codescent began the run, it read the data otherwise: {'; '.join(ways)}"
 
 
 def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:

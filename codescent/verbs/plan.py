@@ -43,7 +43,7 @@ def main(arguments: Namespace) -> int:
     links = links_of(arguments)
     problems = [] if file is None else list(refusals(file))
     if arguments.operators and arguments.json:
-        problems.append("--operators: prints a table, and --json the plan, which has them under operators; give one")
+        problems.append("--operators: prints a table, and --json the plan; give one of them")
     if file is None and flops_per_byte is not None:
         problems.append("--flops-per-byte: scales the pictures of --timeline FILE, which is not given")
     try:

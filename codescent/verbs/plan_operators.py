@@ -11,8 +11,9 @@ from itertools import groupby
 from rich import box
 from rich.table import Table
 
-from codescent.base.amounts import of_bytes, of_share, three_digits
+from codescent.base.amounts import of_share, three_digits
 from codescent.base.counted import counted
+from codescent.cost.activations import is_known
 from codescent.cost.operators import ATTENTION, PRODUCT, Computed, operators_of_depth
 from codescent.plan import AXES, Mesh, Plan
 
@@ -29,15 +30,17 @@ def tables(plan: Plan, device: str) -> Iterator[Table | str]:
         yield _of_stage(plan, stage, device)
     model, work = plan.model, plan.work
     letters = {
-        "B": ("samples of a micro-batch", work.microbatch_size),
-        "T": ("positions", work.positions(-1)),
-        **({"S": ("positions of the source", work.streams[0])} if work.streams else {}),
-        "C": ("channels", model.hidden_dim),
-        "NH": ("heads", model.num_heads),
-        "HS": ("channels of a head", model.head_dim),
-        "V": ("vocabulary", model.vocab_size),
+        "B": ("sample", f" of a micro-batch{' on a device' * (plan.devices > 1)}", _samples(plan)),
+        "T": ("position", "", work.positions(-1)),
+        **({"S": ("position", " of the source", work.streams[0])} if work.streams else {}),
+        "C": ("channel", "", model.hidden_dim),
+        "NH": ("head", "", model.num_heads),
+        "HS": ("channel", " of a head", model.head_dim),
+        "V": ("token", " of the vocabulary", model.vocab_size),
     }
-    yield ", ".join(f"{letter} {size:,} {what}" for letter, (what, size) in letters.items() if size)
+    yield ", ".join(f"{letter} {counted(size, what)}{of}" for letter, (what, of, size) in letters.items() if size)
+    if not is_known(plan, device):
+        yield f"No kernel of {device} computes attention as a whole here: it computes and moves more than is shown."
     yield (
         "Sizes are undivided; FLOPs and bytes are those of a rank. What operators move is what they read and write. "
         "The optimizer and messages are not counted."
@@ -50,28 +53,37 @@ def _of_stage(plan: Plan, stage: int, device: str) -> Table:
     found = {depth: operators_of_depth(plan, depth, device, rank) for depth in depths}
     every = [one for of_depth in found.values() for one in of_depth]
     whole = sum(one.forward_flops + one.backward_flops for one in every)
-    power = min(len(PREFIXES) - 1, max(0, int(math.log10(whole * plan.work.num_microbatches)) // 3))
+    groups = [
+        list(alike) for _, alike in groupby(depths, key=lambda depth: [replace(one, depth=0) for one in found[depth]])
+    ]
+    sizes = [len(same) * (one.forward_bytes + one.backward_bytes) for same in groups for one in found[same[0]]]
+    most = max(sizes, default=0.0)
+    times = plan.work.num_microbatches
+    power, binary = _power(whole * times / 10, 1000), _power(most * times, 1024)
     of = f" of stage {stage}" if plan.mesh.pp > 1 else ""
-    passes = counted(plan.work.num_microbatches, "micro-batch")
-    title = f"Operators{of} on {device}: {passes} of a step, in {PREFIXES[power]}FLOP"
+    size = f"{PREFIXES[binary].upper()}iB" if binary else "bytes"
+    title = f"Operators{of} on {device}: {counted(times, 'micro-batch')}, in {PREFIXES[power]}FLOP and {size}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("operator", no_wrap=True)
     table.add_column("size", no_wrap=True)
     for heading in ("forward", "backward", "share", "moves"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for _, alike in groupby(depths, key=lambda depth: [replace(one, depth=0) for one in found[depth]]):
-        same = list(alike)
+    for same in groups:
         if found[same[0]]:
             table.add_row(_name(plan, same), style="bold")
-        sizes = operators_of_depth(replace(plan, mesh=Mesh()), same[0], device)
-        for one, undivided in zip(found[same[0]], sizes, strict=True):
+        whole_sizes = operators_of_depth(replace(plan, mesh=Mesh()), same[0], device)
+        for one, undivided in zip(found[same[0]], whole_sizes, strict=True):
             flops = [len(same) * part for part in (one.forward_flops, one.backward_flops)]
-            times, unit = plan.work.num_microbatches, 1000.0**power
-            moved = of_bytes(times * len(same) * (one.forward_bytes + one.backward_bytes))
-            amounts = [_amount(times * part / unit) for part in flops]
+            moved = _amount(times * len(same) * (one.forward_bytes + one.backward_bytes) / 1024.0**binary)
+            amounts = [_amount(times * part / 1000.0**power) for part in flops]
             share = of_share(sum(flops) / whole if whole else 0.0)
             table.add_row(f"  {one.name}", size_of(plan, undivided), *amounts, share, moved)
     return table
+
+
+def _power(largest: float, base: int) -> int:
+    """Which prefix the largest number gets."""
+    return min(len(PREFIXES) - 1, int(math.log(largest, base))) if largest >= base else 0
 
 
 def _amount(number: float) -> str:
@@ -85,7 +97,9 @@ def _name(plan: Plan, depths: Sequence[int]) -> str:
         return "embedding"
     if first > model.num_layers:
         return "head and loss"
-    return f"layer {first - 1}" if first == last else f"layers {first - 1} to {last - 1}"
+    runs = [list(run) for _, run in groupby(enumerate(depths), lambda pair: pair[1] - pair[0])]
+    words = [f"{run[0][1] - 1} to {run[-1][1] - 1}" if len(run) > 1 else f"{run[0][1] - 1}" for run in runs]
+    return f"layer{'s' * (first != last)} {', '.join(words)}"
 
 
 def size_of(plan: Plan, one: Computed) -> str:
@@ -105,13 +119,17 @@ def size_of(plan: Plan, one: Computed) -> str:
 
 
 def _rows(plan: Plan, rows: int) -> str:
-    samples, rest = divmod(rows, plan.work.microbatch_size)
+    samples, rest = divmod(rows, _samples(plan))
     return f"{rows:,}" if rest else f"B*{_positions(plan, samples)}"
+
+
+def _samples(plan: Plan) -> int:
+    return -(-plan.work.microbatch_size // plan.devices)
 
 
 def _positions(plan: Plan, positions: int) -> str:
     streams = plan.work.streams
-    letters = {plan.work.positions(-1): "T", **({streams[0]: "S", sum(streams): "(S+T)"} if streams else {})}
+    letters = {**({streams[0]: "S", sum(streams): "(S+T)"} if streams else {}), plan.work.positions(-1): "T"}
     return letters.get(positions, f"{positions:,}")
 
 

@@ -217,7 +217,7 @@ def _of_memory(config: Config, rank: int) -> list[str]:
     if row is None:
         return []
     split = {part: row[part] for part in PARTS}
-    kind = CUDA if config.train.device == CUDA else CPU
+    kind = CPU if folder.read_environment().get("device", CPU) == CPU else CUDA
     short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind)
     more, change = advice(config, plan, plan.model.vocab_size or None, short)
     lines = [f"rank {rank} at step {row['step']}, its last row in memory.csv: {held_in_words(plan, short)}", more]

@@ -16,8 +16,8 @@ from codescent.base.sealed import digest
 from codescent.data.prepared import DESCRIPTION
 from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.bpe import LibraryTokenizer
-from codescent.data.tokenizers.classes import class_of_model
-from codescent.data.tokenizers.rebuilt import Rebuilt, rebuilt
+from codescent.data.tokenizers.classes import DECIDING, class_of_model
+from codescent.data.tokenizers.rebuilt import ALONE, ALONE_ELSEWHERE, Rebuilt, rebuilt
 from codescent.data.tokenizers.tokenizer import Tokenizer, fields_of, load
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
@@ -47,8 +47,9 @@ def identity(name: str | Path) -> str:
     tokenizer = read(name)
     if not isinstance(tokenizer, LibraryTokenizer) or not tokenizer.is_recorded or _is_ours(path):
         return plain
-    added = [tokenizer.opening, tokenizer.closing, tokenizer.separator]
-    return f"{plain}:{digest([*added, tokenizer.library_text] if _is_rebuilt(path) else added)[:16]}"
+    added: list[Any] = [tokenizer.opening, tokenizer.closing, tokenizer.separator]
+    made = None if text.startswith(BARE) else _read(path, _hashes(path))[1]
+    return f"{plain}:{digest(added if made is None else [*added, made.decides])[:16]}"
 
 
 def remark(name: str | Path) -> str | None:
@@ -58,10 +59,6 @@ def remark(name: str | Path) -> str | None:
         return None
     made = _read(path, _hashes(path))[1]
     return None if made is None or made.remark is None else f"{path}: {made.remark}"
-
-
-def _is_rebuilt(path: Path) -> bool:
-    return _read(path, _hashes(path))[1] is not None
 
 
 def _is_ours(path: Path) -> bool:
@@ -85,9 +82,10 @@ def _read(path: Path, hashes: tuple[str, ...]) -> tuple[Tokenizer, Rebuilt | Non
     if path.name != FILE:
         return tokenizer, None
     folder = path.parent
-    name = class_of_model(class_of(folder), _object(folder / MODEL).get("model_type"))
+    model = _object(folder / MODEL).get("model_type")
+    alone = ALONE_ELSEWHERE if isinstance(model, str) and model in DECIDING else ALONE
     try:
-        made = rebuilt(text, name, named_tokens(folder))
+        made = rebuilt(text, class_of_model(class_of(folder), model), named_tokens(folder), alone)
     except UserError as error:
         raise UserError(*(f"{path}: {problem}" for problem in error.problems)) from error
     if made is not None:

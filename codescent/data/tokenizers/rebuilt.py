@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tokenizers as library
@@ -27,6 +28,7 @@ QWEN2 = (
 """How tokenizer.json of Qwen 2 splits a text."""
 SPACE = "▁"
 ALONE = 'to read the file alone, write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
+ALONE_ELSEWHERE = f"{ALONE}, and put both files into a folder without config.json: this model_type decides the class"
 _BPE = {
     "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
     "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
@@ -38,38 +40,58 @@ class Rebuilt:
     """A tokenizer with the parts that its class makes anew.
 
     Attributes:
-        text: its JSON, of the library.
-        remark: a text that has other ids than by the file, with both; None: all texts that were tried have the same.
+        name: of the class.
+        file, made: the tokenizer of the file alone, and the one with these parts.
+        alone: how a user has the file read alone.
     """
 
-    text: str
-    remark: str | None
+    name: str
+    file: library.Tokenizer
+    made: library.Tokenizer
+    alone: str
+
+    @cached_property
+    def text(self) -> str:
+        """Its JSON, of the library."""
+        return str(self.made.to_str())
+
+    @cached_property
+    def decides(self) -> dict[str, Any]:
+        """What decides its ids, beside vocabulary and merges."""
+        return _decides(self.made)
+
+    @cached_property
+    def remark(self) -> str | None:
+        """A text that has other ids than by the file, with both; None: all texts that were tried have the same."""
+        difference = _difference(self.file, self.made)
+        if difference is None:
+            return None
+        return f"parts of its class, {self.name}, are made anew, as by transformers 5: {difference}; {self.alone}"
 
 
-def rebuilt(text: str, name: str, settings: Mapping[str, Any]) -> Rebuilt | None:
+def rebuilt(text: str, name: str, settings: Mapping[str, Any], alone: str = ALONE) -> Rebuilt | None:
     """The tokenizer that `AutoTokenizer` of transformers 5 makes of a folder; None: it is the file's.
 
     Args:
         text: of tokenizer.json.
         name: the class that the folder names, without "Fast"; see classes.py.
         settings: the object in tokenizer_config.json.
+        alone: how a user has the file read alone.
 
     Raises UserError: the class cannot be made of this file.
     """
     if name.removesuffix("Tokenizer") in NOT_MADE:
         raise UserError(
-            f"its class, {name}, makes other ids of it in transformers 5, which are not known here; {ALONE}"
+            f"its class, {name}, makes other ids of it in transformers 5, which are not known here; {alone}"
         )
     if name not in CLASSES or (name == "LlamaTokenizer" and '"ByteLevel"' in text):  # then it reads the file
         return None
     try:
         file = library.Tokenizer.from_str(text)
-        made = _anew(text, *CLASSES[name](json.loads(text), settings))
+        found = Rebuilt(name, file, _anew(text, *CLASSES[name](json.loads(text), settings)), alone)
+        return None if _decides(file) == found.decides else found
     except Exception as error:  # the library raises a bare Exception
-        raise UserError(f"its class, {name}, cannot be made of this file: {error}; {ALONE}") from error
-    if _decides(file) == _decides(made):
-        return None
-    return Rebuilt(str(made.to_str()), _difference(name, file, made))
+        raise UserError(f"its class, {name}, cannot be made of this file: {error}; {alone}") from error
 
 
 def _decides(tokenizer: library.Tokenizer) -> dict[str, Any]:
@@ -85,17 +107,13 @@ def _without_offsets(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != "trim_offsets"}
 
 
-def _difference(name: str, file: library.Tokenizer, made: library.Tokenizer) -> str | None:
+def _difference(file: library.Tokenizer, made: library.Tokenizer) -> str | None:
     texts = [*PROBES, *(file.decode([number]) for number in file.get_vocab().values())]
     for words, alone, used in zip(texts, _ids(file, texts), _ids(made, texts), strict=True):
         if alone != used:
             cut = next(place for place, pair in enumerate(zip([*alone, -1], [*used, -1])) if pair[0] != pair[1])
-            shown = words if len(words) <= 40 else f"{words[:40]}…"
-            return (
-                f"parts of its class, {name}, are made anew, as by transformers 5: "
-                f"{json.dumps(shown, ensure_ascii=False)} has {_some(used, cut)}; by the file alone "
-                f"it has {_some(alone, cut)}; {ALONE}"
-            )
+            shown = json.dumps(words if len(words) <= 40 else f"{words[:40]}…", ensure_ascii=False)
+            return f"{shown} has {_some(used, cut)}; by the file alone it has {_some(alone, cut)}"
     return None
 
 
@@ -129,9 +147,9 @@ def _some(ids: list[int], cut: int) -> str:
 def _anew(text: str, model: Mapping[str, Any], parts: Mapping[str, Any]) -> library.Tokenizer:
     """The tokenizer with the parts that a class makes anew; the ends of a text stay, if the class keeps them."""
     fields = json.loads(text)
-    own = fields["model"]
-    if own.get("type") != model["type"] or own.get("continuing_subword_prefix"):
-        what = f"a {own.get('type')}{' with a prefix' * bool(own.get('continuing_subword_prefix'))}"
+    own, prefix = fields["model"], bool(fields["model"].get("continuing_subword_prefix"))
+    if own.get("type") != model["type"] or prefix:
+        what = f"a {own.get('type')}{' with a prefix' * prefix}"
         raise ValueError(f"it is a {model['type']}, and the file's model is {what}")
     fields |= {"normalizer": None, "pre_tokenizer": None, "model": {**fields["model"], **model}}
     made = library.Tokenizer.from_str(json.dumps(fields))

@@ -178,7 +178,7 @@ def operators(shape: BertShape, forward: ForwardPass) -> Iterator[LayerOperator]
         yield operations.norm(rows, "head.norm")
         yield operations.loss(end, "tok", shape.vocab_size)
     else:
-        yield operations.loss(end, "head", ANSWER_ENDS)
+        yield replace(operations.loss(end, "head", ANSWER_ENDS), dims=(Dim.SAMPLE, Dim.WHOLE))  # tp divides no answer
 
 
 KIND = Kind(
