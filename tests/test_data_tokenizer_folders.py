@@ -286,6 +286,69 @@ def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:
     assert tokenizer_of(str(write(tmp_path, byte_level(dropout=0.0)))).separator == EOS
 
 
+def decoder_of(inner: Tokenizer, **changed: Any) -> dict[str, Any]:
+    """added_tokens_decoder as transformers writes it; `changed`: fields of <tool>."""
+    found = {
+        str(one["id"]): {k: v for k, v in one.items() if k != "id"}
+        for one in json.loads(inner.to_str())["added_tokens"]
+    }
+    return {key: one | (changed if one["content"] == "<tool>" else {}) for key, one in found.items()}
+
+
+@pytest.mark.parametrize("class_name", ["PreTrainedTokenizerFast", "GPT2Tokenizer"])
+def test_a_folder_whose_files_contradict_each_other_is_refused(class_name: str, tmp_path: Path) -> None:
+    inner = added(byte_level())
+    write(tmp_path, inner, tokenizer_class=class_name, added_tokens_decoder=decoder_of(inner))
+    path = tmp_path / "tokenizer.json"
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), tokenizer_of(str(path))
+    assert [_whole(ours, text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    for flag in ("lstrip", "rstrip", "single_word"):
+        write(tmp_path, inner, tokenizer_class=class_name, added_tokens_decoder=decoder_of(inner, **{flag: True}))
+        with pytest.raises(
+            UserError, match=f'"<tool>" has another {flag} in tokenizer_config.json than in tokenizer.json'
+        ):
+            tokenizer_of(str(path))
+    (tmp_path / "special_tokens_map.json").write_text('{"add_bos_token": true}')
+    write(tmp_path, inner, tokenizer_class=class_name)
+    with pytest.raises(UserError, match=r"add_bos_token is in special_tokens_map\.json, and decides nothing"):
+        tokenizer_of(str(path))
+
+
+def test_tokens_that_a_class_would_number_anew_are_refused(tmp_path: Path) -> None:
+    inner = added(byte_level())
+    fields = json.loads(inner.to_str())
+    fields["added_tokens"][-1]["id"] += 4
+    path = write(tmp_path, inner, tokenizer_class="GPT2Tokenizer")
+    path.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="the ids of its added tokens have gaps, or another order: 265"):
+        tokenizer_of(str(path))
+    write(tmp_path, inner, tokenizer_class="GPT2Tokenizer", added_tokens_decoder={})
+    with pytest.raises(UserError, match=r'"<s>" is in tokenizer\.json, and not in added_tokens_decoder'):
+        tokenizer_of(str(path))
+
+
+def test_what_makes_the_library_panic_is_one_sentence(tmp_path: Path) -> None:
+    fields = json.loads(byte_level().to_str())
+    path = write(tmp_path, byte_level(), tokenizer_class="T5Tokenizer")
+    for part in (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ):
+        path.write_text(json.dumps(fields | part))
+        with pytest.raises(UserError, match=r"tokenizer\.json: (not a tokenizer|the tokenizers library)"):
+            tokenizer_of(str(path))
+    path.write_text("5")
+    with pytest.raises(UserError, match="not a tokenizer: not a JSON object"):
+        tokenizer_of(str(path))
+
+
 CLASSES: dict[str, list[str]] = {
     "no post-processor": ["GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "LlamaTokenizerFast"],
     "template": ["GPT2Tokenizer", "LlamaTokenizer", "NoSuchTokenizer"],

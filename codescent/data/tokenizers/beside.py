@@ -17,7 +17,7 @@ from codescent.data.prepared import DESCRIPTION
 from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.classes import DECIDING, class_of_model
-from codescent.data.tokenizers.rebuilt import ALONE, ALONE_ELSEWHERE, Rebuilt, rebuilt
+from codescent.data.tokenizers.rebuilt import ALONE, ALONE_ELSEWHERE, CLASSES, Rebuilt, rebuilt
 from codescent.data.tokenizers.tokenizer import Tokenizer, fields_of, load
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
@@ -26,6 +26,8 @@ MODEL, GENERATION = "config.json", "generation_config.json"
 RUN_CONFIG = "config.toml"
 BARE = "bare:"
 """`bare:FILE` is the file alone, without what begins and ends texts: as earlier versions read it."""
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+ENDS = ("add_bos_token", "add_eos_token")
 SAVE_AGAIN = "load the folder in transformers and save it again"
 
 
@@ -76,18 +78,24 @@ def _hashes(path: Path) -> tuple[str, ...]:
 def _read(path: Path, hashes: tuple[str, ...]) -> tuple[Tokenizer, Rebuilt | None]:
     """A tokenizer, and what its class makes anew of it."""
     text, fields = fields_of(path)
+    if not isinstance(fields, dict):
+        raise UserError(f"{path}: not a tokenizer: not a JSON object")
     if "codescent_tokenizer" in fields or is_wordpiece(fields):  # a task adds BERT's [CLS] and [SEP]
         return load(path), None
     tokenizer = LibraryTokenizer.from_json(text, str(path), obeys=True)
     if path.name != FILE:
         return tokenizer, None
     folder = path.parent
-    model = _object(folder / MODEL).get("model_type")
+    model, settings, named = _object(folder / MODEL).get("model_type"), named_tokens(folder), class_of(folder)
+    if settings.get("auto_map"):  # code of the folder's own is not run: then the model decides nothing
+        model = None if named else model
     alone = ALONE_ELSEWHERE if isinstance(model, str) and model in DECIDING else ALONE
     try:
-        made = rebuilt(text, class_of_model(class_of(folder), model), named_tokens(folder), alone)
+        made = rebuilt(text, class_of_model(named, model), settings, alone, named=bool(named))
     except UserError as error:
         raise UserError(*(f"{path}: {problem}" for problem in error.problems)) from error
+    if wrong := list(_contradictions(fields, folder, anew=class_of_model(named, model) in CLASSES)):
+        raise UserError(*(f"{folder}: {problem}; {SAVE_AGAIN}, then all files agree" for problem in wrong))
     if made is not None:
         tokenizer = LibraryTokenizer.from_json(made.text, str(path), obeys=True, recorded=True)
     return in_folder(tokenizer, folder), made
@@ -124,6 +132,28 @@ def in_folder(tokenizer: LibraryTokenizer, folder: Path) -> LibraryTokenizer:
         if isinstance(number, int) and number in vocabulary.values():
             return tokenizer.ended_by(number)
     return tokenizer
+
+
+def _contradictions(fields: Mapping[str, Any], folder: Path, *, anew: bool) -> Iterator[str]:
+    """What the files beside a tokenizer.json say otherwise than its `fields`. `anew`: its class adds tokens anew."""
+    added = {int(token["id"]): token for token in fields.get("added_tokens") or ()}
+    decoder = _object(folder / SETTINGS).get("added_tokens_decoder")
+    beside = {int(key): token for key, token in decoder.items() if key.isdecimal()} if isinstance(decoder, dict) else {}
+    for number, token in beside.items():
+        own = added.get(number, {})
+        flags = [flag for flag in FLAGS if isinstance(token, dict) and flag in token and flag in own]
+        if differ := [flag for flag in flags if bool(token[flag]) != bool(own[flag])]:
+            yield f"{json.dumps(own['content'])} has another {differ[0]} in {SETTINGS} than in {FILE}"
+    if anew and isinstance(decoder, dict) and (lacking := [added[number] for number in added if number not in beside]):
+        yield f"{json.dumps(lacking[0]['content'])} is in {FILE}, and not in added_tokens_decoder of {SETTINGS}"
+    model = fields["model"]["vocab"]
+    known = {pair[0] for pair in model} if isinstance(model, list) else set(model)
+    new = [number for number, token in added.items() if token["content"] not in known]
+    if anew and new != list(range(len(known), len(known) + len(new))):
+        yield f"the ids of its added tokens have gaps, or another order: {', '.join(map(str, new[:5]))}"
+    for key in ENDS:
+        if key in _object(folder / OLDER):
+            yield f"{key} is in {OLDER}, and decides nothing in {FILE}"
 
 
 def named_tokens(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,22 @@ MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
 MAX_BPE_VOCAB_SIZE = 10_000_000  # far above any in use
 TRAINING_PIECE_CHARS = 1 << 14
 _NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
+
+
+@contextmanager
+def of_the_library(said: str) -> Iterator[None]:
+    """A block whose errors are a UserError that begins with `said`.
+
+    The library raises bare Exceptions. Its panics are none, and their class has no public name.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{said}: {error}") from error
 
 
 class LibraryTokenizer:
@@ -60,10 +77,8 @@ class LibraryTokenizer:
 
         Raises UserError with `where`: it is not a tokenizer of the library, or its ids would be drawn at random.
         """
-        try:
+        with of_the_library(f"{where}: not a tokenizer of the tokenizers library"):
             inner = library.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises a bare Exception
-            raise UserError(f"{where}: not a tokenizer of the tokenizers library: {error}") from error
         if not inner.get_vocab_size():
             raise UserError(f"{where}: a tokenizer without a vocabulary")
         model = json.loads(text)["model"]
@@ -74,7 +89,8 @@ class LibraryTokenizer:
                     "preparation; set it to null"
                 )
         try:
-            made = cls(inner, obeys=obeys)
+            with of_the_library("the tokenizers library cannot apply it"):
+                made = cls(inner, obeys=obeys)
         except UserError as error:
             raise UserError(*(f"{where}: {problem}" for problem in error.problems)) from error
         made.is_recorded = made.is_recorded or recorded
@@ -99,10 +115,8 @@ class LibraryTokenizer:
         """
         if self._words:
             return self._words.encode(text)
-        try:
+        with of_the_library("the tokenizer cannot encode the text"):
             return np.array(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
-        except Exception as error:  # the library raises a bare Exception
-            raise UserError(f"the tokenizer cannot encode the text: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids, including control tokens. Raises ValueError for an id outside the vocabulary."""

@@ -14,7 +14,7 @@ import tokenizers as library
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers.bpe import around
+from codescent.data.tokenizers.bpe import around, of_the_library
 from codescent.data.tokenizers.classes import NOT_MADE
 
 PROBES = (
@@ -69,7 +69,9 @@ class Rebuilt:
         return f"parts of its class, {self.name}, are made anew, as by transformers 5: {difference}; {self.alone}"
 
 
-def rebuilt(text: str, name: str, settings: Mapping[str, Any], alone: str = ALONE) -> Rebuilt | None:
+def rebuilt(
+    text: str, name: str, settings: Mapping[str, Any], alone: str = ALONE, *, named: bool = True
+) -> Rebuilt | None:
     """The tokenizer that `AutoTokenizer` of transformers 5 makes of a folder; None: it is the file's.
 
     Args:
@@ -77,6 +79,7 @@ def rebuilt(text: str, name: str, settings: Mapping[str, Any], alone: str = ALON
         name: the class that the folder names, without "Fast"; see classes.py.
         settings: the object in tokenizer_config.json.
         alone: how a user has the file read alone.
+        named: whether the folder names the class; False: its model does.
 
     Raises UserError: the class cannot be made of this file.
     """
@@ -84,14 +87,15 @@ def rebuilt(text: str, name: str, settings: Mapping[str, Any], alone: str = ALON
         raise UserError(
             f"its class, {name}, makes other ids of it in transformers 5, which are not known here; {alone}"
         )
-    if name not in CLASSES or (name == "LlamaTokenizer" and '"ByteLevel"' in text):  # then it reads the file
+    if name not in CLASSES or (name == "LlamaTokenizer" and named and '"ByteLevel"' in text):  # then it reads the file
         return None
     try:
-        file = library.Tokenizer.from_str(text)
-        found = Rebuilt(name, file, _anew(text, *CLASSES[name](json.loads(text), settings)), alone)
-        return None if _decides(file) == found.decides else found
-    except Exception as error:  # the library raises a bare Exception
-        raise UserError(f"its class, {name}, cannot be made of this file: {error}; {alone}") from error
+        with of_the_library(f"its class, {name}, cannot be made of this file"):
+            file = library.Tokenizer.from_str(text)
+            found = Rebuilt(name, file, _anew(text, *CLASSES[name](json.loads(text), settings)), alone)
+            return None if _decides(file) == found.decides else found
+    except UserError as error:
+        raise UserError(*(f"{problem}; {alone}" for problem in error.problems)) from error
 
 
 def _decides(tokenizer: library.Tokenizer) -> dict[str, Any]:
@@ -197,10 +201,10 @@ def _qwen2(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
 
 def _llama(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
     model = {**_BPE, "fuse_unk": True, "byte_fallback": True}
-    before = settings.get("add_prefix_space")
-    scheme = "never" if before is False else "always" if settings.get("legacy") else "first"
+    never = not settings.get("add_prefix_space", True) and settings["add_prefix_space"] is not None
+    scheme = "never" if never else "always" if settings.get("legacy") else "first"
     words = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
-    strips = [] if before is False else [decoders.Strip(" ", 1, 0)]
+    strips = [] if never else [decoders.Strip(" ", 1, 0)]
     return model, {"pre_tokenizer": words, "decoder": decoders.Sequence([*_bytes_of_pieces(), *strips])}
 
 
@@ -248,8 +252,11 @@ def _charsmap(normalizer: Mapping[str, Any] | None) -> str | None:
 
 def _named(settings: Mapping[str, Any], key: str, usual: str) -> str:
     """A token that the folder names, or else the class."""
-    token = settings.get(key) or usual
-    return str(token.get("content") if isinstance(token, dict) else token)
+    token = settings.get(key)
+    text = usual if token is None else str(token.get("content") if isinstance(token, dict) else token)
+    if not text:
+        raise ValueError(f"its {key} is empty")
+    return text
 
 
 def _end(fields: Mapping[str, Any], settings: Mapping[str, Any], key: str, usual: str) -> tuple[str, int]:
