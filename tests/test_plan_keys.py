@@ -122,11 +122,25 @@ def test_a_model_with_scaled_frequencies_has_a_plan_that_is_read_again() -> None
 
 
 def test_a_plan_that_computes_what_is_no_operator_is_refused() -> None:
-    for wrong in ({"shape": []}, {"dims": []}, {"flops": [1.0]}, {"dtype": "fp1"}, {"shared": 2}):
+    wrongs = ({"shape": []}, {"dims": []}, {"flops": [1.0]}, {"dtype": "fp1"}, {"shared": 2}, {"shape": [-1, 2, 3]})
+    for wrong in wrongs:
         written = json.loads(json.dumps(planned({}, 1).to_json()))
         written["operators"][0] |= wrong
         with pytest.raises(ValueError, match="tok: "):
             plan_of(written)
+
+
+def test_a_plan_with_depths_or_sizes_of_no_model_is_refused() -> None:
+    written = json.loads(json.dumps(planned({"parallel.tp": 2}, 2).to_json()))
+    for depths in ([0], [5, 1], [-1, 2], [0, 10**30]):
+        written["traffic"][0]["depths"] = depths
+        with pytest.raises(ValueError, match="are no depths of the model"):
+            plan_of(written)
+    older = json.loads(json.dumps(planned({}, 1).to_json()))
+    del older["activations"], older["operators"]
+    older["model"]["sizes"]["num_heads"] = 0
+    with pytest.raises(ValueError, match=r"model: .*zero"):
+        plan_of(older)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,11 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
     """
     plan = Plan.from_json(data)
     plan = plan if plan.decides else replace(plan, decides=decides(plan))
-    plan = plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
-    return plan if plan.operators else replace(plan, operators=operators(plan))
+    try:
+        plan = plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
+        return plan if plan.operators else replace(plan, operators=operators(plan))
+    except ArithmeticError as error:  # sizes of no model
+        raise ValueError(f"model: {error}") from error
 
 
 def saved_plan(folder: RunFolder) -> Plan:

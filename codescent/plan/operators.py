@@ -69,7 +69,9 @@ class LayerOperator(Divided):
         dims = len(self.shape)
         cuts = [axis for axis, dim in self.placement.shards.items() if axis not in AXES or not 0 <= dim < dims]
         pairs = {len(self.depths), len(self.flops), len(self.moves)} == {len(("forward", "backward"))}
-        if not dims or len(self.dims) != dims or not pairs or cuts or (self.shared and dims != ATTENTION_DIMS):
+        amounts = all(0 <= amount < math.inf for amount in (*self.shape, *self.flops, *self.moves, self.shared))
+        whole = dims and len(self.dims) == dims and pairs and amounts
+        if not whole or cuts or (self.shared and dims != ATTENTION_DIMS):
             raise ValueError(f"{self.name}: is not an operator of a forward pass")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"{self.name}: there is no dtype {self.dtype!r}")

@@ -281,6 +281,9 @@ class Plan:
             kept.refuse_impossible()
         for operator in self.operators:
             operator.refuse_impossible()
+        for record in self.traffic:
+            if len(record.depths) != 2 or not 0 <= record.depths[0] <= record.depths[1] <= self.model.num_layers + 2:
+                raise ValueError(f"{record.what}: {record.depths} are no depths of the model")
 
 
 _SCALARS = {int, float, bool, str, types.NoneType}
