@@ -367,7 +367,7 @@ def _as_before(dataset: AnyDataset) -> str:
         ways.append(f"give data.tokenizer=bare:FILE, or, {ALONE}")
     if not ways:
         return ""
-    return f"; if an earlier version of codescent began the run, it read the data otherwise: {'; '.join(ways)}"
+    return f"; if an earlier version of codescent began the run, {', and '.join(ways)}: as that version read the data"
 
 
 def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:
