@@ -41,9 +41,9 @@ from work import write_tokens
 sys.path.insert(0, str(ROOT))
 
 from codescent.base.counted import counted
+from codescent.clusters.link import Link
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.coding import Coding
-from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 

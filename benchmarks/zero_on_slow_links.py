@@ -30,8 +30,8 @@ from slow_link import Calibrated, calibrate
 from slow_methods import DDP
 from slow_runs import CHAR, SEQ_LEN, Case, Method, Runner, whole_periods
 
+from codescent.clusters.link import Link
 from codescent.cost.arithmetic import arithmetic
-from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 
 MODEL = ("model.num_layers=2", "model.hidden_dim=128", "model.num_heads=4", f"model.seq_len={SEQ_LEN}")

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from declared_cases import Case, case
 from declared_ranks import plan_of, trainer_of
 
+from codescent.clusters.link import Link
 from codescent.cost.arithmetic import arithmetic
-from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 from codescent.plan import Plan
 from codescent.strategies import collectives

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codescent.clusters.link import Link
 from codescent.collectives import coding_speed
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.coding import MEMORY_BYTES_PER_S, STREAMS, Coding, rate_of
 from codescent.cost.events import Clock, Process
-from codescent.cost.network import Link, stalls_s
+from codescent.cost.network import stalls_s
 from codescent.cost.processor import Processor
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk

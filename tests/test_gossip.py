@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from refused import planned, refusals
 from runs import losses, make_project
 
-from codescent.cost.network import Link
+from codescent.clusters.link import Link
 from codescent.cost.ranks_walk import walk
 from codescent.coupling.differences import Differences
 from codescent.plan import Plan, Verb

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codescent.build import build
+from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.events import Clock, Event, Process
-from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Link, Network, around_s
+from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Network, around_s
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan, Traffic, Verb

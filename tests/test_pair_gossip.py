@@ -26,9 +26,9 @@ from test_gossip import gossip
 
 from codescent.build import build
 from codescent.checkpoint.checkpoints import read_tensors
+from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
-from codescent.cost.network import Link
 from codescent.cost.ranks_walk import walk
 from codescent.coupling.pair_exchange import PairExchange
 from codescent.coupling.pairs import Neighbour

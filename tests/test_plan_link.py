@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import called
 
-from codescent.cost.network import Link
+from codescent.clusters.link import Link
 from codescent.planner.links import host_links_of, slow_of
 
 PLAN = ("plan", "gpt2_124m", "train.precision=fp32", "train.global_batch_size=4", "train.microbatch_size=1")

@@ -6,10 +6,11 @@ from __future__ import annotations
 import pytest
 
 from codescent.build import build
+from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.handed import segments_of
-from codescent.cost.network import PIECES, HostLinks, Link
+from codescent.cost.network import PIECES, HostLinks
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan, Verb

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import called
 
+from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.amounts import phases
 from codescent.cost.arithmetic import arithmetic, arithmetic_s
@@ -21,7 +22,7 @@ from codescent.cost.coding import Coding, around
 from codescent.cost.events import Clock, Process
 from codescent.cost.lengths import lengths
 from codescent.cost.memory import kept_kinds, wire_bytes
-from codescent.cost.network import Link, Network
+from codescent.cost.network import Network
 from codescent.cost.ranks_walk import walk
 from codescent.cost.simulate import Costs, Deadlock, simulate
 from codescent.cost.walked import RankMeans, Walk, mean_step_s

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from codescent.cost.network import RATES
+from codescent.clusters.link import RATES
 from codescent.plan import DTYPE_BYTES, Collective, Plan, TensorPlan, Traffic, Verb
 from codescent.plan.wire import Wire
 from codescent.strategies.gossip_graphs import AXIS

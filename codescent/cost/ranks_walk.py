@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
+from codescent.clusters.link import Link
 from codescent.cost.amounts import Phase, phases
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
 from codescent.cost.events import Clock, Process
 from codescent.cost.handed import Handed, meets, segments_of
-from codescent.cost.network import HostLinks, Link, Network
+from codescent.cost.network import HostLinks, Network
 from codescent.cost.pairs_walk import Averages
 from codescent.cost.processor import Processor
 from codescent.cost.rank_program import Program, program_of

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from codescent.plan import SENDS, Instruction, Schedule, Verb
 
@@ -41,6 +41,18 @@ class Costs:
     transfer_s: Seconds = 0.0
     reduce_s: Seconds = 0.0
     step_s: Seconds = 0.0
+
+    def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
+        """Seconds of an instruction of a virtual stage; messages and what has no cost take none."""
+        return _of(getattr(self, f"{at.verb}_s", 0.0), virtual)
+
+    def message_s(self, computed_by: int) -> float:
+        """See `transfer_s`."""
+        return _of(self.transfer_s, computed_by)
+
+
+def _of(seconds: Seconds, virtual: int) -> float:
+    return seconds[virtual] if isinstance(seconds, tuple) else seconds
 
 
 @dataclass(frozen=True)
@@ -126,12 +138,26 @@ class Deadlock(Exception):
         super().__init__(f"deadlock: {'; '.join(places)}")
 
 
+class Timed(Protocol):
+    """Seconds of each instruction and message: `Costs`, or what a price is made of (price.py)."""
+
+    @property
+    def latency_s(self) -> float:
+        """Of a message."""
+
+    def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
+        """Seconds in which a stage computes an instruction of a virtual stage."""
+
+    def message_s(self, computed_by: int) -> float:
+        """Seconds in which a message of a virtual stage keeps the link busy."""
+
+
 Waits = Mapping[tuple[int, Instruction], float]
 """By stage and instruction: seconds that the stage waits for collectives after it has computed the instruction."""
 
 
 def simulate(
-    schedule: Schedule, costs: Costs | None = None, sends: Sends = Sends.BUFFERED, waits: Waits | None = None
+    schedule: Schedule, costs: Timed | None = None, sends: Sends = Sends.BUFFERED, waits: Waits | None = None
 ) -> Simulation:
     """Simulate one step of `schedule`. `sends` says when messages leave.
 
@@ -153,22 +179,13 @@ class _Message(NamedTuple):
 class _Simulator:
     """One simulation: a clock per stage, and the messages between stages."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, sends: Sends, waits: Waits) -> None:
+    def __init__(self, schedule: Schedule, costs: Timed, sends: Sends, waits: Waits) -> None:
         self.waits = waits
         self.programs = schedule.programs
         self.num_stages = len(schedule.programs)
         self.last_virtual = max(self._virtual(s, at) for s, program in enumerate(self.programs) for at in program)
         self.costs = costs
         self.sends = sends
-        self.seconds: dict[Verb, Seconds] = {
-            Verb.LOAD: costs.load_s,
-            Verb.FORWARD: costs.forward_s,
-            Verb.BACKWARD: costs.backward_s,
-            Verb.BACKWARD_INPUT: costs.backward_input_s,
-            Verb.BACKWARD_WEIGHT: costs.backward_weight_s,
-            Verb.REDUCE: costs.reduce_s,
-            Verb.STEP: costs.step_s,
-        }
         self.clock, self.busy, self.data_wait, self.comm_wait = ([0.0] * self.num_stages for _ in range(4))
         self.live: list[set[tuple[int, int | None]]] = [set() for _ in self.programs]  # (chunk, micro-batch)
         self.peak_live = [0] * self.num_stages
@@ -222,7 +239,7 @@ class _Simulator:
             self.peak_live[stage] = max(self.peak_live[stage], len(self.live[stage]))
         elif verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
             self.live[stage].remove(held)
-        start, spent = self.clock[stage], self._seconds(self.seconds.get(verb, 0.0), virtual)
+        start, spent = self.clock[stage], self.costs.compute_s(stage, instruction, virtual)
         self.busy[stage] += spent
         self.clock[stage] += spent
         waits_s = self.waits.get((stage, instruction), 0.0)
@@ -248,7 +265,7 @@ class _Simulator:
             ready = self.sent[message]
             if self.sends is Sends.POSTED:
                 ready = max(ready, self.expected[message])
-            transfer_s = self._seconds(self.costs.transfer_s, message.computed_by)
+            transfer_s = self.costs.message_s(message.computed_by)
             self.link_free[link] = max(ready, self.link_free.get(link, 0.0)) + transfer_s
             self.arrival[message] = self.link_free[link] + self.costs.latency_s
             self.flights.append(SimulatedMessage(*link, self.link_free[link] - transfer_s, self.arrival[message]))
@@ -267,7 +284,7 @@ class _Simulator:
             return False
         start = max(self.sent[message], self.expected[message])
         self._wait(stage, start, self.comm_wait if instruction.verb in SENDS else self.data_wait)
-        end = start + self.costs.latency_s + self._seconds(self.costs.transfer_s, message.computed_by)
+        end = start + self.costs.latency_s + self.costs.message_s(message.computed_by)
         self._wait(stage, end, self.comm_wait)
         if instruction.verb in SENDS:
             self.flights.append(SimulatedMessage(stage, instruction.peer or 0, start, end))
@@ -281,9 +298,6 @@ class _Simulator:
     def _span(self, stage: int, instruction: Instruction, start: float, waits_s: float = 0.0) -> bool:
         self.spans.append(Span(stage, instruction, start, self.clock[stage], waits_s))
         return True
-
-    def _seconds(self, seconds: Seconds, virtual: int) -> float:
-        return seconds[virtual] if isinstance(seconds, tuple) else seconds
 
     def _virtual(self, stage: int, instruction: Instruction) -> int:
         return instruction.chunk * self.num_stages + stage

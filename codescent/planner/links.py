@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from codescent.base.errors import UserError
 from codescent.base.sizes import MemorySize
+from codescent.clusters.link import Link
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding
-from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Link
+from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Plan

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from codescent.clusters.link import Link
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
-from codescent.cost.network import HostLinks, Link
+from codescent.cost.network import HostLinks
 from codescent.cost.ranks_walk import NO_CODING, walk
 from codescent.cost.walked import Walk
 from codescent.plan import Instruction, Plan, Verb

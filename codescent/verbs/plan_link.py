@@ -14,11 +14,12 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.build.accept import changed
+from codescent.clusters.link import Link
 from codescent.config.sections import Config
 from codescent.cost.amounts import phases
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
 from codescent.cost.memory import state_bytes
-from codescent.cost.network import HostLinks, Link
+from codescent.cost.network import HostLinks
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
 from codescent.planner.links import Apart, Links, host_links_of, link_of, slow_of

@@ -1,0 +1,136 @@
+"""In: nothing. Out: the dataclasses of a cluster: device, node, links, software, with what each number is.
+Does not read files (files.py does) and does not compute a time (cost does)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from codescent.clusters.link import Link
+
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+"""Number formats of products."""
+
+SLOWER = {"fp8": "bf16", "fp16": "bf16", "bf16": "fp32", "tf32": "fp32"}
+"""Where a device has no rate for a number format, it has that of this one: it converts."""
+
+OVERLAPS = ("gathers", "sums", "layers")
+"""What a program may send while it computes. "gathers": the weights of the next block, the gradients of the last one.
+"sums": gradients that all replicas sum. "layers": what ranks of a layer sum or gather, cut into pieces."""
+
+
+@dataclass(frozen=True)
+class ClusterDevice:
+    """What computes: a GPU as torch counts devices, or the CPU of a machine.
+
+    Attributes:
+        name: such as "A100 SXM4 80 GB".
+        kind: "cuda" or "cpu": which kernels it has.
+        memory_bytes, memory_bytes_per_s: size and bandwidth of its memory.
+        peaks: FLOP/s of dense products, by number format (PRECISIONS).
+        sustained: the share of a peak that the largest products reach in training: the clock falls under load.
+        units: how many parts of a product it computes at a time (streaming multiprocessors); 0: not known.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peaks: Mapping[str, float]
+    sustained: float = 1.0
+    units: int = 0
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of products in a number format, or in the one to which it is converted; else the least that is known.
+
+        `peaks` has at least one number.
+        """
+        while precision not in self.peaks and precision in SLOWER:
+            precision = SLOWER[precision]
+        return self.peaks[precision] if precision in self.peaks else min(self.peaks.values())
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a program makes of a machine: constants, and traits that no config says.
+
+    The defaults of the constants are global, the same for each device: docs/prices.md has the source of each. Those of
+    the traits are what codescent does.
+
+    Attributes:
+        product_efficiency: the share of what a device sustains that products in a step reach.
+        attention_efficiency: the same of products inside of attention, relative to other products.
+        memory_efficiency: the share of a memory's bandwidth that copies reach.
+        link_efficiency: the share of a link's bandwidth that messages reach.
+        hop_s: seconds of latency of a message, beside that of the link.
+        host_s: seconds in which a host launches one operator.
+        step_s: seconds of a step beside its operators and messages.
+        contention: how many times longer a computation takes while a collective runs beside it.
+        held_bytes: memory of a device that holds nothing yet: context, libraries, communicators.
+        fragments: the share by which an allocator holds more than is in use.
+        precision: number format of products; "": that of the run.
+        block_products: that of the matrices of blocks; "": that of other products.
+        fused: the share of their bytes that element-wise operators move, where they are compiled into one another.
+        logit_bytes: bytes of a logit while the loss is computed, if it is computed for all tokens at once; 0: in
+            chunks, as the plan says.
+        overlaps: which of OVERLAPS it does.
+        gathers_again: gathered weights are let go of after each micro-batch, and gradients scattered.
+        gradients: number format of the gradients that a device holds; "": that of the plan.
+        band: the 10 and 90 % quantiles of measured time, relative to predicted, of the runs it was fitted on.
+        fitted_on: those runs, in words.
+    """
+
+    product_efficiency: float = 1.0
+    attention_efficiency: float = 0.65
+    memory_efficiency: float = 0.8
+    link_efficiency: float = 0.75
+    hop_s: float = 4e-6
+    host_s: float = 3e-5
+    step_s: float = 2e-3
+    contention: float = 1.15
+    held_bytes: float = 1.5e9
+    fragments: float = 0.03
+    precision: str = ""
+    block_products: str = ""
+    fused: float = 1.0
+    logit_bytes: int = 0
+    overlaps: tuple[str, ...] = ("gathers", "sums")
+    gathers_again: bool = False
+    gradients: str = ""
+    band: tuple[float, float] = (0.8, 1.5)
+    fitted_on: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines of a run.
+
+    Attributes:
+        name: of its file.
+        what: in words.
+        device: each one is like it.
+        devices: of a node.
+        cards: network cards of a node. Its devices share them.
+        inside: a device's link to the others of its node. Bytes are those of one direction.
+        between: a card's link to other nodes.
+        bus: a device's link to the memory of its host.
+        nodes: how many there are; None: not said.
+        device_hour: the price of a device for an hour; None: not said.
+        watts: of a device under load, with its share of the node; None: not said.
+        software: by name.
+        sources: where each value is from, by key.
+    """
+
+    name: str
+    what: str
+    device: ClusterDevice
+    devices: int
+    cards: int
+    inside: Link
+    between: Link
+    bus: Link
+    nodes: int | None = None
+    device_hour: float | None = None
+    watts: float | None = None
+    software: Mapping[str, Software] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,105 @@
+"""In: a plan, a stage, a cluster, a software. Out: bytes that its first rank holds at the fullest moment, and whether
+they fit.
+Does not measure (train/memory.py counts) and does not say what would need less (planner/less_memory.py does)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from codescent.base.dtypes import DTYPE_BYTES
+from codescent.clusters.cluster import Cluster, ClusterDevice, Software
+from codescent.cost.memory import memory
+from codescent.plan import AXES, Collective, Plan, Verb
+
+FITS_CALIBRATED, FITS = 0.92, 0.80
+"""Shares of a device that may be predicted full: with constants that were fitted on this machine, and without (Fujii et
+al. 2024, "Accelerating LLM training with 4D parallelism and a memory consumption estimator": of 454 runs, none that was
+estimated below 80 % ran out of memory)."""
+
+
+class Fitting(StrEnum):
+    """Whether a rank fits in its device."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    TOO_LARGE = "does not fit"
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of the first rank of a stage.
+
+    Attributes:
+        weights, gradients, optimizer: as the plan keeps them.
+        activations: what forward passes in flight keep for backward.
+        logits: what the head holds while it computes the loss.
+        gathered: weights that are gathered for a time, and gradients that are not scattered yet.
+        device: what a device holds that computes nothing yet.
+        fragments: what an allocator holds besides.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    gathered: float
+    device: float
+    fragments: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(float(getattr(self, field.name)) for field in fields(self))
+
+    def verdict(self, device: ClusterDevice, *, calibrated: bool) -> Fitting:
+        """Whether they fit. Tight: they may, because a prediction errs."""
+        if self.total > device.memory_bytes:
+            return Fitting.TOO_LARGE
+        share = FITS_CALIBRATED if calibrated else FITS
+        return Fitting.FITS if self.total <= share * device.memory_bytes else Fitting.TIGHT
+
+
+def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -> StageMemory:
+    """What the first rank of a stage holds, where nothing of a block is compiled."""
+    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    held = memory(plan, rank, cluster.device.kind, plan.model.head_chunk_tokens, compiled=False)
+    state, kept = held.state, plan.held_by(stage)
+    gradients = float(state.gradients_bytes)
+    if software.gradients and kept:
+        gradients *= DTYPE_BYTES[software.gradients] / DTYPE_BYTES[kept[0].gradient_dtype]
+    logits = float(held.head_bytes)
+    if software.logit_bytes and logits:
+        logits = _logits(plan) * software.logit_bytes
+    parts = (float(state.weights_bytes), gradients, float(state.optimizer_bytes - state.host_bytes))
+    found = (*parts, float(held.activations_bytes), logits, _gathered(plan, stage, software))
+    return StageMemory(*found, software.held_bytes, software.fragments * sum(found))
+
+
+def _logits(plan: Plan) -> float:
+    """Logits of a micro-batch on a rank."""
+    work, mesh = plan.work, plan.mesh
+    tokens = work.microbatch_size * work.positions(-1) * plan.task.head_share / mesh.cp
+    return tokens * plan.model.vocab_size / mesh.tp
+
+
+def _gathered(plan: Plan, stage: int, software: Software) -> float:
+    """Units that are whole at the same time: the largest one, the next one, and that of the root; or all, if backward
+    gathers none again. The largest unit's gradients are whole, too."""
+    units, gradients, again = dict[str, int](), [0], software.gathers_again
+    for record in plan.traffic:
+        if record.stage not in (None, stage) or record.axis in ("cp", "tp"):
+            continue
+        if record.collective is Collective.ALL_GATHER and record.verb is Verb.FORWARD:
+            units[record.what] = record.payload_bytes
+        again |= record.collective is Collective.ALL_GATHER and record.verb is Verb.BACKWARD
+        if record.collective is Collective.REDUCE_SCATTER and record.verb is Verb.BACKWARD:
+            gradients.append(record.payload_bytes)
+    if not units:
+        return 0.0
+    if not again:
+        return float(sum(units.values()) + max(gradients))
+    roots = [record.payload_bytes for record in plan.traffic if record.what in units and record.during is None]
+    largest = sorted(units.values())[-2:]
+    return float(sum(largest) + max([0, *roots]) * (max([0, *roots]) not in largest) + max(gradients))

@@ -1,0 +1,241 @@
+"""In: a plan, a stage, a cluster, a software. Out: the seconds of each instruction of the stage, by what takes them.
+Does not put the instructions of stages in order (simulate.py does), and does not say what is sent (the plan does)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from codescent.clusters.cluster import Cluster, Software
+from codescent.cost.amounts import phases, runs_in
+from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
+from codescent.cost.device_time import Spent, spent
+from codescent.cost.operators import operators_of_depth
+from codescent.cost.time_parts import TimeParts
+from codescent.plan import AXES, SENDS, Collective, Instruction, Plan, Traffic, Verb
+from codescent.plan.state import state_of_rank
+
+PASSES = {Verb.FORWARD: 0, Verb.BACKWARD: 1, Verb.BACKWARD_INPUT: 1, Verb.BACKWARD_WEIGHT: 1}
+"""The instructions that compute depths: forward is pass 0, backward is pass 1."""
+SHARE_SAMPLES = ("cp", "tp")
+"""Axes whose ranks compute the same samples: they send parts of layers, and not weights or their gradients."""
+Waits = dict[str, float]
+"""Seconds by link."""
+
+
+def _none() -> Waits:
+    return defaultdict(float)
+
+
+@dataclass
+class DepthMessages:
+    """The messages of a depth in a pass.
+
+    Attributes:
+        before: weights that are gathered before the depth computes.
+        beside: messages that travel while the depth computes.
+        within: sums and gathers of layers, for which the depth waits.
+        after: gradients that leave when the depth is done.
+    """
+
+    before: Waits = field(default_factory=_none)
+    beside: Waits = field(default_factory=_none)
+    within: Waits = field(default_factory=_none)
+    after: Waits = field(default_factory=_none)
+
+
+class ChunkTime(NamedTuple):
+    """A pass through a chunk: its seconds, and the gradients that are still under way at its end."""
+
+    parts: TimeParts
+    under_way: Waits
+
+
+class StageTime:
+    """The seconds of the instructions of a stage, on its first rank.
+
+    `always`: by pass and depth, what is sent for each micro-batch. `once`: what is sent for the first forward pass, or
+    for the last backward pass. `ends`: by instruction, what its rank waits for.
+    """
+
+    def __init__(self, plan: Plan, stage: int, cluster: Cluster, software: Software) -> None:
+        self.plan, self.stage, self.cluster, self.software = plan, stage, cluster, software
+        self.rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+        self.chunks = plan.schedule.parts(stage)
+        self.always: dict[tuple[int, int], DepthMessages] = defaultdict(DepthMessages)
+        self.once: dict[tuple[int, int], DepthMessages] = defaultdict(DepthMessages)
+        self.ends: dict[Verb, Waits] = defaultdict(_none)
+        self._ran: dict[tuple[int, int, bool], ChunkTime] = {}
+        for record in runs_in(plan, phases(plan)[-1]):
+            if record.stage in (None, stage) and record.verb not in SENDS:
+                self._place(record)
+
+    def _place(self, record: Traffic) -> None:
+        """Find where the rank waits for a collective."""
+        link, each_s = seconds(record, self.plan.mesh, self.rank, self.cluster, self.software)
+        whole_s = record.times * each_s / record.every
+        depths = [depth for chunk in self.chunks for depth in chunk if depth in range(*record.depths)]
+        if record.verb in PASSES:
+            self._place_inside(record, link, whole_s, depths or [self.chunks[0].start])
+        elif record.verb is Verb.REDUCE and record.during is not None and depths and "sums" in self.software.overlaps:
+            self.once[1, min(depths)].after[link] += whole_s
+        else:
+            self.ends[Verb.REDUCE if record.verb is Verb.REDUCE else Verb.STEP][link] += whole_s
+
+    def _place_inside(self, record: Traffic, link: str, whole_s: float, depths: Sequence[int]) -> None:
+        """A collective of depths. Weights and gradients may be sent for one micro-batch alone, see `gathers_again`."""
+        of_pass, times = PASSES[record.verb], record.times / len(depths)
+        is_layers = record.axis in SHARE_SAMPLES
+        repeats = times >= self.plan.work.num_microbatches
+        again = self.software.gathers_again and not is_layers and not repeats
+        exchanges = self.always if repeats or again else self.once
+        each_s = whole_s / len(depths) / (self.plan.work.num_microbatches if repeats else times)
+        for depth in depths:
+            found = exchanges[of_pass, depth]
+            if is_layers:
+                hidden = record.during is None and "layers" in self.software.overlaps
+                pieces = self.plan.mesh.degree(record.axis) if hidden else 1  # the first piece is waited for
+                (found.within if record.during is None else found.beside)[link] += each_s / pieces
+            elif record.collective is not Collective.ALL_GATHER:
+                found.after[link] += each_s
+            else:
+                found.before[link] += each_s
+                if again and of_pass == 0:
+                    exchanges[1, depth].before[link] += each_s
+
+    def parts_of(self, at: Instruction) -> TimeParts:
+        """The seconds of an instruction. REDUCE waits for the gradients that the last backward pass has sent."""
+        if at.verb in PASSES:
+            of_pass = PASSES[at.verb]
+            once = at.last if of_pass else at.microbatch == 0
+            share = 1.0
+            if at.verb is not Verb.BACKWARD and of_pass:
+                share = self._weights if at.verb is Verb.BACKWARD_WEIGHT else 1.0 - self._weights
+            return self._run(of_pass, at.chunk, once=once).parts.times(share)
+        if at.verb is Verb.REDUCE:
+            return _waited(self.ends[Verb.REDUCE]) + _waited(self._run(1, 0, once=True).under_way)
+        if at.verb is Verb.STEP:
+            return self._update() + _waited(self.ends[Verb.STEP])
+        return TimeParts()
+
+    @cached_property
+    def _weights(self) -> float:
+        """The share of gradients of weights in a backward pass."""
+        share = self.plan.flops().weight_share
+        return share / (1.0 + share)
+
+    def _update(self) -> TimeParts:
+        """The optimizer reads gradients, reads and writes its state and master weights, and writes weights."""
+        state = state_of_rank(self.plan, self.rank)
+        moved = 2.0 * state.optimizer_bytes + state.gradients_bytes + state.weights_bytes
+        rate = self.cluster.device.memory_bytes_per_s * self.software.memory_efficiency
+        return TimeParts(update_s=moved / rate, step_s=self.software.step_s)
+
+    def _run(self, of_pass: int, chunk: int, *, once: bool) -> ChunkTime:
+        key = of_pass, chunk, once
+        if key not in self._ran:
+            depths = self.chunks[chunk]
+            walked = _Walk(self, of_pass, once=once).through(list(reversed(depths) if of_pass else depths))
+            if of_pass and not once:  # the next micro-batch begins when gradients have left
+                walked = ChunkTime(walked.parts + _waited(walked.under_way), {})
+            self._ran[key] = walked
+        return self._ran[key]
+
+    @cached_property
+    def spent(self) -> dict[int, tuple[Spent, Spent]]:
+        """What forward and backward of each depth take. Depths that are alike are computed once."""
+        found: dict[int, tuple[Spent, Spent]] = {}
+        alike: dict[tuple[object, ...], tuple[Spent, Spent]] = {}
+        held: dict[int, list[object]] = defaultdict(list)
+        for tensor in self.plan.held_by(self.stage):
+            parameter = tensor.parameter
+            for depth in parameter.depths:
+                held[depth].append((parameter.shape, parameter.role, parameter.trained))
+        last, device = self.plan.model.num_layers, self.cluster.device
+        for depth in (depth for chunk in self.chunks for depth in chunk):
+            computes = tuple(one.depths[0] <= depth < one.depths[1] for one in self.plan.operators)
+            key = depth == 0, depth > last, computes, tuple(held[depth])
+            if key not in alike:
+                operators = operators_of_depth(self.plan, depth, device.kind, self.rank)
+                alike[key] = spent(operators, device, self.software, self.plan.work.precision)
+            found[depth] = alike[key]
+        return found
+
+
+class _Walk:
+    """A pass through the depths of a chunk: one stream computes, and one for each link sends.
+
+    The weights of a depth are gathered while the one before it computes. Its gradients leave while the next one
+    computes (Zhao et al. 2023, "PyTorch FSDP", section 3.3).
+    """
+
+    def __init__(self, stage: StageTime, of_pass: int, *, once: bool) -> None:
+        self.stage, self.of_pass = stage, of_pass
+        self.sources = [stage.always, stage.once] if once else [stage.always]
+        self.hides = "gathers" in stage.software.overlaps
+        self.now_s, self.parts = 0.0, TimeParts()
+        self.free_s: Waits = _none()  # by link: when it is free again
+
+    def through(self, depths: Sequence[int]) -> ChunkTime:
+        """Walk from the first depth to the last one."""
+        ready = self._gather(depths[0]) if depths else {}
+        for depth, following in zip(depths, [*depths[1:], None]):
+            self._wait_until(ready)
+            begins_s = self.now_s
+            if self.hides and following is not None:
+                ready = self._gather(following)
+            self._compute(self.stage.spent[depth][self.of_pass])
+            for found in self._messages(depth):
+                self._wait({link: max(0.0, each_s - (self.now_s - begins_s)) for link, each_s in found.beside.items()})
+                self._wait(found.within)
+                self._send(found.after)
+            if not self.hides and following is not None:
+                ready = self._gather(following)
+        return ChunkTime(
+            self.parts, {link: at_s - self.now_s for link, at_s in self.free_s.items() if at_s > self.now_s}
+        )
+
+    def _messages(self, depth: int) -> list[DepthMessages]:
+        return [source[self.of_pass, depth] for source in self.sources if (self.of_pass, depth) in source]
+
+    def _gather(self, depth: int) -> Waits:
+        """Begin to gather the weights of a depth. Returns when they are there, by link."""
+        ready: Waits = {}
+        for found in self._messages(depth):
+            for link, each_s in found.before.items():
+                ready[link] = self.free_s[link] = max(self.free_s[link], self.now_s) + each_s
+        return ready
+
+    def _wait_until(self, ready: Waits) -> None:
+        if ready:
+            link = max(ready, key=lambda one: ready[one])
+            self._wait({link: max(0.0, ready[link] - self.now_s)})
+
+    def _compute(self, wanted: Spent) -> None:
+        """What collectives take from the device while they run makes the computation longer."""
+        device_s = wanted.device_s
+        beside_s = min(device_s, max(0.0, max(self.free_s.values(), default=0.0) - self.now_s))
+        slower = 1.0 + (self.stage.software.contention - 1.0) * (beside_s / device_s if device_s else 0.0)
+        host_s = max(0.0, wanted.launches * self.stage.software.host_s - slower * device_s)
+        computing = TimeParts(wanted.products_s, wanted.attention_s, wanted.moved_s).times(slower)
+        self.parts += computing + TimeParts(host_s=host_s)
+        self.now_s += slower * device_s + host_s
+
+    def _wait(self, waits: Mapping[str, float]) -> None:
+        self.parts += _waited(waits)
+        self.now_s += sum(waits.values())
+
+    def _send(self, waits: Mapping[str, float]) -> None:
+        """Gradients leave; nobody waits for them here, unless nothing is sent beside the computation."""
+        if not self.hides:
+            self._wait(waits)
+            return
+        for link, each_s in waits.items():
+            self.free_s[link] = max(self.free_s[link], self.now_s) + each_s
+
+
+def _waited(waits: Mapping[str, float]) -> TimeParts:
+    return TimeParts(inside_s=waits.get(INSIDE, 0.0), between_s=waits.get(BETWEEN, 0.0), bus_s=waits.get(BUS, 0.0))

@@ -1,0 +1,55 @@
+"""In: nothing. Out: `TimeParts`: the seconds of a step, or of an instruction, by what takes them.
+Does not compute them (instruction_time.py does)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class TimeParts:
+    """Seconds by what takes them. They sum to the whole.
+
+    Attributes:
+        products_s: products with matrices.
+        attention_s: products inside of attention.
+        moved_s: operators that only move memory: norms, activations, sums, look-ups.
+        host_s: the device waits, because its host launches operators more slowly than they run.
+        inside_s: ranks wait for messages inside of nodes.
+        between_s: ranks wait for messages between nodes.
+        bus_s: ranks wait for copies between device and host.
+        update_s: the optimizer.
+        step_s: what each step takes beside all that.
+        bubble_s: pipeline stages wait for one another.
+    """
+
+    products_s: float = 0.0
+    attention_s: float = 0.0
+    moved_s: float = 0.0
+    host_s: float = 0.0
+    inside_s: float = 0.0
+    between_s: float = 0.0
+    bus_s: float = 0.0
+    update_s: float = 0.0
+    step_s: float = 0.0
+    bubble_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of them."""
+        return float(sum(getattr(self, name) for name in NAMES))
+
+    @property
+    def exposed_s(self) -> float:
+        """Messages and copies that are waited for."""
+        return self.inside_s + self.between_s + self.bus_s
+
+    def __add__(self, other: TimeParts) -> TimeParts:
+        return TimeParts(*(getattr(self, name) + getattr(other, name) for name in NAMES))
+
+    def times(self, factor: float) -> TimeParts:
+        """Each of them so many times."""
+        return TimeParts(*(factor * getattr(self, name) for name in NAMES))
+
+
+NAMES = tuple(field.name for field in fields(TimeParts))
