@@ -22,7 +22,7 @@ def kind_of(stage: int, at: Instruction) -> Kind:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class StageLanes:
     """The computations of a step. Each stage is a lane.
 
     Attributes:
@@ -62,14 +62,15 @@ class Lanes:
         return max(clock_s), busy_s
 
 
-def lanes_of(schedule: Schedule) -> Lanes:
+def lanes_of(schedule: Schedule) -> StageLanes:
     """The computations of a schedule, each behind what it needs.
 
     Raises:
         Deadlock: the lists of the stages wait for each other.
     """
-    stages, last = len(schedule.programs), len(schedule.depths) - 1
+    stages = len(schedule.programs)
     programs = [[at for at in program if at.peer is None] for program in schedule.programs]
+    last = max(at.chunk * stages + stage for stage, program in enumerate(programs) for at in program)
     places, done = [0] * stages, dict[tuple[bool, int, int | None], int]()
     kinds: dict[Kind, Instruction] = {}
     numbers: dict[Kind, int] = {}
@@ -97,7 +98,7 @@ def lanes_of(schedule: Schedule) -> Lanes:
             break
     if waiting := {s: (p[places[s]], "another stage") for s, p in enumerate(programs) if places[s] < len(p)}:
         raise Deadlock(waiting)
-    return Lanes(kinds, tuple(order), stages)
+    return StageLanes(kinds, tuple(order), stages)
 
 
 def _wanted(at: Instruction, virtual: int, last: int, *, forward: bool) -> tuple[bool, int, int | None] | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.collective_time import seconds
-from codescent.cost.lanes import Kind, Lanes, kind_of, lanes_of
+from codescent.cost.lanes import Kind, StageLanes, kind_of, lanes_of
 from codescent.cost.simulate import Simulation, simulate
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.cost.stage_time import StageTime
@@ -102,7 +102,7 @@ class StageCosts:
         return self.transfer_s
 
 
-def price(plan: Plan, cluster: Cluster, software: Software, lanes: Lanes | None = None) -> Price:
+def price(plan: Plan, cluster: Cluster, software: Software, lanes: StageLanes | None = None) -> Price:
     """The price of a step, in the steady state of a run. The mean of a round, where replicas train apart.
 
     Each stage is one lane: its ranks do the same. Ranks that are given portions of work have no such step. `lanes`: of

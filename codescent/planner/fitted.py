@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codescent.clusters.cluster import Cluster, Software
-from codescent.cost.lanes import Lanes, lanes_of
+from codescent.cost.lanes import StageLanes, lanes_of
 from codescent.cost.price import Price, price
 from codescent.cost.time_parts import TimeParts
 from codescent.plan import Plan
@@ -68,7 +68,7 @@ class MeasuredRun:
     weight: float = 1.0
 
     @cached_property
-    def lanes(self) -> Lanes:
+    def lanes(self) -> StageLanes:
         """Of its plan."""
         return lanes_of(self.plan.computing)
 
