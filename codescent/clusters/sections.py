@@ -4,6 +4,7 @@ Does not read a file (files.py does) and does not check a value alone (values.py
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import cleandoc
 from typing import Any, Literal
 
 from pydantic import Field
@@ -59,7 +60,7 @@ class NodeKeys(Section):
 
     devices: int = _given("devices of a node", ge=1, le=4096)
     cards: int = _given("network cards of a node, which its devices share", ge=1, le=4096)
-    nodes: int | None = auto("how many nodes there are", ge=1, le=10_000_000)
+    nodes: int | None = auto("how many nodes there are", ge=1)
 
 
 class LinkKeys(Section):
@@ -88,11 +89,9 @@ class SoftwareKeys(Section):
     link_efficiency: float = key(_D.link_efficiency, "share of a link's bandwidth that messages reach", gt=0, le=1)
     hop_s: float = key(_D.hop_s, "seconds of latency of a message, beside that of the link", ge=0, le=10)
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
-    step_s: float = key(_D.step_s, "seconds of a step beside its operators and messages", ge=0, le=1e6)
-    contention: float = key(
-        _D.contention, "how many times longer a computation takes beside a collective", ge=1, le=100
-    )
-    held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0, le=1e13)
+    step_s: float = key(_D.step_s, "seconds of a step beside its operators and messages", ge=0)
+    contention: float = key(_D.contention, "how many times longer a computation takes beside a collective", gt=0)
+    held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0)
     fragments: float = key(_D.fragments, "share by which an allocator holds more than is in use", ge=0, le=10)
     precision: NumberFormat = key(_D.precision, "number format of products; empty: that of the run")
     block_products: NumberFormat = key(_D.block_products, "that of the products of blocks; empty: that of the others")
@@ -146,16 +145,19 @@ def keys_markdown() -> str:
     """All keys as Markdown, with a heading and a table for each section."""
     titles: Mapping[str, type[Section]] = {**SECTIONS, f"{SOFTWARE}.NAME": SoftwareKeys}
     return "\n\n".join(
-        "\n".join([f"### `[{title}]`", "", " ".join((model.__doc__ or "").split()), "", *_rows(title, model)])
+        "\n".join([f"### `[{title}]`", "", cleandoc(model.__doc__ or ""), "", *_rows(title, model)])
         for title, model in titles.items()
     )
 
 
 def _rows(title: str, model: type[Section]) -> list[str]:
     keys = [known_key(f"{title}.{name}") for name in model.model_fields]
-    rows = [
-        f"| `{one.name}` | {one.wanted} | {f'`{one.default}`' if one.default else 'needed'} | {one.description} |"
-        for one in keys
-        if one is not None
-    ]
+    rows = [f"| `{one.name}` | {one.wanted} | {_default(one)} | {one.description} |" for one in keys if one is not None]
     return ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+
+
+def _default(of: Key) -> str:
+    """In one line: TOML writes a list on several."""
+    if not of.default:
+        return "needed"
+    return f"`{' '.join(of.default.split()).replace('[ ', '[').replace(', ]', ']')}`"
