@@ -3,14 +3,17 @@ Does not simulate what travels (cost/network.py does) and does not measure."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 """Bytes per second of each unit of a rate, in lower case: bits as tc(8) writes them, or bytes (B)."""
 MOST = 1e9
-"""No rate or latency is a larger number of its unit."""
-TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+"""No rate is larger in GB a second, no latency in its unit."""
+PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
+"""How many of each unit of a latency a second has."""
 _LINK = re.compile(r"([\d.]+)\s*([kmg]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us|ms|s))?", re.ASCII | re.IGNORECASE)
 
 
@@ -35,19 +38,46 @@ class Link:
         Raises ValueError, which names the forms, for any other text.
         """
         found = _LINK.fullmatch(text.strip())
-        numbers = [_number(found[group]) for group in (1, 3)] if found else [None, None]
-        if found is None or not numbers[0] or numbers[1] is None:
+        rate, latency = (_number(found[1]) * RATES[found[2].lower()], _number(found[3])) if found else (math.nan, 0.0)
+        if found is None or not (0 < rate <= MOST * RATES["gb"] and latency <= MOST):
             raise ValueError(
                 f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, kB, MB or GB a second, and a latency "
                 "in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
             )
-        rate = numbers[0] * RATES[found[2].lower()]
-        return cls(rate, latency_s if found[3] is None else numbers[1] * TIMES[found[4].lower()])
+        return cls(rate, latency_s if found[3] is None else latency / PER_SECOND[found[4].lower()])
+
+    def text(self) -> str:
+        """The text that `parse` reads as this link, such as "300GB/s,3us". No text says `queue_s`: it must be 0."""
+        if self.queue_s:
+            raise ValueError("a link with queue_s has no text")
+        return rate_text(self.bytes_per_s) + (f",{_latency_text(self.latency_s)}" if self.latency_s else "")
 
 
-def _number(text: str | None) -> float | None:
+def rate_text(bytes_per_s: float) -> str:
+    """The text of a rate, such as "2039GB/s", which `Link.parse` reads as the same number."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        number = _digits(bytes_per_s, power)
+        if float(number) >= 1 and float(number) * RATES[unit.lower()] == bytes_per_s:
+            return f"{number}{unit}/s"
+    return f"{_digits(bytes_per_s)}B/s"
+
+
+def _latency_text(latency_s: float) -> str:
+    for unit, power in (("s", 0), ("ms", -3), ("us", -6)):
+        number = _digits(latency_s, power)
+        if float(number) >= 1 and float(number) / PER_SECOND[unit] == latency_s:
+            return number + unit
+    return f"{_digits(latency_s)}s"
+
+
+def _digits(value: float, power: int = 0) -> str:
+    """All digits of a value divided by ten to the `power`, without an exponent."""
+    return format(Decimal(repr(float(value))).scaleb(-power).normalize(), "f")
+
+
+def _number(text: str | None) -> float:
+    """The number of a text; NaN: it is none."""
     try:
-        found = float(text or 0)
+        return float(text or 0)
     except ValueError:  # such as 1.2.3
-        return None
-    return found if found <= MOST else None
+        return math.nan

@@ -24,7 +24,7 @@ class Key:
     section: str
     name: str
     wanted: str  # valid values, in words
-    default: str  # as TOML
+    default: str  # as TOML; empty: the key has none
     description: str
 
 
@@ -49,7 +49,8 @@ def toml_value(value: object) -> str:
 
 def key_of(section: str, name: str, field: FieldInfo) -> Key:
     """A key from its field of a section."""
-    return Key(section, name, _wanted(field), toml_value(field.default), _description(field))
+    default = "" if field.is_required() else toml_value(field.default)
+    return Key(section, name, _wanted(field), default, _description(field))
 
 
 def _wanted(field: FieldInfo) -> str:
@@ -70,7 +71,7 @@ def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
     if typing.get_origin(kind) is Literal:
         return [toml_value(choice) for choice in typing.get_args(kind)]
     if typing.get_origin(kind) is list:
-        return ["list of strings"]
+        return ["list of strings" if typing.get_args(kind) == (str,) else "list of numbers"]
     names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
     return [names[kind] + (_bounds(bounds) if kind in (int, float) else "")]
 

@@ -1,0 +1,138 @@
+"""In: the values of a cluster file by key, or a `Cluster`. Out: the other one; `to_toml` writes a file of it.
+Does not read a file and does not check single values (files.py does)."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tomli_w
+
+from codescent.base.sizes import memory_size
+from codescent.clusters.cluster import PRECISIONS, Cluster, ClusterDevice, Software
+from codescent.clusters.link import Link, rate_text
+from codescent.clusters.sections import SOFTWARE, SOURCES, WHAT
+from codescent.plan.device_specs import SPECS, DeviceSpec, spec_of, specs_like
+
+Values = Mapping[str, Any]
+"""Values by "section.key", without those that are None."""
+
+
+def spec_named(name: str) -> DeviceSpec:
+    """The published device of this name: its own, or what torch calls it.
+
+    Raises ValueError, with the names that were perhaps meant: there is none.
+    """
+    by_name = {spec.name.lower(): spec for spec in SPECS}
+    if found := by_name.get(" ".join(name.split()).lower()) or spec_of(name):
+        return found
+    near = [spec.name for spec in specs_like(name)][:4]
+    near = near or [by_name[one].name for one in difflib.get_close_matches(name.lower(), by_name, n=1)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "give name, kind, memory, bandwidth and peaks instead"
+    raise ValueError(f"is no device of the table of published ones; {hint}")
+
+
+def from_spec(spec: DeviceSpec) -> dict[str, Any]:
+    """The values that a published device gives, by key. All of them are GPUs."""
+    values: dict[str, Any] = {
+        "device.name": spec.name,
+        "device.kind": "cuda",
+        "device.memory": _memory_text(spec.memory_bytes),
+        "device.bandwidth": rate_text(spec.memory_bytes_per_s),
+    }
+    peaks = {f"peaks.{name}": getattr(spec, name) for name in ("fp64", "fp32", "tf32", "bf16")}
+    return values | {name: peak for name, peak in peaks.items() if peak is not None}
+
+
+def _memory_text(size_bytes: int) -> str:
+    units = (("GB", 10**9), ("GiB", 2**30), ("B", 1))
+    unit, size = next((name, size) for name, size in units if size_bytes % size == 0)
+    return f"{size_bytes // size}{unit}"
+
+
+def problems_of(values: Values) -> Iterator[tuple[str, str]]:
+    """What is missing in values that are right alone: the key, and what to write."""
+    needed = {"device.name": 'such as "A100"', "device.kind": '"cuda" or "cpu"', "device.memory": 'such as "80GB"'}
+    needed["device.bandwidth"] = 'such as "2039GB/s"'
+    for name, form in needed.items():
+        if name not in values:
+            yield name, f"is missing: {form}; or name a published device with device.spec"
+    if not any(f"peaks.{name}" in values for name in PRECISIONS):
+        yield "peaks", "no number format has FLOP/s; give one, such as fp32 = 19.5e12, or device.spec"
+
+
+def cluster_of(name: str, values: Values, software: Mapping[str, Values], sources: Mapping[str, str]) -> Cluster:
+    """The cluster of whole, checked values."""
+    device = ClusterDevice(
+        values["device.name"],
+        values["device.kind"],
+        memory_size(values["device.memory"]).size_bytes,
+        Link.parse(values["device.bandwidth"]).bytes_per_s,
+        {one: float(values[f"peaks.{one}"]) for one in PRECISIONS if f"peaks.{one}" in values},
+        float(values["device.sustained"]),
+        values["device.units"],
+    )
+    return Cluster(
+        name,
+        values.get(WHAT, ""),
+        device,
+        values["node.devices"],
+        values["node.cards"],
+        Link.parse(values["links.inside"]),
+        Link.parse(values["links.between"]),
+        Link.parse(values["links.bus"]),
+        nodes=values.get("node.nodes"),
+        device_hour=values.get("device.price_per_hour"),
+        watts=values.get("device.watts"),
+        software={one: _software(given) for one, given in software.items()},
+        sources=dict(sources),
+    )
+
+
+def _software(values: Values) -> Software:
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Software(**{**values, **lists})
+
+
+def values_of(cluster: Cluster) -> dict[str, Any]:
+    """The values of a cluster by "section.key", without software. What is not said has none."""
+    device = cluster.device
+    values: dict[str, Any] = {
+        WHAT: cluster.what or None,
+        "device.name": device.name,
+        "device.kind": device.kind,
+        "device.memory": _memory_text(device.memory_bytes),
+        "device.bandwidth": rate_text(device.memory_bytes_per_s),
+        "device.sustained": device.sustained,
+        "device.units": device.units,
+        "device.price_per_hour": cluster.device_hour,
+        "device.watts": cluster.watts,
+        **{f"peaks.{name}": device.peaks.get(name) for name in PRECISIONS},
+        "node.devices": cluster.devices,
+        "node.cards": cluster.cards,
+        "node.nodes": cluster.nodes,
+        **{f"links.{name}": getattr(cluster, name).text() for name in ("inside", "between", "bus")},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def to_toml(cluster: Cluster) -> str:
+    """A cluster as the text of a file, which `load_cluster` reads as an equal one. Its name is that of the file.
+
+    Raises ValueError: a link has `queue_s`, which no file says.
+    """
+    tables: dict[str, Any] = {}
+    for full, value in values_of(cluster).items():
+        section, _, name = full.rpartition(".")
+        (tables.setdefault(section, {}) if section else tables)[name] = value
+    tables[SOFTWARE] = {name: _written(one) for name, one in cluster.software.items()}
+    tables[SOURCES] = dict(cluster.sources)
+    return tomli_w.dumps({name: table for name, table in tables.items() if table != {}})
+
+
+def _written(software: Software) -> dict[str, Any]:
+    """All keys, also those with the default: constants are fitted together."""
+    values = dataclasses.asdict(software)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
