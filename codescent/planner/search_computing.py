@@ -1,0 +1,71 @@
+"""In: a division by tp and cp, a micro-batch. Out: the seconds of a pass through each kind of depth.
+Does not know weights and gradients that are sent (search_data.py does), or stages (search_cuts.py does)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from codescent.build.plan import operators
+from codescent.clusters.cluster import Cluster, Software
+from codescent.cost.stage_time import StageTime
+from codescent.cost.time_parts import TimeParts
+from codescent.plan import Instruction, Mesh, Verb
+from codescent.planner.search_depths import SHARE_SAMPLES, Depths, candidate_of_piece, piece
+from codescent.planner.search_space import Frame, Options, Space
+
+
+class PassTime(NamedTuple):
+    """Seconds of a depth in a pass of one micro-batch.
+
+    Attributes:
+        device_s: the device computes.
+        host_s: it waits for its host besides.
+        waits_s: it waits for messages of its layers.
+    """
+
+    device_s: float
+    host_s: float
+    waits_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of them."""
+        return self.device_s + self.host_s + self.waits_s
+
+
+@dataclass(frozen=True)
+class Computing:
+    """What the depths compute.
+
+    Attributes:
+        forward, backward: by kind of depth.
+        fixed_s: of the passes of a micro-batch through a stage, beside its depths.
+    """
+
+    forward: tuple[PassTime, ...]
+    backward: tuple[PassTime, ...]
+    fixed_s: float
+
+
+def computing(
+    space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
+) -> Computing:
+    """The seconds of the depths. Of the frame tp, cp and the micro-batch count, of the options what layers compute."""
+    tp, cp = frame.mesh.tp, frame.mesh.cp
+    mesh = Mesh(dp_replicate=space.ranks // (tp * cp), cp=cp, tp=tp)
+    candidate = candidate_of_piece(space, Frame(mesh, frame.microbatch_size, 1), options)
+    plan = piece(space, depths, candidate, [(first, first + 1) for first in depths.first], SHARE_SAMPLES)
+    plan = replace(plan, operators=operators(candidate))
+    time, chunks = StageTime(plan, 0, cluster, software), range(len(depths.first))
+    found = [
+        [time.parts_of(Instruction(verb, number, chunk=chunk)) for chunk in chunks]
+        for verb, number in ((Verb.FORWARD, 1), (Verb.BACKWARD, 0))  # neither the first nor the last one
+    ]
+    forward, backward = (tuple(map(_pass_time, parts)) for parts in found)
+    fixed_s = sum(parts[0].total_s - _pass_time(parts[0]).total_s for parts in found) * len(chunks)
+    return Computing(forward, backward, fixed_s)
+
+
+def _pass_time(parts: TimeParts) -> PassTime:
+    return PassTime(parts.products_s + parts.attention_s + parts.moved_s, parts.host_s, parts.exposed_s)

@@ -1,0 +1,44 @@
+"""In: a division of a forward pass, a micro-batch. Out: the bytes that parts of the model keep for backward.
+Does not know weights (search_held.py does), or how many passes are in flight (search_cuts.py does)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codescent.build.plan import activations
+from codescent.clusters.cluster import Cluster, Software
+from codescent.cost.activations import is_known
+from codescent.cost.stage_memory import stage_memory
+from codescent.plan import Mesh
+from codescent.plan.activations import chunk_bytes, kept_on
+from codescent.planner.search_depths import Depths, candidate_of_piece, piece
+from codescent.planner.search_space import Frame, Options, Space
+
+
+class Kept:
+    """What parts of a model keep for one micro-batch. Where it is not declared, they keep nothing here.
+
+    Of the frame tp, cp and the micro-batch count, and whether there are several stages.
+
+    Attributes:
+        logits: bytes that the head holds while it computes the loss.
+    """
+
+    def __init__(
+        self, space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
+    ) -> None:
+        pp, cp, tp = min(2, frame.mesh.pp), frame.mesh.cp, frame.mesh.tp
+        self.mesh, self.last, self.device = Mesh(pp=pp, cp=cp, tp=tp), depths.last, cluster.device.kind
+        candidate = candidate_of_piece(space, Frame(self.mesh, frame.microbatch_size, 1), options)
+        whole = piece(space, depths, candidate, [(depths.last, depths.last + 1)], ())
+        plan = replace(whole, activations=activations(candidate, whole.objective))
+        known = is_known(plan, self.device)
+        self.tensors = list(kept_on(plan.activations, self.device)) if known else []
+        self.logits = stage_memory(replace(plan, mesh=replace(self.mesh, pp=1)), 0, cluster, software).logits
+        self._found: dict[range, int] = {}
+
+    def bytes(self, part: range) -> int:
+        """Bytes that a part of the model keeps."""
+        if part not in self._found:
+            self._found[part] = chunk_bytes(self.tensors, part, self.last, self.mesh, self.device)
+        return self._found[part]

@@ -1,0 +1,106 @@
+"""In: a mesh, zero_stage, offload. Out: the seconds in which a pass sends weights and gradients of each depth.
+Does not know what is held (search_held.py does), or what depths compute (search_computing.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from codescent.clusters.cluster import Cluster, Software
+from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
+from codescent.cost.stage_time import PASSES, StageTime
+from codescent.plan import Instruction, Plan, Traffic, Verb
+from codescent.planner.search_depths import Depths, candidate_of_piece, piece
+from codescent.planner.search_space import Frame, Options, Space
+from codescent.strategies.common_sums import common_sums
+
+LINKS = (INSIDE, BETWEEN, BUS)
+Seconds = tuple[float, float, float]
+"""By link, in the order of LINKS."""
+NONE: Seconds = (0.0, 0.0, 0.0)
+
+
+class Sent(NamedTuple):
+    """What is sent of the weights and gradients of a depth in a pass.
+
+    Attributes:
+        before, after: with each micro-batch: weights before the depth computes, gradients when it is done.
+        once_before, once_after: with the first forward, or with the last backward pass.
+    """
+
+    before: Seconds = NONE
+    after: Seconds = NONE
+    once_before: Seconds = NONE
+    once_after: Seconds = NONE
+
+
+@dataclass(frozen=True)
+class Sending:
+    """What is sent.
+
+    Attributes:
+        forward, backward: by depth of `Depths.some`.
+        reduce_s: what REDUCE of the first stage waits for beside gradients that backward has sent.
+        step_s: of STEP beside the update.
+    """
+
+    forward: Mapping[int, Sent]
+    backward: Mapping[int, Sent]
+    reduce_s: float
+    step_s: float
+
+
+def sending(
+    space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
+) -> Sending:
+    """What is sent. Of the frame the mesh counts, and whether there are several micro-batches."""
+    frame = Frame(frame.mesh, 1, min(2, frame.microbatches))
+    candidate = candidate_of_piece(space, frame, options)
+    bucket_bytes = candidate.layout.bucket_bytes
+    candidate = replace(candidate, layout=replace(candidate.layout, bucket_bytes=1))  # a bucket for each tensor
+    plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ("dp_shard", "dp_replicate"))
+    buckets = [record for record in plan.traffic if record.verb is Verb.REDUCE and record.depths != (0, 0)]
+    passes = (record for record in plan.traffic if record.verb in PASSES)
+    time = StageTime(replace(plan, traffic=(*passes, *_sums(plan))), 0, cluster, software)
+    reduce_s = _place(time, buckets, bucket_bytes)
+    step = time.parts_of(Instruction(Verb.STEP))
+    forward, backward = ({depth: _sent(time, of_pass, depth) for depth in depths.some} for of_pass in (0, 1))
+    return Sending(forward, backward, reduce_s + sum(time.ends[Verb.REDUCE].values()), step.total_s - step.update_s)
+
+
+def _sums(plan: Plan) -> Iterator[Traffic]:
+    """The sums of scalars, and without a pipeline those of gradients of tensors that several ranks have."""
+    folded = replace(plan.mesh, pp=1, dp_replicate=plan.mesh.dp_replicate * plan.mesh.pp)
+    for record in common_sums(replace(plan, mesh=folded)):
+        if record.verb is not Verb.REDUCE or plan.mesh.pp == 1:
+            yield record
+
+
+def _place(time: StageTime, buckets: Iterable[Traffic], bucket_bytes: int) -> float:
+    """Let backward send the buckets of gradients. Returns the seconds that REDUCE waits for the last one.
+
+    A tensor of the size of a bucket has one for itself. Small ones share buckets, and the latency of each.
+    """
+    waits_s = 0.0
+    for record in buckets:
+        link, whole_s = seconds(record, time.plan.mesh, 0, time.cluster, time.software)
+        if record.during is None:
+            waits_s += whole_s
+            continue
+        if record.payload_bytes < bucket_bytes:
+            empty = replace(record, payload_bytes=0)
+            latency_s = seconds(empty, time.plan.mesh, 0, time.cluster, time.software)[1]
+            whole_s -= latency_s * (1.0 - record.payload_bytes / bucket_bytes)
+        time.once[1, record.depths[0]].after[link] += whole_s
+    return waits_s
+
+
+def _sent(time: StageTime, of_pass: int, depth: int) -> Sent:
+    always, once = time.always[of_pass, depth], time.once[of_pass, depth]
+    return Sent(*(_by_link(waits) for waits in (always.before, always.after, once.before, once.after)))
+
+
+def _by_link(waits: Mapping[str, float]) -> Seconds:
+    inside, between, bus = (waits.get(link, 0.0) for link in LINKS)
+    return inside, between, bus
