@@ -308,6 +308,8 @@ def software_of(data: Mapping[str, Any]) -> Software:
         found = replace(found, overlaps=(*found.overlaps, "layers"))
     if layout.get("zero") == 3 and "gathers" in found.overlaps and found is not FSDP and "megatron" in group:
         found = replace(found, gathers_again=True, rings=1)  # DeepSpeed's ZeRO-3 of 2021
+    if group.startswith("torchtitan"):  # with a pipeline it does not let go of weights between micro-batches
+        found = replace(found, gathers_again=int(layout.get("pp") or 1) == 1, shards_over_cp=True)
     if "fp32 grad" in precision:
         found = replace(found, gradients="fp32")
     elif precision == "fp16":

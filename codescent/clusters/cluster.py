@@ -79,6 +79,7 @@ class Software:
         rings: how many cards of a node a collective uses at most; 0: those of all its ranks on the node.
         by_tensor: gradients are summed, and weights gathered, tensor by tensor: each has the latency of its own.
         gathers_again: gathered weights are let go of after each micro-batch, and gradients scattered.
+        shards_over_cp: ranks that divide a sequence also divide the state of what dp_shard divides.
         gradients: number format of the gradients that a device holds; "": that of the plan.
         band: the 10 and 90 % quantiles of measured time, relative to predicted, of the runs it was fitted on.
         fitted_on: those runs, in words.
@@ -104,6 +105,7 @@ class Software:
     rings: int = 0
     by_tensor: bool = False
     gathers_again: bool = False
+    shards_over_cp: bool = False
     gradients: str = ""
     band: tuple[float, float] = (0.8, 1.5)
     fitted_on: str = ""

@@ -14,7 +14,7 @@ from codescent.cost.simulate import Simulation, simulate
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.cost.stage_time import StageTime
 from codescent.cost.time_parts import TimeParts
-from codescent.plan import SENDS, Instruction, Plan
+from codescent.plan import SENDS, Instruction, Plan, Verb
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,18 @@ class StageCosts:
     def parts_of(self, kind: Kind, at: Instruction) -> TimeParts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
-            self._found[kind] = self.stages[kind[0]].parts_of(at)
+            parts = self.stages[kind[0]].parts_of(at)
+            self._found[kind] = self._begun_early(kind, at, parts) if at.verb is Verb.FORWARD and kind[3] else parts
         return self._found[kind]
+
+    def _begun_early(self, kind: Kind, at: Instruction, parts: TimeParts) -> TimeParts:
+        """The first forward pass of a chunk. Its weights are gathered from the begin of the step on, and so beside the
+        passes through all chunks before it."""
+        steady = self.parts_of((*kind[:3], False), replace(at, microbatch=1))
+        before = kind[2] * len(self.stages) + kind[0]
+        left_s = max(0.0, parts.exposed_s - steady.exposed_s - before * steady.total_s)
+        share = left_s / (parts.exposed_s - steady.exposed_s) if left_s else 0.0
+        return steady + (parts + steady.times(-1.0)).times(share)
 
     def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
         """See `Timed`."""
