@@ -185,6 +185,8 @@ def configs(data: Mapping[str, Any]) -> Iterator[tuple[Config, int]]:
     if unknown and pipeline > 1 and chunks == [1]:
         chunks = [1, *(number for number in (2, 3, 4, 6) if each % number == 0)]
     share = int(layout["global_batch"]) // int(layout.get("dp") or 1)
+    if str(data["group"]).startswith("torchtitan") and pipeline > 1 and not layout.get("micro_batch"):
+        sizes = [share // pipeline]  # its default: as many micro-batches as stages
     for size in sizes:
         for chunk in chunks:
             if share % size == 0 and (chunk == 1 or share // size % pipeline == 0):
@@ -311,7 +313,7 @@ def software_of(data: Mapping[str, Any]) -> Software:
     if group.startswith("torchtitan"):  # with a pipeline it does not let go of weights between micro-batches
         found = replace(found, gathers_again=int(layout.get("pp") or 1) == 1, shards_over_cp=True)
     if "fp32 grad" in precision:
-        found = replace(found, gradients="fp32")
+        found = replace(found, gradient_bytes=4 if group == "nanotron" else 6)
     elif precision == "fp16":
-        found = replace(found, gradients="bf16")  # two bytes
+        found = replace(found, gradient_bytes=2)
     return found

@@ -115,7 +115,7 @@ def values_of(cluster: Cluster) -> dict[str, Any]:
         "node.cards": cluster.cards,
         "node.nodes": cluster.nodes,
         **{f"links.{name}": getattr(cluster, name).text() for name in ("inside", "between", "bus")},
-        "links.shared": cluster.shares_inside,
+        "links.shared": cluster.shares_inside or None,
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -79,19 +79,19 @@ class SoftwareKeys(Section):
     """A program on these machines: constants, and traits that no config says. `codescent` is this product."""
 
     product_efficiency: float = key(
-        _D.product_efficiency, "share of `device.sustained` that the largest products reach", gt=0, le=1
+        _D.product_efficiency, "share of `device.sustained` that the largest products reach", gt=0, le=4
     )
     attention_efficiency: float = key(
-        _D.attention_efficiency, "share of this that products inside of attention reach", gt=0, le=1
+        _D.attention_efficiency, "share of this that products inside of attention reach", gt=0, le=4
     )
     memory_efficiency: float = key(
-        _D.memory_efficiency, "share of the memory's bandwidth that copies reach", gt=0, le=1
+        _D.memory_efficiency, "share of the memory's bandwidth that copies reach", gt=0, le=4
     )
     inside_efficiency: float = key(
-        _D.inside_efficiency, "share of a link's bandwidth that messages inside of a node reach", gt=0, le=1
+        _D.inside_efficiency, "share of a link's bandwidth that messages inside of a node reach", gt=0, le=4
     )
     between_efficiency: float = key(
-        _D.between_efficiency, "share of a card's bandwidth that messages between nodes reach", gt=0, le=1
+        _D.between_efficiency, "share of a card's bandwidth that messages between nodes reach", gt=0, le=4
     )
     hop_s: float = key(_D.hop_s, "seconds of latency of a message, beside that of the link", ge=0, le=10)
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
@@ -117,7 +117,7 @@ class SoftwareKeys(Section):
     shards_over_cp: bool = key(
         _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
     )
-    gradients: NumberFormat = key(_D.gradients, "number format of gradients in memory; empty: that of the plan")
+    gradient_bytes: int = key(_D.gradient_bytes, "bytes of a gradient in memory; 0: as the plan says", ge=0, le=64)
     band: Band = key(list(_D.band), "10 and 90 % quantiles of measured time, relative to predicted")
     fitted_on: str = key(_D.fitted_on, "the runs on which the constants were fitted; empty: none")
 

@@ -70,8 +70,8 @@ def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -
     held = memory(plan, rank, cluster.device.kind, plan.model.head_chunk_tokens, compiled=False)
     state, kept = held.state, plan.held_by(stage)
     gradients = float(state.gradients_bytes)
-    if software.gradients and kept:
-        gradients *= DTYPE_BYTES[software.gradients] / DTYPE_BYTES[kept[0].gradient_dtype]
+    if software.gradient_bytes and kept:
+        gradients *= software.gradient_bytes / DTYPE_BYTES[kept[0].gradient_dtype]
     logits = float(held.head_bytes)
     if software.logit_bytes and logits:
         logits = _logits(plan) * software.logit_bytes
