@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Interval:
+class SaveInterval:
     """How often a run saves, and the share of the time in which it trains."""
 
     seconds: float
     effective: float
 
 
-def best_interval(mtbf_s: float, save_s: float) -> Interval:
+def best_interval(mtbf_s: float, save_s: float) -> SaveInterval:
     """The interval with the least time that is lost.
 
     With M seconds between failures and d seconds of a checkpoint it is sqrt(2 d M) - d (Young 1974, "A first order
@@ -28,9 +28,9 @@ def best_interval(mtbf_s: float, save_s: float) -> Interval:
         save_s: in which training waits.
     """
     if save_s >= mtbf_s / 2:
-        return Interval(mtbf_s, math.exp(-1.0))
+        return SaveInterval(mtbf_s, math.exp(-1.0))
     seconds = math.sqrt(2 * save_s * mtbf_s) - save_s
     period = seconds + save_s
     # Exponential failures: a period of work succeeds with probability exp(-period / M); else it is done again.
     effective = seconds / (mtbf_s * math.expm1(period / mtbf_s))
-    return Interval(seconds, effective)
+    return SaveInterval(seconds, effective)
