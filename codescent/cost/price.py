@@ -41,7 +41,13 @@ class Price:
 
     def simulate(self) -> Simulation:
         """The same step with all instructions and messages, to be drawn."""
-        return simulate(self.plan.computing, self.costs)
+        waits = {
+            (stage, at): self.costs.parts_of(kind_of(stage, at), at).exposed_s
+            for stage, program in enumerate(self.plan.computing.programs)
+            for at in program
+            if at.peer is None
+        }
+        return simulate(self.plan.computing, _Computing(self.costs), waits=waits)
 
     @property
     def tokens_per_s(self) -> float:
@@ -114,6 +120,22 @@ class StageCosts:
     def message_s(self, computed_by: int) -> float:
         """See `Timed`."""
         return self.transfer_s
+
+
+class _Computing:
+    """The seconds of instructions without what their ranks wait for."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.latency_s = costs, costs.latency_s
+
+    def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
+        """See `Timed`."""
+        parts = self.costs.parts_of(kind_of(stage, at), at)
+        return parts.total_s - parts.exposed_s
+
+    def message_s(self, computed_by: int) -> float:
+        """See `Timed`."""
+        return self.costs.message_s(computed_by)
 
 
 def price(

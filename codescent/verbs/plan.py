@@ -27,9 +27,9 @@ from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.plan_link import apart_of, coding_on, free_rows, link_rows, links_of, refuse_absent
 from codescent.verbs.plan_memory import memory_rows
-from codescent.verbs.plan_operators import tables
+from codescent.verbs.plan_operators import seconds_on, tables
 from codescent.verbs.plan_price import cluster_of, price_json, price_rows, priced
-from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
+from codescent.verbs.timeline import draw_plan, draw_price, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
 MOST_PURPOSES = 2
@@ -62,7 +62,8 @@ def main(arguments: Namespace) -> int:
     found_price = None if cluster is None else priced(arguments, plan, loaded.config, cluster)
     if found_price is not None:
         rows = list(price_rows(found_price, loaded.config, arguments))
-    if links is not None:
+        drawn = None if file is None else draw_price(found_price, file)
+    elif links is not None:
         refuse_absent(links, plan)
         links = links.of_device(loaded.config.train.device)
         coding = coding_on(links, plan)
@@ -82,7 +83,11 @@ def main(arguments: Namespace) -> int:
         show_plan(plan, steps, loaded.config, rows, free)
     if arguments.operators:
         console = Console(highlight=False)
-        for one in tables(plan, CPU if loaded.config.train.device == CPU else CUDA):
+        kind = CPU if loaded.config.train.device == CPU else CUDA
+        seconds = None
+        if found_price is not None:
+            kind, seconds = found_price.cluster.device.kind, seconds_on(found_price)
+        for one in tables(plan, kind, seconds):
             console.print(one)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON

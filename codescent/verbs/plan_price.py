@@ -69,11 +69,16 @@ def cluster_of(arguments: Namespace) -> Cluster | None:
     if (arguments.mtbf is None) != (arguments.save_s is None):
         problems.append("--mtbf and --save-s: the interval of checkpoints needs both")
     cluster = None
-    try:
-        cluster = load_cluster(arguments.cluster, arguments.changes or [])
-        software_of(cluster, arguments.software)
-    except UserError as error:
-        problems += error.problems
+    for changes in (
+        arguments.changes or [],
+        [],
+    ):  # without wrong what-ifs, it may be seen whether the software is there
+        try:
+            cluster = load_cluster(arguments.cluster, changes)
+            software_of(cluster, arguments.software)
+            break
+        except UserError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
     try:
         slow_of(arguments.slow or "0: 1x")
     except ValueError as error:
@@ -191,7 +196,7 @@ def _memory_rows(found: Price) -> Rows:
         ends = stage in (0, found.fullest, len(found.memory) - 1)
         if (stage and held == found.memory[stage - 1]) or (len(found.memory) > MOST_STAGES and not ends):
             continue
-        bar = FULL * max(0, min(BAR, round(BAR * held.total / size)))
+        bar = FULL * max(1, min(BAR, round(BAR * held.total / size)))
         over = "!" if held.total > size else ""
         name = f"  stage {stage}" if len(found.memory) > 1 else "  a rank"
         yield name, [f"[{bar:{EMPTY}<{BAR}}]{over} {of_bytes(held.total)}", *([_held(held)] if held is fullest else [])]
@@ -213,7 +218,7 @@ def _speed_rows(found: Price) -> Rows:
         "speed",
         [
             f"{of_number(found.tokens_per_s)} tokens/s; MFU {of_share(mfu)}{again}",
-            f"of {of_rate(found.peak_flops_per_s, 'FLOP/s')} in {precision}, with 6 N + 12 L h s FLOPs a token (no mask)",
+            f"of {of_rate(found.peak_flops_per_s, 'FLOP/s')} in {precision}, by 6 N + 12 L h s FLOPs a token, unmasked",
         ],
     )
 
