@@ -1,4 +1,4 @@
-"""In: a file of published measurements. Out: how far the planner's predictions err: by group, in all, and each residual.
+"""In: a file of published measurements. Out: how far the planner errs: by group, in all, and each residual.
 Measures nothing, and reads nothing but the files that are named."""
 
 from __future__ import annotations

@@ -78,11 +78,12 @@ def test_what_shipped_clusters_say() -> None:
     assert aurora.devices // 2 * (aurora.nodes or 0) == 63744
     assert load_cluster("sophia").devices * 24 == 192
     assert lab.between == Link.parse("49mbit,0.2ms")
-    assert software_of(lab).link_efficiency == 1.0
+    assert software_of(lab).between_efficiency == 1.0
     assert lab.device.peak("bf16") == lab.device.peak("fp32") == 5.3e12
     assert load_cluster("v100").device.peak("fp16") == 125e12
     for name in SHIPPED:
         cluster = load_cluster(name)
+        assert "fp32" in cluster.device.peaks, name  # else products in fp32 have the peak of a narrower format
         assert cluster.between.bytes_per_s <= cluster.inside.bytes_per_s <= cluster.device.memory_bytes_per_s, name
 
 
@@ -231,6 +232,7 @@ CLUSTERS = st.builds(
     links(1e7, 2e13),
     links(1e4, 2e12),
     links(1e7, 2e13),
+    st.booleans(),
     st.none() | st.integers(1, 10**6),
     st.none() | st.floats(0, 1e3),
     st.none() | st.floats(0, 1e4),
@@ -243,7 +245,7 @@ CLUSTERS = st.builds(
             logit_bytes=st.integers(0, 8),
             precision=st.sampled_from(["", "bf16"]),
             overlaps=st.lists(st.sampled_from(OVERLAPS), unique=True).map(tuple),
-            gathers_again=st.booleans(),
+            units=st.sampled_from(["", "again", "kept"]),
             band=st.tuples(st.floats(0.1, 1), st.floats(1, 3)),
             fitted_on=st.sampled_from(["", "runs of this machine"]),
         ),

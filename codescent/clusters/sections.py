@@ -69,6 +69,7 @@ class LinkKeys(Section):
     inside: NodeLink = _given('of a device to the others of its node, such as "300GB/s,3us"')
     between: CardLink = _given('of a network card to other nodes, such as "25GB/s,5us"')
     bus: NodeLink = _given("of a device to the memory of its host")
+    shared: bool = key(False, "devices of a node cannot reach each other's memory: all send through one bus")
 
 
 _D = Software()
@@ -78,18 +79,24 @@ class SoftwareKeys(Section):
     """A program on these machines: constants, and traits that no config says. `codescent` is this product."""
 
     product_efficiency: float = key(
-        _D.product_efficiency, "share of `device.sustained` that the largest products reach", gt=0, le=1
+        _D.product_efficiency, "share of `device.sustained` that the largest products reach", gt=0, le=4
     )
     attention_efficiency: float = key(
-        _D.attention_efficiency, "share of this that products inside of attention reach", gt=0, le=1
+        _D.attention_efficiency, "share of this that products inside of attention reach", gt=0, le=4
     )
     memory_efficiency: float = key(
-        _D.memory_efficiency, "share of the memory's bandwidth that copies reach", gt=0, le=1
+        _D.memory_efficiency, "share of the memory's bandwidth that copies reach", gt=0, le=4
     )
-    link_efficiency: float = key(_D.link_efficiency, "share of a link's bandwidth that messages reach", gt=0, le=1)
+    inside_efficiency: float = key(
+        _D.inside_efficiency, "share of a link's bandwidth that messages inside of a node reach", gt=0, le=4
+    )
+    between_efficiency: float = key(
+        _D.between_efficiency, "share of a card's bandwidth that messages between nodes reach", gt=0, le=4
+    )
     hop_s: float = key(_D.hop_s, "seconds of latency of a message, beside that of the link", ge=0, le=10)
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
-    step_s: float = key(_D.step_s, "seconds of a step beside its operators and messages", ge=0)
+    microbatch_s: float = key(_D.microbatch_s, "seconds of a micro-batch beside its operators and messages", ge=0)
+    step_s: float = key(_D.step_s, "seconds of a step beside its micro-batches", ge=0)
     contention: float = key(_D.contention, "how many times longer a computation takes beside a collective", gt=0)
     held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0)
     fragments: float = key(_D.fragments, "share by which an allocator holds more than is in use", ge=0, le=10)
@@ -104,8 +111,15 @@ class SoftwareKeys(Section):
     overlaps: Overlaps = key(
         list(_D.overlaps), "what is sent while it computes: gathers, sums, layers (tensor parallelism in pieces)"
     )
-    gathers_again: bool = key(_D.gathers_again, "gathered weights are let go of after each micro-batch")
-    gradients: NumberFormat = key(_D.gradients, "number format of gradients in memory; empty: that of the plan")
+    rings: int = key(_D.rings, "most cards of a node that a collective uses; 0: those of all its ranks there", ge=0)
+    by_tensor: bool = key(_D.by_tensor, "weights and gradients are sent tensor by tensor, each with its latency")
+    units: Literal["", "again", "kept"] = key(
+        _D.units, "gathered weights: again: let go of after each micro-batch; kept: for all of them; empty: as the plan"
+    )
+    shards_over_cp: bool = key(
+        _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
+    )
+    gradient_bytes: int = key(_D.gradient_bytes, "bytes of a gradient in memory; 0: as the plan says", ge=0, le=64)
     band: Band = key(list(_D.band), "10 and 90 % quantiles of measured time, relative to predicted")
     fitted_on: str = key(_D.fitted_on, "the runs on which the constants were fitted; empty: none")
 
