@@ -1,24 +1,233 @@
-"""In: a layout of a space. Out: less than the seconds of its step and the bytes of its fullest rank, without its Plan.
+"""In: a layout of a space. Out: less than the seconds of its step and than the bytes of its fullest rank, by no Plan.
 Does not decide what is priced (search.py does). tests/test_search.py compares the bounds with prices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from functools import partial
+from operator import add, mul
 from typing import Any, TypeVar
 
+from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
-from codescent.cost.collective_time import seconds
-from codescent.cost.stage_memory import stage_memory
-from codescent.plan import Instruction, Schedule, Verb
+from codescent.cost.lanes import StageLanes, kind_of
+from codescent.plan import Instruction, Mesh, Verb
 from codescent.planner.search_computing import Computing, computing
+from codescent.planner.search_constants import Constants
 from codescent.planner.search_cuts import Cut, cut_of, in_flight
-from codescent.planner.search_depths import Depths, candidate_of_piece, piece
-from codescent.planner.search_held import Holding, gathered, holding
+from codescent.planner.search_depths import Depths
+from codescent.planner.search_held import Held, Holding, gathered, holding
 from codescent.planner.search_kept import Kept
 from codescent.planner.search_passes import PartTimes, Passes
+from codescent.planner.search_paths import ZERO_BUBBLE, Paths
 from codescent.planner.search_sent import Sending, sending
-from codescent.planner.search_space import SCHEDULE, VIRTUAL, Frame, Options, Space
-from codescent.strategies.pipeline import Pipeline, depths_of
+from codescent.planner.search_space import SCHEDULE, VIRTUAL, Frame, Options, Space, default_of
+from codescent.strategies.pipeline import depths_of
 
 T = TypeVar("T")
+LAYERS = ("parallel.sequence_parallel", "parallel.recompute", "parallel.context")
+"""Options that decide what layers compute and send."""
+STATE = ("parallel.zero_stage", "parallel.offload")
+"""Options that decide where weights, gradients and optimizer state are."""
+
+
+class Bounds:
+    """Lower bounds of the layouts of a space. What several layouts have in common is computed once."""
+
+    def __init__(self, space: Space, cluster: Cluster, software: Software) -> None:
+        self.space, self.cluster, self.software = space, cluster, software
+        self.depths = Depths(space)
+        self.constants = Constants(space, cluster, software)
+        self.all_depths = range(self.depths.last + 1)
+        self._found: dict[Hashable, Any] = {}
+        # cost/ takes the instructions of a kind to be as long as the first one of them.
+        first, last = Instruction(Verb.BACKWARD, 0), Instruction(Verb.BACKWARD, 1, last=True)
+        self._prices_last = kind_of(0, first) != kind_of(0, last)
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._found:
+            self._found[key] = make()
+        found: T = self._found[key]
+        return found
+
+    # What a layout is made of
+
+    def _computing(self, frame: Frame, options: Options) -> Computing:
+        chosen = _some(options, *LAYERS)
+        key = Computing, frame.mesh.tp, frame.mesh.cp, frame.microbatch_size, *chosen.values(), self._aligned(frame)
+        return self._once(key, partial(self._compute, frame, chosen))
+
+    def _compute(self, frame: Frame, chosen: Options) -> Computing:
+        found = computing(self.space, self.depths, frame, chosen, self.cluster, self.software)
+        return found if self._aligned(frame) else found.without_messages()
+
+    def _sending(self, frame: Frame, options: Options) -> Sending:
+        chosen = _some(options, *STATE)
+        return self._once(
+            (Sending, frame.mesh, frame.microbatches > 1, *chosen.values()), partial(self._send, frame, chosen)
+        )
+
+    def _send(self, frame: Frame, chosen: Options) -> Sending:
+        others = {"parallel.sequence_parallel": False}  # sums of whole tensors, which a bound may leave out
+        found = sending(self.space, self.depths, frame, {**chosen, **others}, self.cluster, self.software)
+        return found if self._aligned(frame) else found.without_messages()
+
+    def _aligned(self, frame: Frame) -> bool:
+        """Whether the groups of all stages lie on nodes as those of the first one do."""
+        stage, devices = self.space.ranks // frame.mesh.pp, self.cluster.devices
+        return frame.mesh.pp == 1 or stage % devices == 0 or devices % stage == 0
+
+    def _holding(self, frame: Frame, options: Options) -> Holding:
+        chosen, mesh = _some(options, *STATE), frame.mesh
+        cp = mesh.cp if self.software.shards_over_cp else 1
+        replicas = min(2, mesh.dp_replicate * mesh.cp // cp) if mesh.dp_shard == 1 else 1  # they copy gradients
+        same = Mesh(min(2, mesh.pp), replicas, mesh.dp_shard, cp, mesh.tp)
+        arguments = (
+            self.space,
+            self.depths,
+            Frame(same, 1, min(2, frame.microbatches)),
+            chosen,
+            self.cluster,
+            self.software,
+        )
+        return self._once((Holding, *arguments[2], *chosen.values()), partial(holding, *arguments))
+
+    def _kept(self, frame: Frame, options: Options) -> Kept:
+        chosen = {**_some(options, *LAYERS[:2]), SCHEDULE: _splits(options)}
+        key = Kept, frame.mesh.pp > 1, frame.mesh.tp, frame.mesh.cp, frame.microbatch_size, *chosen.values()
+        arguments = self.space, self.depths, frame, chosen, self.cluster, self.software
+        return self._once(key, partial(Kept, *arguments))
+
+    def _cut(self, frame: Frame, options: Options) -> Cut:
+        pp, virtual = frame.mesh.pp, int(str(options[VIRTUAL])) if frame.mesh.pp > 1 else 1
+
+        def make() -> Cut:
+            candidate = self.space.candidate_with(frame, {VIRTUAL: virtual})
+            return cut_of(self.depths, depths_of(candidate), pp)
+
+        return self._once((Cut, pp, virtual), make)
+
+    # Seconds
+
+    def least_s(self, frame: Frame, options: Options) -> float:
+        """Less than the seconds of a step, whatever the schedule and the place of the state. `options`: LAYERS."""
+        found = self._computing(frame, options)
+        passes = (*zip(self.depths.counts(self.all_depths), found.forward, found.backward, strict=True),)
+        microbatch_s = sum(number * (one.total_s + back.total_s) for number, one, back in passes)
+        return max(1.0, frame.microbatches / frame.mesh.pp) * microbatch_s
+
+    def computing_s(self, frame: Frame, options: Options) -> float:
+        """Less than the seconds of a step, wherever the state is. `options`: LAYERS and the schedule."""
+        ends_s = (0.0,) * frame.mesh.pp
+        return self._paths(frame, options, None, ends_s).longest_s(str(options[SCHEDULE]))
+
+    def step_s(self, frame: Frame, options: Options) -> float:
+        """Less than the seconds of a step."""
+        return self._all_paths(frame, options).longest_s(str(options[SCHEDULE]))
+
+    def step_in_lanes_s(self, frame: Frame, options: Options, lanes: StageLanes) -> float:
+        """As `step_s`, and closer: instruction by instruction. `lanes`: of the schedule."""
+        return self._all_paths(frame, options).in_lanes_s(lanes)
+
+    def _all_paths(self, frame: Frame, options: Options) -> Paths:
+        cut, sent, held = self._cut(frame, options), self._sending(frame, options), self._holding(frame, options)
+        key = "ends", id(cut), id(sent), id(held)  # all of them stay in `_found`
+        counts = [cut.counts(stage, self.depths) for stage in range(cut.stages)]
+        ends_s = self._once(key, lambda: tuple(sent.step_s + self._of_state(held, one).update_s for one in counts))
+        return self._paths(frame, options, sent, ends_s)
+
+    def _paths(self, frame: Frame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
+        cut, computed, whole = self._cut(frame, options), self._computing(frame, options), frame.mesh.pp == 1
+        apart = self._prices_last or frame.microbatches == 1
+
+        passes = self._once(
+            ("passes", id(computed), id(sent), whole),
+            lambda: Passes(self.depths, computed, sent, self.software, whole=whole),
+        )
+        fixed_s = computed.fixed_s / 2 / cut.chunks
+        times = tuple(self._times(passes.of(part), fixed_s, apart=apart) for part in cut.parts)
+        reduce_s = 0.0 if sent is None else sent.reduce_s
+        message_s: float = self._once(
+            ("message", frame.mesh.pp, frame.mesh.cp, frame.mesh.tp, frame.microbatch_size, options[LAYERS[0]]),
+            lambda: self.constants.message_s(frame, _some(options, LAYERS[0])),
+        )
+        return Paths(cut, times, frame.microbatches, message_s, self.constants.weights, reduce_s, ends_s)
+
+    def _times(self, found: PartTimes, fixed_s: float, *, apart: bool) -> PartTimes:
+        """`apart`: whether the last backward pass is priced by itself."""
+        return PartTimes(
+            forward=found.forward + fixed_s,
+            backward=found.backward + fixed_s,
+            first=found.first + fixed_s,
+            last=(found.last if apart else found.backward) + fixed_s,
+            left=found.left,
+            gathers=found.gathers,
+            most=found.most + fixed_s,
+        )
+
+    def _of_state(self, held: Holding, counts: tuple[int, ...]) -> Held:
+        """What a stage with so many depths of each kind holds."""
+
+        def make() -> Held:
+            found = [*zip(counts, held.kinds, strict=True)]
+            ends = [Held(0.0, 0.0)]
+            if counts[0] and counts[-1]:
+                found, ends = found[1:-1], [held.ends]
+            state, update_s = (sum(n * one[at] for n, one in found) + ends[0][at] for at in range(len(Held._fields)))
+            return Held(state, update_s)
+
+        return self._once(("state", id(held), counts), make)
+
+    # Bytes
+
+    def bytes(self, frame: Frame, options: Options) -> float:
+        """Less than the bytes of the fullest rank: those of the first rank of one of a few stages."""
+        state, kept = self._state_bytes(frame, options), self._kept_bytes(frame, options)
+        return self._total(max(map(add, state, kept)))
+
+    def kept_bytes(self, frame: Frame, options: Options) -> float:
+        """As `bytes`, wherever the state is. `options`: LAYERS and the schedule."""
+        return self._total(max(self._kept_bytes(frame, options)))
+
+    def _total(self, held: float) -> float:
+        return self.constants.device_bytes + self.constants.allocated * held
+
+    def _state_bytes(self, frame: Frame, options: Options) -> tuple[float, ...]:
+        """Of weights, gradients and optimizer state, and what is gathered: of the stages that may be the fullest."""
+        cut, held = self._cut(frame, options), self._holding(frame, options)
+
+        def make() -> tuple[float, ...]:
+            counts = [cut.counts(stage, self.depths) for stage in cut.full(self.depths)]
+            return tuple(self._of_state(held, one).state + self._gathered(held, one) for one in counts)
+
+        return self._once(("state bytes", id(cut), id(held)), make)
+
+    def _gathered(self, held: Holding, counts: tuple[int, ...]) -> float:
+        def make() -> float:
+            return gathered(held, self.depths, counts, self.cluster, self.software)
+
+        return self._once(("gathered", id(held), counts), make)
+
+    def _kept_bytes(self, frame: Frame, options: Options) -> tuple[float, ...]:
+        """Of what forward passes keep, and of the head: of the stages that may be the fullest."""
+        cut, kept = self._cut(frame, options), self._kept(frame, options)
+        name = str(options[SCHEDULE])
+
+        def of_stage(stage: int) -> float:
+            flying = in_flight(name, stage, cut.stages, frame.microbatches, cut.chunks)
+            counts = cut.counts(stage, self.depths)
+            parts = (kept.bytes(cut.parts[number]) for number in cut.chunks_of(stage))
+            again = max(each for number, each in zip(counts, kept.again, strict=True) if number)
+            return sum(map(mul, flying, parts)) + again + (kept.logits if counts[-1] else 0.0)
+
+        key = "kept bytes", id(cut), id(kept), name, frame.microbatches
+        return self._once(key, lambda: tuple(map(of_stage, cut.full(self.depths))))
+
+
+def _some(options: Options, *keys: str) -> dict[str, Value]:
+    return {key: options[key] for key in keys}
+
+
+def _splits(options: Options) -> Value:
+    """The schedule, as far as it decides what forward keeps."""
+    return ZERO_BUBBLE if options[SCHEDULE] == ZERO_BUBBLE else default_of(SCHEDULE)

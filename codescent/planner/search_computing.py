@@ -21,17 +21,19 @@ class PassTime(NamedTuple):
     Attributes:
         device_s: the device computes.
         host_s: it waits for its host besides.
-        waits_s: it waits for messages of its layers.
+        within_s: it waits for messages of its layers.
+        beside_s: it waits for those of them that travel beside the computation, if nothing makes that longer.
     """
 
     device_s: float
     host_s: float
-    waits_s: float
+    within_s: float
+    beside_s: float
 
     @property
     def total_s(self) -> float:
         """All of them."""
-        return self.device_s + self.host_s + self.waits_s
+        return self.device_s + self.host_s + self.within_s + self.beside_s
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ class Computing:
     forward: tuple[PassTime, ...]
     backward: tuple[PassTime, ...]
     fixed_s: float
+
+    def without_messages(self) -> Computing:
+        """The same, as if no layer sent anything."""
+        without = {"within_s": 0.0, "beside_s": 0.0}
+        forward, backward = (
+            tuple(one._replace(**without) for one in passes) for passes in (self.forward, self.backward)
+        )
+        return Computing(forward, backward, self.fixed_s)
 
 
 def computing(
@@ -62,10 +72,15 @@ def computing(
         [time.parts_of(Instruction(verb, number, chunk=chunk)) for chunk in chunks]
         for verb, number in ((Verb.FORWARD, 1), (Verb.BACKWARD, 0))  # neither the first nor the last one
     ]
-    forward, backward = (tuple(map(_pass_time, parts)) for parts in found)
-    fixed_s = sum(parts[0].total_s - _pass_time(parts[0]).total_s for parts in found) * len(chunks)
-    return Computing(forward, backward, fixed_s)
+    forward, backward = (
+        tuple(_pass_time(time, of_pass, depth, one) for depth, one in zip(depths.first, parts, strict=True))
+        for of_pass, parts in enumerate(found)
+    )
+    fixed_s = sum(parts[0].total_s - times[0].total_s for parts, times in zip(found, (forward, backward), strict=True))
+    return Computing(forward, backward, fixed_s * len(chunks))
 
 
-def _pass_time(parts: TimeParts) -> PassTime:
-    return PassTime(parts.products_s + parts.attention_s + parts.moved_s, parts.host_s, parts.exposed_s)
+def _pass_time(time: StageTime, of_pass: int, depth: int, parts: TimeParts) -> PassTime:
+    within_s = sum(time.always[of_pass, depth].within.values())
+    device_s = parts.products_s + parts.attention_s + parts.moved_s
+    return PassTime(device_s, parts.host_s, within_s, parts.exposed_s - within_s)

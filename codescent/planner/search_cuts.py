@@ -41,6 +41,28 @@ class Cut:
         """By stage: how often it has each part."""
         return tuple(Counter(self.chunks_of(stage)) for stage in range(self.stages))
 
+    def counts(self, stage: int, depths: Depths) -> tuple[int, ...]:
+        """How many depths of each kind a stage has."""
+        if stage not in self._counts:
+            each = [depths.counts(self.parts[number]) for number in self.chunks_of(stage)]
+            self._counts[stage] = tuple(map(sum, zip(*each, strict=True)))
+        return self._counts[stage]
+
+    def full(self, depths: Depths) -> tuple[int, ...]:
+        """The stages that may hold most: the first one, the last one, and the first one with most blocks."""
+        if not self._full:
+            blocks = [sum(self.counts(stage, depths)[1:-1]) for stage in range(self.stages)]
+            self._full.extend(sorted({0, self.stages - 1, blocks.index(max(blocks))}))
+        return tuple(self._full)
+
+    @cached_property
+    def _full(self) -> list[int]:
+        return []
+
+    @cached_property
+    def _counts(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
 
 def cut_of(depths: Depths, bounds: Sequence[tuple[int, int]], stages: int) -> Cut:
     """The cut of a model at these bounds: [first, end) of each virtual stage."""

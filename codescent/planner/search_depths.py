@@ -52,10 +52,14 @@ class Depths:
         self.runs = [(first, end) for first, end in zip(self.first, ends, strict=True)]
         self.some = {depth for first, end in self.runs for depth in range(first, min(first + SOME, end))}
         self.some |= {self.last - 1}
+        self._counts: dict[range, tuple[int, ...]] = {}
 
     def counts(self, part: range) -> tuple[int, ...]:
         """How many depths of each kind a part of the model has."""
-        return tuple(len(range(max(first, part.start), min(end, part.stop))) for first, end in self.runs)
+        if part not in self._counts:
+            runs = (range(max(first, part.start), min(end, part.stop)) for first, end in self.runs)
+            self._counts[part] = tuple(map(len, runs))
+        return self._counts[part]
 
     def chunks(self, pp: int) -> list[tuple[int, int]]:
         """The chunks of a piece. Without a pipeline all depths are one; else each kind has one of some of its depths,

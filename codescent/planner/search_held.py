@@ -11,7 +11,7 @@ from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.collective_time import seconds
 from codescent.cost.stage_memory import stage_memory
 from codescent.cost.stage_time import StageTime
-from codescent.plan import Collective, Instruction, Mesh, Plan, Traffic, Verb
+from codescent.plan import Collective, Instruction, Plan, Traffic, Verb
 from codescent.planner.search_depths import SOME, Depths, candidate_of_piece, piece
 from codescent.planner.search_space import Frame, Options, Space
 from codescent.strategies import active
@@ -42,11 +42,9 @@ class Holding:
 def holding(
     space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
 ) -> Holding:
-    """What is held. Of the frame tp and dp_shard count, and whether there are several stages or micro-batches."""
-    tp, dp_shard = frame.mesh.tp, frame.mesh.dp_shard
-    mesh = Mesh(dp_replicate=space.ranks // (tp * dp_shard), dp_shard=dp_shard, tp=tp)
-    candidate = candidate_of_piece(space, Frame(mesh, 1, min(2, frame.microbatches)), options)
-    plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ["dp_shard"])
+    """What is held. A stage is like another one, so of those of the frame it counts whether there are several."""
+    candidate = candidate_of_piece(space, frame._replace(mesh=replace(frame.mesh, pp=1)), options)
+    plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ("dp_shard",))
     kinds = tuple(_held(plan, depths, [first], cluster, software) for first in depths.first)
     return Holding(kinds, _held(plan, depths, [0, depths.last], cluster, software), plan)
 

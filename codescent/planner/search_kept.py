@@ -8,8 +8,8 @@ from dataclasses import replace
 from codescent.build.plan import activations
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.activations import is_known
-from codescent.cost.stage_memory import stage_memory
-from codescent.plan import Mesh
+from codescent.cost.stage_memory import block_bytes, stage_memory
+from codescent.plan import Mesh, Plan
 from codescent.plan.activations import chunk_bytes, kept_on
 from codescent.planner.search_depths import Depths, candidate_of_piece, piece
 from codescent.planner.search_space import Frame, Options, Space
@@ -22,6 +22,7 @@ class Kept:
 
     Attributes:
         logits: bytes that the head holds while it computes the loss.
+        again: by kind of depth: bytes of what backward computes again of a depth.
     """
 
     def __init__(
@@ -35,7 +36,12 @@ class Kept:
         known = is_known(plan, self.device)
         self.tensors = list(kept_on(plan.activations, self.device)) if known else []
         self.logits = stage_memory(replace(plan, mesh=replace(self.mesh, pp=1)), 0, cluster, software).logits
+        self.again = [self._again(plan, first) for first in depths.first]
         self._found: dict[range, int] = {}
+
+    def _again(self, plan: Plan, depth: int) -> int:
+        schedule = replace(plan.schedule, depths=((depth, depth + 1),))
+        return block_bytes(replace(plan, schedule=schedule), 0, 0, self.device)
 
     def bytes(self, part: range) -> int:
         """Bytes that a part of the model keeps."""

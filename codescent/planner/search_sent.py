@@ -3,7 +3,7 @@ Does not know what is held (search_held.py does), or what depths compute (search
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,17 +22,22 @@ NONE: Seconds = (0.0, 0.0, 0.0)
 
 
 class Sent(NamedTuple):
-    """What is sent of the weights and gradients of a depth in a pass.
+    """What a pass sends of the weights and gradients of a depth.
 
     Attributes:
-        before, after: with each micro-batch: weights before the depth computes, gradients when it is done.
-        once_before, once_after: with the first forward, or with the last backward pass.
+        before: weights, before the depth computes.
+        after: gradients, when it is done.
+        least_s, most_s: for how long the depth waits for sums over cp alone, which cost/ takes for sums of layers.
     """
 
     before: Seconds = NONE
     after: Seconds = NONE
-    once_before: Seconds = NONE
-    once_after: Seconds = NONE
+    least_s: float = 0.0
+    most_s: float = 0.0
+
+
+FORWARD, BACKWARD, FIRST, LAST = range(4)
+"""Passes: of a micro-batch that is neither the first nor the last one; the first forward, the last backward pass."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +45,18 @@ class Sending:
     """What is sent.
 
     Attributes:
-        forward, backward: by depth of `Depths.some`.
+        passes: FORWARD, BACKWARD, FIRST and LAST: by depth of `Depths.some`.
         reduce_s: what REDUCE of the first stage waits for beside gradients that backward has sent.
         step_s: of STEP beside the update.
     """
 
-    forward: Mapping[int, Sent]
-    backward: Mapping[int, Sent]
+    passes: tuple[Mapping[int, Sent], ...]
     reduce_s: float
     step_s: float
+
+    def without_messages(self) -> Sending:
+        """The same, as if no weights and gradients were sent."""
+        return Sending(tuple(dict.fromkeys(one, Sent()) for one in self.passes), 0.0, self.step_s)
 
 
 def sending(
@@ -61,12 +69,16 @@ def sending(
     candidate = replace(candidate, layout=replace(candidate.layout, bucket_bytes=1))  # a bucket for each tensor
     plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ("dp_shard", "dp_replicate"))
     buckets = [record for record in plan.traffic if record.verb is Verb.REDUCE and record.depths != (0, 0)]
-    passes = (record for record in plan.traffic if record.verb in PASSES)
-    time = StageTime(replace(plan, traffic=(*passes, *_sums(plan))), 0, cluster, software)
+    others = (record for record in plan.traffic if record.verb in PASSES)
+    time = StageTime(replace(plan, traffic=(*others, *_sums(plan))), 0, cluster, software)
     reduce_s = _place(time, buckets, bucket_bytes)
     step = time.parts_of(Instruction(Verb.STEP))
-    forward, backward = ({depth: _sent(time, of_pass, depth) for depth in depths.some} for of_pass in (0, 1))
-    return Sending(forward, backward, reduce_s + sum(time.ends[Verb.REDUCE].values()), step.total_s - step.update_s)
+    passes = tuple(
+        {depth: _sent(time, of_pass, depth, once=once) for depth in depths.some}
+        for once in (False, True)
+        for of_pass in (0, 1)
+    )
+    return Sending(passes, reduce_s + sum(time.ends[Verb.REDUCE].values()), step.total_s - step.update_s)
 
 
 def _sums(plan: Plan) -> Iterator[Traffic]:
@@ -96,11 +108,13 @@ def _place(time: StageTime, buckets: Iterable[Traffic], bucket_bytes: int) -> fl
     return waits_s
 
 
-def _sent(time: StageTime, of_pass: int, depth: int) -> Sent:
-    always, once = time.always[of_pass, depth], time.once[of_pass, depth]
-    return Sent(*(_by_link(waits) for waits in (always.before, always.after, once.before, once.after)))
+def _sent(time: StageTime, of_pass: int, depth: int, *, once: bool) -> Sent:
+    found = [time.always[of_pass, depth], *([time.once[of_pass, depth]] if once else [])]
+    least_s, beside_s = (sum(sum(getattr(one, name).values()) for one in found) for name in ("within", "beside"))
+    before, after = (_by_link([getattr(one, name) for one in found]) for name in ("before", "after"))
+    return Sent(before, after, least_s, least_s + beside_s)
 
 
-def _by_link(waits: Mapping[str, float]) -> Seconds:
-    inside, between, bus = (waits.get(link, 0.0) for link in LINKS)
+def _by_link(waits: Sequence[Mapping[str, float]]) -> Seconds:
+    inside, between, bus = (sum(one.get(link, 0.0) for one in waits) for link in LINKS)
     return inside, between, bus

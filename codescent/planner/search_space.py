@@ -88,7 +88,7 @@ class Space:
             share, rest = divmod(self.samples, mesh.dp)
             if rest:
                 continue
-            for size in sorted(self._sizes(share)):
+            for size in sorted(set(self._sizes(share))):
                 if share % size == 0:
                     yield Frame(mesh, size, share // size)
 
@@ -104,7 +104,7 @@ class Space:
         if fixed is not None:
             possible = [fixed] if left % fixed == 0 else []
         else:
-            possible = sorted(divisors(left)) if axis < len(AXES) - 1 else [left]
+            possible = sorted(set(divisors(left))) if axis < len(AXES) - 1 else [left]
         for degree in possible:
             yield from self._meshes(*degrees, degree)
 
