@@ -17,7 +17,7 @@ from codescent.cost.price import price
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.plan import Plan
 from codescent.plan.schedule import accumulate
-from codescent.planner.search_bounds import LAYERS, Bounds
+from codescent.planner.search_bounds import LAYERS, Bounds, Scheduled
 from codescent.planner.search_found import Counts, Found, Layout, Searched
 from codescent.planner.search_queue import Queue
 from codescent.planner.search_rules import Rules
@@ -89,25 +89,26 @@ class Search:
 
     def _by_schedule(self, family: Family) -> None:
         for options in _values(family, (*LAYERS, SCHEDULE, VIRTUAL)):
-            bound_s = self.bounds.computing_s(family[0][0], options)
-            self.fast.add(bound_s, partial(self._by_layout, _restricted(family, options), options, bound_s))
+            found = self.bounds.scheduled(family[0][0], options)
+            self.fast.add(found.computing_s, partial(self._by_layout, _restricted(family, options), found))
 
-    def _by_layout(self, family: Family, options: Options, bound_s: float) -> None:
-        """Bound each layout by itself."""
+    def _by_layout(self, family: Family, scheduled: Scheduled) -> None:
         limit = self.cluster.device.memory_bytes
-        fits = self.bounds.kept_bytes(family[0][0], options) <= limit
-        layouts = _layouts(family)
-        large = [layout for layout in layouts if not fits or self.bounds.bytes(*layout) > limit]
-        if large:
-            self.counts.unfit += len(large)
-            self.unfit.add(bound_s, partial(self._bound_all, self.unfit, large))
-        if len(large) < len(layouts):
-            taken = set(map(id, large))
-            self._bound_all(self.fast, [layout for layout in layouts if id(layout) not in taken])
+        fits, too_large = list[Layout](), list[Layout]()
+        for layout in _layouts(family):
+            large = scheduled.kept_bytes > limit or scheduled.bytes(*layout) > limit
+            (too_large if large else fits).append(layout)
+        self._bound_all(self.fast, scheduled, fits)
+        if too_large:
+            self.counts.unfit += len(too_large)
+            self.unfit.add(scheduled.computing_s, partial(self._bound_all, self.unfit, scheduled, too_large))
 
-    def _bound_all(self, queue: Queue, layouts: Sequence[Layout]) -> None:
+    def _bound_all(self, queue: Queue, scheduled: Scheduled, layouts: Sequence[Layout]) -> None:
         for layout in layouts:
-            queue.add(self.bounds.step_s(*layout), partial(self._refine, queue, layout))
+            queue.add(scheduled.step_s(*layout), partial(self._bound, queue, layout))
+
+    def _bound(self, queue: Queue, layout: Layout) -> None:
+        queue.add(self.bounds.step_s(*layout), partial(self._refine, queue, layout))
 
     def _refine(self, queue: Queue, layout: Layout) -> None:
         price = self._price if queue is self.fast else self._price_unfit
@@ -186,8 +187,13 @@ def _values(family: Family, keys: Sequence[str]) -> list[Options]:
     return list(found.values())
 
 
-def _layouts(family: Family) -> list[Layout]:
-    return [Layout(frame, options) for frame, factors in family for options in _all(factors)]
+def _layouts(family: Family) -> Iterator[Layout]:
+    """All layouts of a family. Frames with the same factors have the same options."""
+    found: dict[int, list[Options]] = {}
+    for frame, factors in family:
+        if id(factors) not in found:
+            found[id(factors)] = list(_all(factors))
+        yield from (Layout(frame, options) for options in found[id(factors)])
 
 
 def _all(factors: Factors) -> Iterator[Options]:

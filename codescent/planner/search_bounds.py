@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from operator import add, mul
+from operator import add
 from typing import Any, TypeVar
 
 from codescent.base.refusal import Value
@@ -14,7 +14,7 @@ from codescent.cost.lanes import StageLanes, kind_of
 from codescent.plan import Instruction, Mesh, Verb
 from codescent.planner.search_computing import Computing, computing
 from codescent.planner.search_constants import Constants
-from codescent.planner.search_cuts import Cut, cut_of, in_flight
+from codescent.planner.search_cuts import Cut, cut_of
 from codescent.planner.search_depths import Depths
 from codescent.planner.search_held import Held, Holding, gathered, holding
 from codescent.planner.search_kept import Kept
@@ -78,19 +78,19 @@ class Bounds:
         return frame.mesh.pp == 1 or stage % devices == 0 or devices % stage == 0
 
     def _holding(self, frame: Frame, options: Options) -> Holding:
+        mesh, several = frame.mesh, frame.microbatches > 1
+        return self._once(
+            (Holding, mesh, several, *(options[key] for key in STATE)), lambda: self._hold(frame, options)
+        )
+
+    def _hold(self, frame: Frame, options: Options) -> Holding:
+        """Meshes that hold the same have one piece."""
         chosen, mesh = _some(options, *STATE), frame.mesh
         cp = mesh.cp if self.software.shards_over_cp else 1
         replicas = min(2, mesh.dp_replicate * mesh.cp // cp) if mesh.dp_shard == 1 else 1  # they copy gradients
-        same = Mesh(min(2, mesh.pp), replicas, mesh.dp_shard, cp, mesh.tp)
-        arguments = (
-            self.space,
-            self.depths,
-            Frame(same, 1, min(2, frame.microbatches)),
-            chosen,
-            self.cluster,
-            self.software,
-        )
-        return self._once((Holding, *arguments[2], *chosen.values()), partial(holding, *arguments))
+        one = Frame(Mesh(min(2, mesh.pp), replicas, mesh.dp_shard, cp, mesh.tp), 1, min(2, frame.microbatches))
+        arguments = self.space, self.depths, one, chosen, self.cluster, self.software
+        return self._once(("holding", *one, *chosen.values()), partial(holding, *arguments))
 
     def _kept(self, frame: Frame, options: Options) -> Kept:
         chosen = {**_some(options, *LAYERS[:2]), SCHEDULE: _splits(options)}
@@ -116,10 +116,10 @@ class Bounds:
         microbatch_s = sum(number * (one.total_s + back.total_s) for number, one, back in passes)
         return max(1.0, frame.microbatches / frame.mesh.pp) * microbatch_s
 
-    def computing_s(self, frame: Frame, options: Options) -> float:
-        """Less than the seconds of a step, wherever the state is. `options`: LAYERS and the schedule."""
-        ends_s = (0.0,) * frame.mesh.pp
-        return self._paths(frame, options, None, ends_s).longest_s(str(options[SCHEDULE]))
+    def scheduled(self, frame: Frame, options: Options) -> Scheduled:
+        """The bounds of a schedule, wherever the state is. `options`: LAYERS and the schedule."""
+        paths = self._paths(frame, options, None, (0.0,) * frame.mesh.pp)
+        return Scheduled(self, paths, self._kept_bytes(frame, options), str(options[SCHEDULE]))
 
     def step_s(self, frame: Frame, options: Options) -> float:
         """Less than the seconds of a step."""
@@ -132,18 +132,14 @@ class Bounds:
     def _all_paths(self, frame: Frame, options: Options) -> Paths:
         cut, sent, held = self._cut(frame, options), self._sending(frame, options), self._holding(frame, options)
         key = "ends", id(cut), id(sent), id(held)  # all of them stay in `_found`
-        counts = [cut.counts(stage, self.depths) for stage in range(cut.stages)]
-        ends_s = self._once(key, lambda: tuple(sent.step_s + self._of_state(held, one).update_s for one in counts))
+        ends_s = self._once(key, lambda: tuple(sent.step_s + self._of_state(held, one).update_s for one in cut.counts))
         return self._paths(frame, options, sent, ends_s)
 
     def _paths(self, frame: Frame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
         cut, computed, whole = self._cut(frame, options), self._computing(frame, options), frame.mesh.pp == 1
         apart = self._prices_last or frame.microbatches == 1
 
-        passes = self._once(
-            ("passes", id(computed), id(sent), whole),
-            lambda: Passes(self.depths, computed, sent, self.software, whole=whole),
-        )
+        passes = self._passes(computed, sent, whole=whole)
         fixed_s = computed.fixed_s / 2 / cut.chunks
         times = tuple(self._times(passes.of(part), fixed_s, apart=apart) for part in cut.parts)
         reduce_s = 0.0 if sent is None else sent.reduce_s
@@ -152,6 +148,25 @@ class Bounds:
             lambda: self.constants.message_s(frame, _some(options, LAYERS[0])),
         )
         return Paths(cut, times, frame.microbatches, message_s, self.constants.weights, reduce_s, ends_s)
+
+    def _passes(self, computed: Computing, sent: Sending | None, *, whole: bool) -> Passes:
+        return self._once(
+            ("passes", id(computed), id(sent), whole),
+            lambda: Passes(self.depths, computed, sent, self.software, whole=whole),
+        )
+
+    def sending_s(self, frame: Frame, options: Options, cut: Cut, blocks: int) -> float:
+        """Less than what sending weights and gradients adds to a step of a pipeline.
+
+        It begins with the first pass of the first stage, and ends with its last one. In between, some stage has so many
+        passes through blocks that send, or waits for as many of others.
+        """
+        sent, computed = self._sending(frame, options), self._computing(frame, options)
+        passes = self._passes(computed, sent, whole=False)
+        begin = passes.of(cut.parts[cut.virtual[0]])
+        update_s = self._of_state(self._holding(frame, options), cut.counts[0]).update_s
+        ends_s = begin.left + sent.reduce_s + sent.step_s + update_s
+        return max(begin.first - begin.forward, begin.gathers) + blocks * passes.block_s + ends_s
 
     def _times(self, found: PartTimes, fixed_s: float, *, apart: bool) -> PartTimes:
         """`apart`: whether the last backward pass is priced by itself."""
@@ -182,31 +197,27 @@ class Bounds:
 
     def bytes(self, frame: Frame, options: Options) -> float:
         """Less than the bytes of the fullest rank: those of the first rank of one of a few stages."""
-        state, kept = self._state_bytes(frame, options), self._kept_bytes(frame, options)
-        return self._total(max(map(add, state, kept)))
+        return self.scheduled(frame, options).bytes(frame, options)
 
-    def kept_bytes(self, frame: Frame, options: Options) -> float:
-        """As `bytes`, wherever the state is. `options`: LAYERS and the schedule."""
-        return self._total(max(self._kept_bytes(frame, options)))
-
-    def _total(self, held: float) -> float:
+    def total_bytes(self, held: float) -> float:
+        """What a device holds, with all that an allocator and libraries hold besides."""
         return self.constants.device_bytes + self.constants.allocated * held
 
-    def _state_bytes(self, frame: Frame, options: Options) -> tuple[float, ...]:
+    def state_bytes(self, frame: Frame, options: Options, cut: Cut) -> tuple[float, ...]:
         """Of weights, gradients and optimizer state, and what is gathered: of the stages that may be the fullest."""
-        cut, held = self._cut(frame, options), self._holding(frame, options)
 
         def make() -> tuple[float, ...]:
-            counts = [cut.counts(stage, self.depths) for stage in cut.full(self.depths)]
+            held, counts = self._holding(frame, options), [cut.counts[stage] for stage in cut.full]
             return tuple(self._of_state(held, one).state + self._gathered(held, one) for one in counts)
 
-        return self._once(("state bytes", id(cut), id(held)), make)
+        key = frame.mesh, frame.microbatches > 1, options[STATE[0]], options[STATE[1]], id(cut)
+        return self._once(key, make)
 
     def _gathered(self, held: Holding, counts: tuple[int, ...]) -> float:
-        def make() -> float:
-            return gathered(held, self.depths, counts, self.cluster, self.software)
-
-        return self._once(("gathered", id(held), counts), make)
+        return self._once(
+            ("gathered", id(held), counts),
+            lambda: gathered(held, self.depths, counts, self.cluster, self.software),
+        )
 
     def _kept_bytes(self, frame: Frame, options: Options) -> tuple[float, ...]:
         """Of what forward passes keep, and of the head: of the stages that may be the fullest."""
@@ -214,14 +225,39 @@ class Bounds:
         name = str(options[SCHEDULE])
 
         def of_stage(stage: int) -> float:
-            flying = in_flight(name, stage, cut.stages, frame.microbatches, cut.chunks)
-            counts = cut.counts(stage, self.depths)
-            parts = (kept.bytes(cut.parts[number]) for number in cut.chunks_of(stage))
-            again = max(each for number, each in zip(counts, kept.again, strict=True) if number)
-            return sum(map(mul, flying, parts)) + again + (kept.logits if counts[-1] else 0.0)
+            flying = cut.flying(name, stage, frame.microbatches)
+            found = sum(number * kept.bytes(cut.parts[part]) for part, number in flying.items())
+            again = max(each for number, each in zip(cut.counts[stage], kept.again, strict=True) if number)
+            return found + again + (kept.logits if cut.counts[stage][-1] else 0.0)
 
         key = "kept bytes", id(cut), id(kept), name, frame.microbatches
-        return self._once(key, lambda: tuple(map(of_stage, cut.full(self.depths))))
+        return self._once(key, lambda: tuple(map(of_stage, cut.full)))
+
+
+class Scheduled:
+    """The bounds of all layouts that compute the same, in the same order.
+
+    Attributes:
+        computing_s: less than the seconds of a step, wherever the state is.
+        kept_bytes: as `bytes`, likewise.
+    """
+
+    def __init__(self, bounds: Bounds, paths: Paths, kept: tuple[float, ...], schedule: str) -> None:
+        self.bounds, self.cut, self.kept, self.paths = bounds, paths.cut, kept, paths
+        self.computing_s = paths.longest_s(schedule)
+        self.kept_bytes = bounds.total_bytes(max(kept))
+        self.sending_blocks = max(0, self.cut.least_blocks - self.cut.chunks) * paths.microbatches
+
+    def bytes(self, frame: Frame, options: Options) -> float:
+        """See `Bounds.bytes`."""
+        state = self.bounds.state_bytes(frame, options, self.cut)
+        return self.bounds.total_bytes(max(map(add, state, self.kept)))
+
+    def step_s(self, frame: Frame, options: Options) -> float:
+        """As `Bounds.step_s`, and less: each stage has so many blocks that send."""
+        if self.cut.stages == 1:
+            return self.bounds.step_s(frame, options)
+        return self.computing_s + self.bounds.sending_s(frame, options, self.cut, self.sending_blocks)
 
 
 def _some(options: Options, *keys: str) -> dict[str, Value]:

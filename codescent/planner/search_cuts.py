@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from codescent.plan import Verb
 from codescent.plan.pipeline import SCHEDULES
@@ -17,7 +17,7 @@ SINGLE = 3
 """Kinds of depths of a model whose blocks are all alike: embedding, block, head."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cut:
     """A model in virtual stages.
 
@@ -25,50 +25,44 @@ class Cut:
         stages, chunks: number of stages, and of chunks on each.
         parts: the different parts. Parts that are alike stand for each other.
         virtual: of each virtual stage the index in `parts`.
+        numbers: by stage: how often it has each part.
+        counts: by stage: how many depths of each kind it has.
+        full: the stages that may hold most: the first one, the last one, and the first one with most blocks.
+        least_blocks: of a stage.
     """
 
     stages: int
     chunks: int
     parts: tuple[range, ...]
     virtual: tuple[int, ...]
+    numbers: tuple[Mapping[int, int], ...]
+    counts: tuple[tuple[int, ...], ...]
+    full: tuple[int, ...]
+    least_blocks: int
 
-    def chunks_of(self, stage: int) -> Sequence[int]:
-        """The indices in `parts` of the chunks of a stage."""
-        return self.virtual[stage :: self.stages]
-
-    @cached_property
-    def numbers(self) -> tuple[Mapping[int, int], ...]:
-        """By stage: how often it has each part."""
-        return tuple(Counter(self.chunks_of(stage)) for stage in range(self.stages))
-
-    def counts(self, stage: int, depths: Depths) -> tuple[int, ...]:
-        """How many depths of each kind a stage has."""
-        if stage not in self._counts:
-            each = [depths.counts(self.parts[number]) for number in self.chunks_of(stage)]
-            self._counts[stage] = tuple(map(sum, zip(*each, strict=True)))
-        return self._counts[stage]
-
-    def full(self, depths: Depths) -> tuple[int, ...]:
-        """The stages that may hold most: the first one, the last one, and the first one with most blocks."""
-        if not self._full:
-            blocks = [sum(self.counts(stage, depths)[1:-1]) for stage in range(self.stages)]
-            self._full.extend(sorted({0, self.stages - 1, blocks.index(max(blocks))}))
-        return tuple(self._full)
-
-    @cached_property
-    def _full(self) -> list[int]:
-        return []
-
-    @cached_property
-    def _counts(self) -> dict[int, tuple[int, ...]]:
-        return {}
+    def flying(self, schedule: str, stage: int, microbatches: int) -> Mapping[int, int]:
+        """By part: forward passes of a stage that are in flight, where most of them are."""
+        by_chunk = in_flight(schedule, stage, self.stages, microbatches, self.chunks)
+        found: dict[int, int] = {}
+        for number, part in zip(by_chunk, self.virtual[stage :: self.stages], strict=True):
+            found[part] = found.get(part, 0) + number
+        return found
 
 
 def cut_of(depths: Depths, bounds: Sequence[tuple[int, int]], stages: int) -> Cut:
     """The cut of a model at these bounds: [first, end) of each virtual stage."""
     parts: dict[range, int] = {}
     virtual = tuple(parts.setdefault(_alike(depths, range(*bound)), len(parts)) for bound in bounds)
-    return Cut(stages, len(bounds) // stages, tuple(parts), virtual)
+    numbers = [Counter(virtual[stage::stages]) for stage in range(stages)]
+    each = [depths.counts(part) for part in parts]
+    counts = [
+        tuple(sum(times * each[part][kind] for part, times in one.items()) for kind in range(len(depths.first)))
+        for one in numbers
+    ]
+    blocks = [sum(one[1:-1]) for one in counts]
+    full = sorted({0, stages - 1, blocks.index(max(blocks))})
+    chunks = len(bounds) // stages
+    return Cut(stages, chunks, tuple(parts), virtual, tuple(numbers), tuple(counts), tuple(full), min(blocks))
 
 
 def _alike(depths: Depths, part: range) -> range:
@@ -80,14 +74,14 @@ def _alike(depths: Depths, part: range) -> range:
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
     """By chunk: forward passes whose backward pass has not ended, where most of them are in flight."""
-    held, most = [0] * chunks, [0] * chunks
+    held, most, number, highest = [0] * chunks, [0] * chunks, 0, 0
     if chunks > 1:  # the fullest moment comes before the third group of micro-batches
         microbatches = min(microbatches, 3 * stages)
     for at in SCHEDULES[schedule](stage, stages, microbatches, chunks):
-        if at.verb is Verb.FORWARD:
-            held[at.chunk] += 1
-            if sum(held) > sum(most):
-                most = list(held)
-        elif at.verb is not Verb.BACKWARD_WEIGHT:
-            held[at.chunk] -= 1
+        if at.verb is not Verb.BACKWARD_WEIGHT:
+            change = 1 if at.verb is Verb.FORWARD else -1
+            held[at.chunk] += change
+            number += change
+            if number > highest:
+                most, highest = list(held), number
     return tuple(most)

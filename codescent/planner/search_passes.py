@@ -4,15 +4,15 @@ Does not know stages and schedules (search_bounds.py does). search_walk.py has t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from codescent.clusters.cluster import Software
 from codescent.planner.search_computing import Computing, PassTime
-from codescent.planner.search_depths import Depths
+from codescent.planner.search_depths import SOME, Depths
 from codescent.planner.search_sent import BACKWARD, FIRST, FORWARD, LAST, NONE, Seconds, Sending, Sent
-from codescent.planner.search_walk import Walk
+from codescent.planner.search_walk import Sums, walk
 
 
 class PartTimes(NamedTuple):
@@ -36,24 +36,8 @@ class PartTimes(NamedTuple):
     most: float
 
 
-class _Sends(NamedTuple):
-    """What so many depths send that are like one depth. `passes`: in the order of `Sending.passes`."""
-
-    depth: int
-    number: int
-    passes: tuple[Sent, ...]
-
-    def before(self, at: int) -> Seconds:
-        """What one of them gathers in a pass."""
-        return self.passes[at].before if self.number else NONE
-
-    def after(self, at: int) -> Seconds:
-        """What leaves one of them in a pass."""
-        return self.passes[at].after if self.number else NONE
-
-
-NO_MESSAGE = tuple(Sent() for _ in (FORWARD, BACKWARD, FIRST, LAST))
-NOTHING = _Sends(0, 0, NO_MESSAGE)
+BACK = BACKWARD, LAST
+NO_MESSAGE = Sent()
 
 
 class Passes:
@@ -65,8 +49,8 @@ class Passes:
     def __init__(
         self, depths: Depths, computing: Computing, sending: Sending | None, software: Software, *, whole: bool
     ) -> None:
-        self.depths, self.computing, self.sending, self.software = depths, computing, sending, software
-        self.whole = whole
+        self.depths, self.software, self.sending, self.whole = depths, software, sending, whole
+        self.passes = computing.forward, computing.backward
         self._found: dict[range, PartTimes] = {}
 
     def of(self, part: range) -> PartTimes:
@@ -76,109 +60,99 @@ class Passes:
         return self._found[part]
 
     def _times(self, part: range) -> PartTimes:
+        counts = self.depths.counts(part)
+        totals = [_total(one, counts) for one in self.passes]
         if self.sending is None:
-            counts = self.depths.counts(part)
-            passes = self.computing.forward, self.computing.backward
-            forward_s, backward_s = (_total(one, counts).total_s for one in passes)
+            forward_s, backward_s = (one.total_s for one in totals)
             return PartTimes(forward_s, backward_s, forward_s, backward_s, 0.0, 0.0, 0.0)
-        forward, backward, first, last = self._all(part) if self.whole else self._chunk(part)
-        gathers_s = first.opening_s - forward.opened_most_s
+        sent = self._all(part, self.sending) if self.whole else self._chunk(counts, self.sending)
+        ends = self.depths.kind[part[0]], self.depths.kind[part[-1]]
+        forward, backward, first, last = (
+            walk(
+                totals[at in BACK],
+                self.passes[at in BACK][ends[at in BACK]],
+                self.passes[at in BACK][ends[at not in BACK]],
+                sums,
+                self.software,
+                fits=self._fits[at][counts[-1]],
+            )
+            for at, sums in enumerate(sent)
+        )
+        gathers_s = first.opening_s - forward.opened_s
         return PartTimes(
             forward.least_s, backward.all_s, first.least_s, last.least_s, last.left_s, gathers_s, forward.most_s
         )
 
-    def _all(self, part: range) -> list[Walk]:
-        """Of the whole model: what each depth sends is known."""
-        first, *inner, last = part
-        begin, opening, closing, end = map(self._sends, (first, inner[0], inner[-1], last))
-        blocks = [self._sends(depth, number) for depth, number in Counter(map(self.depths.like, inner)).items()]
-        whole, found = [begin, *blocks, end], []
-        for at in (FORWARD, BACKWARD, FIRST, LAST):
-            if at in (FORWARD, FIRST):
-                edges = begin.before(at), opening.before(at), end.after(at), begin.after(at)
-            else:
-                edges = end.before(at), closing.before(at), begin.after(at), opening.after(at)
-            found.append(self._walk(at, part, whole, whole, *edges))
-        return found
-
-    def _chunk(self, part: range) -> list[Walk]:
-        """Of a chunk of a pipeline. When its root and its last block are gathered again, and the gradients of its first
-        unit leave, depends on the schedule. So these count only where they do in any order."""
-        counts = self.depths.counts(part)
-        begin, end = (self._sends(depth, int(depth in part)) for depth in (0, self.depths.last))
-        blocks = [one._replace(number=n) for n, one in zip(counts[1:-1], self._middle, strict=True) if n]
-        freed, whole = _without(blocks, -1), [begin, *blocks, end]
-        reduced = blocks if begin.number or end.number else _without(blocks, 0)
-        first = blocks[0] if blocks else NOTHING
-        again = first if sum(counts[1:-1]) > 1 else NOTHING
-        opens, others, closes, aside = (first, NOTHING), (again, NOTHING), first, NOTHING
-        if begin.number:
-            opens, others, closes, aside = (begin, first), (NOTHING, again), begin, first
-        return [
-            self._walk(FORWARD, part, freed, (), *(one.before(FORWARD) for one in others)),
-            self._walk(BACKWARD, part, freed, reduced, aside=aside.after(BACKWARD)),
-            self._walk(FIRST, part, whole, (), *(one.before(FIRST) for one in opens)),
-            self._walk(LAST, part, freed, whole, closes=closes.after(LAST), aside=aside.after(LAST)),
-        ]
-
-    def _walk(
-        self,
-        at: int,
-        part: range,
-        gathered: Sequence[_Sends],
-        left: Sequence[_Sends],
-        opens: Seconds = NONE,
-        follows: Seconds = NONE,
-        closes: Seconds = NONE,
-        aside: Seconds = NONE,
-    ) -> Walk:
-        is_back, counts = at in (BACKWARD, LAST), self.depths.counts(part)
-        passes = self.computing.backward if is_back else self.computing.forward
-        ends = (part[-1], part[0]) if is_back else (part[0], part[-1])
-        begins, finishes = (passes[self.depths.kind[depth]] for depth in ends)
-        # The embedding's weights are gathered before all others, and its gradients leave behind all others.
-        most_s = max((max(one.before(at)) for one in gathered if one.depth), default=0.0)
-        most_s += max((max(one.after(at)) for one in left if one.depth), default=0.0)
-        blocks = [one.device_s for one, number in zip(passes[1:-1], counts[1:-1], strict=True) if number]
-        least_more_s, most_more_s = (
-            sum(one.number * float(getattr(one.passes[at], name)) for one in left) for name in ("least_s", "most_s")
-        )
-        return Walk(
-            computed=_total(passes, counts),
-            begins=begins,
-            ends=finishes,
-            software=self.software,
-            opens=opens,
-            follows=follows,
-            before=_sum((one.number, one.before(at)) for one in gathered),
-            after=_sum((one.number, one.after(at)) for one in left),
-            closes=closes,
-            aside=aside,
-            least_more_s=least_more_s,
-            most_more_s=most_more_s,
-            fits=most_s <= min(blocks, default=0.0),
-        )
-
-    def _sends(self, depth: int, number: int = 1) -> _Sends:
-        """What so many depths send that are like one of `Depths.some`."""
-        assert self.sending is not None
-        return _Sends(depth, number, tuple(one[depth] for one in self.sending.passes))
+    @cached_property
+    def block_s(self) -> float:
+        """What messages add, at least, to a block that is not the last one of its chunk."""
+        (first, end), *others = self.depths.runs[1:-1]
+        if others or end - first < SOME or not (self._fits[FORWARD][0] and self._fits[BACKWARD][0]):
+            return 0.0  # parts may hide more of a link that is busy for longer than a block computes
+        two, three = (self.of(range(first, first + number)) for number in (SOME - 1, SOME))
+        more_s = three.forward + three.backward - two.forward - two.backward
+        return max(0.0, more_s - sum(one[self.depths.kind[first]].total_s for one in self.passes))
 
     @cached_property
-    def _middle(self) -> list[_Sends]:
-        """By kind of block: what one sends that is neither the first nor the last one of its chunk."""
+    def _fits(self) -> list[tuple[bool, bool]]:
+        """By pass: whether the messages of each block take no longer than it computes; of blocks and the head.
+
+        The embedding's weights are gathered before all others, and its gradients leave behind all others.
+        """
+        assert self.sending is not None
+        found = []
+        for at, sent in enumerate(self.sending.passes):
+            least_s = min(one.device_s for one in self.passes[at in BACK][1:-1])
+            blocks = [sent[depth] for depth in self.depths.some if 0 < depth < self.depths.last]
+            some = [*blocks, sent[self.depths.last]]
+            most_s = [
+                max(max(one.before) for one in those) + max(max(one.after) for one in those) for those in (blocks, some)
+            ]
+            found.append((most_s[0] <= least_s, most_s[1] <= least_s))
+        return found
+
+    def _all(self, part: range, sending: Sending) -> list[Sums]:
+        """Of the whole model: what each depth sends is known."""
+        numbers, found = Counter(map(self.depths.like, part)), []
+        for at, sent in enumerate(sending.passes):
+            first, second, *_, other, last = [*map(self.depths.like, part)][:: -1 if at in BACK else 1]
+            aside = sent[other if at in BACK else first].after
+            each = [(number, sent[depth]) for depth, number in numbers.items()]
+            found.append(_sums(each, each, sent[first].before, sent[second].before, sent[last].after, aside))
+        return found
+
+    def _chunk(self, counts: tuple[int, ...], sending: Sending) -> list[Sums]:
+        """Of a chunk of a pipeline. When its root and its last block are gathered again, and the gradients of its first
+        unit leave, depends on the schedule. So these count only where they do in any order."""
+        found = []
+        for at, sent in enumerate(sending.passes):
+            begin = sent[0] if counts[0] else NO_MESSAGE
+            end = sent[self.depths.last] if counts[-1] else NO_MESSAGE
+            blocks = [(number, one) for number, one in zip(counts[1:-1], self._middle[at], strict=True) if number]
+            first, last = (blocks[0][1], blocks[-1][1]) if blocks else (NO_MESSAGE, NO_MESSAGE)
+            whole, freed = [*blocks, (1, begin), (1, end)], [*blocks, (-1, last)]
+            again = first.before if sum(counts[1:-1]) > 1 else NONE
+            if at == FORWARD:
+                found.append(_sums(freed, (), *((NONE, again) if counts[0] else (again, NONE))))
+            elif at == FIRST:
+                opens = (begin, first) if counts[0] else (first, NO_MESSAGE)
+                found.append(_sums(whole, (), *(one.before for one in opens)))
+            elif at == BACKWARD:
+                left = blocks if counts[0] or counts[-1] else [*blocks, (-1, first)]
+                found.append(_sums(freed, left, aside=first.after if counts[0] else NONE))
+            else:
+                closes = (begin, first) if counts[0] else (first, NO_MESSAGE)
+                found.append(_sums(freed, whole, NONE, NONE, *(one.after for one in closes)))
+        return found
+
+    @cached_property
+    def _middle(self) -> list[list[Sent]]:
+        """By pass and kind of block: what one sends that is neither the first nor the last one of its chunk."""
+        assert self.sending is not None
         return [
-            self._sends(first + 1) if end - first > 1 else _Sends(first, 1, NO_MESSAGE)
-            for first, end in self.depths.runs[1:-1]
+            [sent[first + 1] if end - first > 1 else NO_MESSAGE for first, end in self.depths.runs[1:-1]]
+            for sent in self.sending.passes
         ]
-
-
-def _without(blocks: Sequence[_Sends], at: int) -> list[_Sends]:
-    """The blocks without the first one (0), or the last one (-1)."""
-    found = list(blocks)
-    if found:
-        found[at] = found[at]._replace(number=found[at].number - 1)
-    return found
 
 
 def _total(passes: Sequence[PassTime], counts: Sequence[int]) -> PassTime:
@@ -192,10 +166,31 @@ def _total(passes: Sequence[PassTime], counts: Sequence[int]) -> PassTime:
     return PassTime(device_s, host_s, within_s, beside_s)
 
 
-def _sum(seconds: Iterable[tuple[int, Seconds]]) -> Seconds:
+Each = Sequence[tuple[int, Sent]]
+"""What so many depths send."""
+
+
+def _sums(
+    gathered: Each,
+    left: Each,
+    opens: Seconds = NONE,
+    follows: Seconds = NONE,
+    closes: Seconds = NONE,
+    aside: Seconds = NONE,
+) -> Sums:
+    """`gathered`: the depths whose weights are gathered. `left`: those whose gradients leave."""
+    before = _total_s([(number, one.before) for number, one in gathered])
+    after = _total_s([(number, one.after) for number, one in left])
+    least_s = sum([number * one.least_s for number, one in left])
+    most_s = sum([number * one.most_s for number, one in left])
+    return Sums(opens, follows, before, after, closes, aside, least_s, most_s)
+
+
+def _total_s(seconds: Sequence[tuple[int, Seconds]]) -> Seconds:
     inside_s = between_s = bus_s = 0.0
     for number, each_s in seconds:
-        inside_s += number * each_s[0]
-        between_s += number * each_s[1]
-        bus_s += number * each_s[2]
+        if each_s is not NONE:
+            inside_s += number * each_s[0]
+            between_s += number * each_s[1]
+            bus_s += number * each_s[2]
     return inside_s, between_s, bus_s

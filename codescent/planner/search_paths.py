@@ -124,7 +124,7 @@ class Paths:
         A rank begins with all its other chunks for the first `stages` micro-batches, and ends with them.
         """
         stages, last = self.cut.stages, self.times[self.cut.virtual[-1]]
-        here = [self.times[part] for part in self.cut.chunks_of(stages - 1)]
+        here = [self.times[part] for part in self.cut.virtual[stages - 1 :: stages]]
         each_s = [one.forward + one.backward for one in here]
         middle_s = self.microbatches * sum(each_s) - stages * sum(each_s[:-1])
         round_s, _ = self._rounds_s

@@ -3,24 +3,17 @@ Does not know which depths a pass has (search_passes.py does). cost/stage_time.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 from codescent.clusters.cluster import Software
 from codescent.planner.search_computing import PassTime
 from codescent.planner.search_sent import NONE, Seconds
 
 
-@dataclass(frozen=True)
-class Walk:
-    """A pass of one micro-batch through consecutive depths.
-
-    Messages that fit into the computation of a depth make it longer by `Software.contention` and are waited for no
-    more. Of others it is only known that their link is busy.
+class Sums(NamedTuple):
+    """What a pass sends, in seconds by link.
 
     Attributes:
-        computed: of all depths.
-        begins, ends: of the depths that compute first and last.
         opens: what is gathered before the first depth.
         follows: what is gathered before the second one, if the first one hides little of it; else NONE.
         before: all that is gathered.
@@ -28,13 +21,8 @@ class Walk:
         closes: what leaves the depth that computes last.
         aside: what leaves a depth beside which little or nothing is computed: next to the embedding.
         least_more_s, most_more_s: for how long depths wait besides.
-        fits: whether the messages of each depth take no longer than it computes.
     """
 
-    computed: PassTime
-    begins: PassTime
-    ends: PassTime
-    software: Software
     opens: Seconds = NONE
     follows: Seconds = NONE
     before: Seconds = NONE
@@ -43,65 +31,68 @@ class Walk:
     aside: Seconds = NONE
     least_more_s: float = 0.0
     most_more_s: float = 0.0
-    fits: bool = False
 
-    @property
-    def hides(self) -> bool:
-        """Whether messages travel beside the computation."""
-        return "gathers" in self.software.overlaps
 
-    @cached_property
-    def opening_s(self) -> float:
-        """Waiting for weights before the first two depths compute."""
-        return max(self.opens) + max(0.0, max(self.follows) - self._most_s(self.begins))
+class Walked(NamedTuple):
+    """Seconds of a pass.
 
-    def _most_s(self, one: PassTime) -> float:
-        """The most that depths take beside waiting for weights."""
-        return self.software.contention * one.device_s + one.host_s + one.within_s + one.beside_s
+    Attributes:
+        opening_s: at least until the first two depths have their weights; it is in `least_s`.
+        opened_s: at most for how long depths wait for weights.
+        least_s, most_s: until the last depth has computed.
+        left_s: at least from then on, until gradients have arrived.
+        all_s: at least until then.
+    """
 
-    @cached_property
-    def least_s(self) -> float:
-        """Until the last depth has computed."""
-        found = self.computed
-        if not self.hides:
-            return found.total_s + self.least_more_s + sum(self.before) + sum(self.after)
-        gathered = zip(self.before, self.opens, self.follows, strict=True)
-        left = zip(self.after, self.closes, self.aside, strict=True)
-        beside_s = max(0.0, *(b - o - f + a - c - d for (b, o, f), (a, c, d) in zip(gathered, left, strict=True)))
-        waits_s = found.within_s + self.least_more_s
-        if self.fits:
-            taken_s = (self.software.contention - 1.0) * beside_s
-        else:
-            beside_s = min(beside_s, found.device_s) - waits_s - found.beside_s - self.most_more_s
-            taken_s = (1.0 - 1.0 / self.software.contention) * max(0.0, beside_s)
-        computed_s = max(found.total_s + self.least_more_s, found.device_s + waits_s + taken_s)
-        return max(self.opening_s + computed_s, max(self.before) + self.ends.total_s)
+    opening_s: float
+    opened_s: float
+    least_s: float
+    most_s: float
+    left_s: float
+    all_s: float
 
-    @cached_property
-    def most_s(self) -> float:
-        """Until the last depth has computed, at most."""
-        if not self.hides:
-            return self.least_s
-        return self._most_s(self.computed) + self.most_more_s + self.opened_most_s
 
-    @cached_property
-    def opened_most_s(self) -> float:
-        """Waiting for weights, at most."""
-        return max(self.opens) + max(self.follows) if self.fits else sum(self.before)
+def walk(computed: PassTime, begins: PassTime, ends: PassTime, sent: Sums, software: Software, *, fits: bool) -> Walked:
+    """A pass of one micro-batch through consecutive depths.
 
-    @cached_property
-    def left_s(self) -> float:
-        """From then on, until the gradients have arrived."""
-        if not self.hides:
-            return 0.0
-        most_s = self._most_s(self.computed) + self.most_more_s + sum(self.before)
-        rest_s = most_s - self.begins.total_s  # the first one sends then
-        last_s = self._most_s(self.ends) + self.most_more_s
-        by_link = zip(self.after, self.closes, self.aside, strict=True)
-        return sum(max(closes_s + max(0.0, aside_s - last_s), all_s - rest_s) for all_s, closes_s, aside_s in by_link)
+    Messages that fit into the computation of a depth make it longer by `Software.contention`, and nobody waits for
+    them. Of others it is known that their link is busy, and that they make it longer or are waited for.
 
-    @property
-    def all_s(self) -> float:
-        """Until all gradients have arrived."""
-        busy_s = max(before + after for before, after in zip(self.before, self.after, strict=True))
-        return max(self.least_s + self.left_s, busy_s if self.hides else 0.0)
+    Args:
+        computed, begins, ends: of all depths, of the one that computes first, and of the one that computes last.
+        sent: what they send.
+        software: of the run.
+        fits: whether the messages of each depth take no longer than it computes.
+    """
+    opens, follows, before, after, closes, aside, least_more_s, most_more_s = sent
+    within_s, contention = computed.within_s + least_more_s, software.contention
+    alone_s = computed.device_s + computed.host_s + within_s + computed.beside_s
+    if "gathers" not in software.overlaps:
+        all_s = alone_s + sum(before) + sum(after)
+        return Walked(sum(opens), sum(before), all_s, all_s + most_more_s, 0.0, all_s)
+    opening_s = max(opens) + max(0.0, max(follows) - _most_s(begins, contention))
+    opened_s = max(opens) + max(follows) if fits else sum(before)
+    hidden_s = max(
+        0.0, *(before[at] - opens[at] - follows[at] + after[at] - closes[at] - aside[at] for at in range(len(before)))
+    )
+    if fits:
+        taken_s = (contention - 1.0) * hidden_s
+    else:
+        waits_s = within_s + computed.beside_s + most_more_s
+        taken_s = (1.0 - 1.0 / contention) * max(0.0, min(hidden_s, computed.device_s) - waits_s)
+    computing_s = max(alone_s, computed.device_s + within_s + taken_s)
+    least_s = max(opening_s + computing_s, max(before) + ends.total_s)
+    most_s = _most_s(computed, contention) + most_more_s
+    rest_s = most_s + sum(before) - begins.total_s  # from the end of the first depth, which sends its gradients then
+    last_s = _most_s(ends, contention) + most_more_s
+    left_s = 0.0
+    if after != NONE:
+        for at, busy_s in enumerate(after):
+            left_s += max(closes[at] + max(0.0, aside[at] - last_s), busy_s - rest_s)
+    all_s = max(least_s + left_s, *(before[at] + after[at] for at in range(len(before))))
+    return Walked(opening_s, opened_s, least_s, most_s + opened_s, left_s, all_s)
+
+
+def _most_s(one: PassTime, contention: float) -> float:
+    """The most that depths take beside waiting for weights."""
+    return contention * one.device_s + one.host_s + one.within_s + one.beside_s
