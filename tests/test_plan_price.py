@@ -92,7 +92,7 @@ def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:
     ]
     assert len(slices) == 2
     assert "time" in text
-    assert " ms" in text.split("Operators of stage 0")[1]
+    assert " µs" in text.split("Operators of stage 0")[1]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@ Does not compute a price (cost/price.py does) and does not read cluster files (c
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
@@ -15,11 +13,13 @@ from codescent.clusters.cluster import Cluster
 from codescent.clusters.files import load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
-from codescent.cost.stage_memory import Fitting, StageMemory
-from codescent.cost.time_parts import NAMES, TimeParts
+from codescent.cost.stage_memory import StageMemory
+from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
+from codescent.planner.prediction import not_priced
+from codescent.planner.prediction import price_json as price_json
 
 NEEDS_CLUSTER = ("software", "changes", "mtbf", "save_s")
 """Options that have an effect with --cluster only."""
@@ -120,8 +120,8 @@ def _misfits(plan: Plan, config: Config, cluster: Cluster) -> Iterator[str]:
     if config.train.device != "auto" and config.train.device != cluster.device.kind:
         kind = cluster.device.kind
         yield f'train.device = "{config.train.device}": the devices of --cluster {cluster.name} are "{kind}"'
-    if plan.layout.hands_out:
-        yield "--cluster: ranks that are given portions of work have no common step; --link simulates them"
+    if reason := not_priced(plan):
+        yield f"--cluster: {reason}"
 
 
 def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
@@ -243,29 +243,3 @@ def of_long(seconds: float) -> str:
     """Such as "3.2 days", or as `of_seconds`."""
     days = seconds / (24 * HOUR_S)
     return f"{of_number(days)} days" if days >= 2 else of_seconds(seconds)
-
-
-def price_json(found: Price) -> dict[str, Any]:
-    """A price as JSON: seconds, bytes, shares."""
-    flops = found.plan.flops()
-    return {
-        "cluster": found.cluster.name,
-        "fitted_on": found.software.fitted_on,
-        "step_s": found.step_s,
-        "band_s": [share * found.step_s for share in found.software.band],
-        "parts": _numbers(found.parts),
-        "tokens_per_s": found.tokens_per_s,
-        "mfu": found.utilization(flops.total_flops),
-        "hfu": found.utilization(flops.hardware_flops),
-        "peak_flops_per_s": found.peak_flops_per_s,
-        "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
-        "device_bytes": found.cluster.device.memory_bytes,
-        "verdict": str(found.verdict),
-        "fits": found.verdict is not Fitting.TOO_LARGE,
-    }
-
-
-def _numbers(parts: TimeParts) -> dict[str, float]:
-    found = {name: float(getattr(parts, name)) for name in NAMES}
-    assert all(math.isfinite(number) for number in found.values())
-    return found
