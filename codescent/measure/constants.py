@@ -1,0 +1,182 @@
+"""In: what the ranks have found. Out: the numbers of a cluster file, each with its spread and how it was measured.
+Does not make the file (file.py does)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from codescent.base.amounts import of_bytes, of_rate, of_seconds, of_share
+from codescent.clusters.cluster import ClusterDevice, Software
+from codescent.clusters.link import Link
+from codescent.cost.device_time import spent, utilization
+from codescent.cost.operators import ATTENTION as ATTENTION_KIND
+from codescent.cost.operators import Computed
+from codescent.measure.fit import LinkFit, TimedCollective, fit, line
+from codescent.measure.items import (
+    ALONE,
+    ATTENTION,
+    BESIDE,
+    CONTENTION,
+    COPY,
+    ELEMENTWISE,
+    FROM_DEVICE,
+    LAUNCH,
+    PRODUCT,
+    TO_DEVICE,
+    OfAllRanks,
+    of_kind,
+)
+from codescent.measure.machine_findings import MachineFindings
+from codescent.measure.spread import Spread
+from codescent.plan import Collective
+
+
+class Constant(NamedTuple):
+    """A number of a cluster file. `source`: how it was measured, with its spread."""
+
+    value: float
+    source: str
+
+
+def spread_words(found: Spread, show: Callable[[float], str]) -> str:
+    """The spread in a sentence. `show`: writes a number with its unit."""
+    return f"median of {found.repeats}, 10 to 90 %: {show(found.low)} to {show(found.high)}"
+
+
+def flops(number: float) -> str:
+    """A rate of products."""
+    return of_rate(number, "FLOP/s")
+
+
+def rate(number: float) -> str:
+    """A rate of bytes."""
+    return of_rate(number, "B/s")
+
+
+def peaks(found: MachineFindings) -> dict[str, Constant]:
+    """By number format: the speed that products without end would have, by the curve of the price.
+
+    The price divides this speed by what sizes cost (`utilization`). So it is what the products of all sizes say, not
+    the fastest one of them.
+    """
+    device = device_of(found, {})
+    constants: dict[str, Constant] = {}
+    for name in dict.fromkeys(one.item.name for one in of_kind(found.items, PRODUCT)):
+        products = of_kind(found.items, PRODUCT, name)
+        shares = [utilization(device, *one.item.sizes) for one in products]
+        of_each = [one.rate.times(1.0 / share) for one, share in zip(products, shares, strict=True)]
+        whole = Spread.joined(of_each)
+        best = max(products, key=lambda one: one.rate.median)
+        quartiles = statistics.quantiles((one.median / whole.median for one in of_each), n=10) if of_each[1:] else ()
+        differs = f", sizes differ by {quartiles[0]:.2f} to {quartiles[-1]:.2f} times" if quartiles else ""
+        words = spread_words(whole, flops)
+        source = (
+            f"measured: {len(products)} products of matrices, each {words}{differs}; the fastest of them "
+            f"{flops(best.rate.median)}"
+        )
+        constants[name] = Constant(whole.median, source)
+    return constants
+
+
+def half_depth(found: MachineFindings, name: str) -> float | None:
+    """Sums over so many elements reach half of the speed of products without end; None: too few products say so."""
+    products = of_kind(found.items, PRODUCT, name)
+    if len({one.item.sizes[-1] for one in products}) < 2:
+        return None
+    try:
+        inverse = line([(1.0 / one.item.sizes[-1], 1.0 / one.rate.median) for one in products])
+    except ValueError:
+        return 0.0  # small ones are as fast as large ones
+    return 1.0 / (inverse.latency_s * inverse.bytes_per_s) if inverse.latency_s else math.inf
+
+
+def bandwidth(found: MachineFindings) -> Constant:
+    """Of the memory of a device: of the largest copy."""
+    largest = max(of_kind(found.items, COPY), key=lambda one: one.item.amount)
+    words = spread_words(largest.rate, rate)
+    return Constant(
+        largest.rate.median, f"measured: copies of {of_bytes(largest.item.sizes[0])}, read and written, {words}"
+    )
+
+
+def device_of(found: MachineFindings, peaks_found: Mapping[str, Constant]) -> ClusterDevice:
+    """The device of a rank."""
+    copied = of_kind(found.items, COPY)
+    moved = bandwidth(found).value if copied else math.nan
+    of_formats = {name: one.value for name, one in peaks_found.items()}
+    return ClusterDevice(found.device, found.kind, found.memory_bytes, moved, of_formats, units=found.units)
+
+
+def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Constant]:
+    """The constants of codescent that were measured, by their names in `Software`."""
+    launch = of_kind(found.items, LAUNCH)[0]
+    each = launch.seconds.times(1.0 / launch.item.sizes[0])
+    constants = {
+        "product_efficiency": Constant(1.0, "in the peaks: they are what products of many sizes reach"),
+        "memory_efficiency": Constant(1.0, "in the bandwidth, which copies have reached"),
+        "link_efficiency": Constant(1.0, "in the links, which collectives have reached"),
+        "hop_s": Constant(0.0, "in the latencies of the links"),
+        "host_s": Constant(each.median, f"measured: operators on one number, {spread_words(each, of_seconds)}"),
+        "held_bytes": Constant(float(found.held_bytes), "measured: a rank without a tensor, when all ranks had met"),
+        "fragments": Constant(found.fragments, "measured: tensors made and let go of as in a step"),
+        "attention_efficiency": _attention(found, device),
+    }
+    if elementwise := of_kind(found.items, ELEMENTWISE):
+        constants["fused"] = _fused(elementwise, device)
+    if beside := of_kind(found.items, CONTENTION, BESIDE):
+        alone = of_kind(found.items, CONTENTION, ALONE)[0].seconds
+        ratio = beside[0].seconds.times(1.0 / alone.median)
+        words = f"measured: products while an all-reduce runs, {spread_words(ratio, '{:.2f}'.format)}"
+        constants["contention"] = Constant(max(1.0, ratio.median), words)
+    return constants
+
+
+def _attention(found: MachineFindings, device: ClusterDevice) -> Constant:
+    """Measured against what the price says of an attention that is as fast as other products."""
+    one = of_kind(found.items, ATTENTION)[0]
+    samples, heads, positions, channels = one.item.sizes
+    sizes = (samples, heads, positions, positions, channels)
+    computed = Computed(1, "attn", ATTENTION_KIND, sizes, one.item.amount, 0.0, 0.0, 0.0)
+    perfect = replace(EXACT, attention_efficiency=1.0)
+    predicted_s = spent([computed], device, perfect, one.item.name)[0].attention_s
+    share = one.seconds.per_second(predicted_s)
+    words = f"measured in {one.item.name}: {positions} positions, forward and backward, {spread_words(share, of_share)}"
+    return Constant(min(1.0, share.median), words)
+
+
+def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> Constant:
+    """Seconds of operators against those of their bytes. More than 1 is not counted: it would be other bytes."""
+    ratios = [one.seconds.times(device.memory_bytes_per_s / one.item.amount) for one in elementwise]
+    found = Spread.joined(ratios)
+    names = ", ".join(one.item.name for one in elementwise)
+    words = f"measured against copies: {names}, {spread_words(found, '{:.2f}'.format)}"
+    return Constant(min(1.0, found.median), words)
+
+
+EXACT = Software(product_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0, hop_s=0.0)
+
+
+def of_link(found: MachineFindings, link: str) -> LinkFit | None:
+    """The link that collectives have crossed; None: nothing was measured there, or sizes did not differ."""
+    kinds = [str(one) for one in Collective]
+    items = [one for one in found.items if one.item.kind in kinds and one.item.name == link]
+    ranks = len(found.placement.members(link, 0))
+    devices = 1 if link == "between" else ranks
+    measured = [
+        TimedCollective(Collective(one.item.kind), one.item.sizes[0], ranks, devices, one.seconds.median)
+        for one in items
+    ]
+    try:
+        return fit(measured) if measured else None
+    except ValueError:
+        return None
+
+
+def of_bus(found: MachineFindings) -> Link | None:
+    """The link of a device to the memory of its host; None: it is the host's memory itself."""
+    items = [*of_kind(found.items, TO_DEVICE), *of_kind(found.items, FROM_DEVICE)]
+    return line([(one.item.amount, one.seconds.median) for one in items]) if items else None
