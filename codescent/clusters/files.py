@@ -92,10 +92,11 @@ def _on_top(below: ClusterFile, file: ClusterFile) -> ClusterFile:
 
     The source of a value for which the file names none is its line.
     """
-    gone = set(FROM_SPEC) if SPEC in file.values else set()
+    gone = set(FROM_SPEC if SPEC in file.values else ())
     values = {name: one for name, one in below.values.items() if name not in gone} | file.values
+    gone |= set(file.values)
     sources = {name: source for name, source in below.sources.items() if name not in gone}
-    lines = {name: one.origin for name, one in file.values.items() if name != SPEC}
+    lines = {name: one.origin for name, one in file.values.items() if name != SPEC and one.value != AUTO}
     return ClusterFile(values, {**sources, **lines, **file.sources})
 
 

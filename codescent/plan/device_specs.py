@@ -89,6 +89,10 @@ _MI250X = (
     "AMD CDNA 2 Architecture white paper (2021), table of MI250X; half of it, as torch counts each die as a device"
 )
 _MI300X = "AMD Instinct MI300X Accelerator data sheet (2023), peak performance"
+_MAX_1550 = (
+    "Intel, Ponte Vecchio, Hot Chips 34 (2022), peak throughput, and Intel Data Center GPU Max 1550, product "
+    "specifications; half of it, as torch counts each stack as a device"
+)
 
 SPECS: tuple[DeviceSpec, ...] = (
     _spec("P100 PCIe 12 GB", ("P100-PCIE-12GB",), (12, 549), (4.7, 9.3, None, None), _P100),
@@ -147,6 +151,13 @@ SPECS: tuple[DeviceSpec, ...] = (
         (192, 5300),
         (163.4, 163.4, 653.7, 1307.4),
         _MI300X,
+    ),
+    _spec(
+        "Max 1550, one of two stacks",
+        ("Intel(R) Data Center GPU Max 1550",),
+        (64, 1638.4),
+        (26, 26, 209.5, 419.5),
+        _MAX_1550,
     ),
 )
 """Each device in one entry. P100, V100, T4 and P4000 have no bf16 products in hardware. Data sheets of devices for
