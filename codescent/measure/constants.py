@@ -25,6 +25,7 @@ from codescent.measure.items import (
     ELEMENTWISE,
     FROM_DEVICE,
     LAUNCH,
+    OF_BLOCK,
     PRODUCT,
     TO_DEVICE,
     OfAllRanks,
@@ -125,7 +126,8 @@ def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Cons
         "fragments": Constant(found.fragments, "measured: tensors made and let go of as in a step"),
         "attention_efficiency": _attention(found, device),
     }
-    if elementwise := of_kind(found.items, ELEMENTWISE):
+    elementwise = of_kind(found.items, ELEMENTWISE)
+    if elementwise and found.kind == "cpu":  # on CUDA a run compiles its blocks, and these operators are not compiled
         constants["fused"] = _fused(elementwise, device)
     if beside := of_kind(found.items, CONTENTION, BESIDE):
         alone = of_kind(found.items, CONTENTION, ALONE)[0].seconds
@@ -149,12 +151,15 @@ def _attention(found: MachineFindings, device: ClusterDevice) -> Constant:
 
 
 def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> Constant:
-    """Seconds of operators against those of their bytes. More than 1 is not counted: it would be other bytes."""
-    ratios = [one.seconds.times(device.memory_bytes_per_s / one.item.amount) for one in elementwise]
-    found = Spread.joined(ratios)
+    """Seconds of the operators of a block, against those of their bytes: more where arithmetic takes longer."""
+    times = [OF_BLOCK[one.item.name] for one in elementwise]
+    moved_s = sum(often * one.item.amount for often, one in zip(times, elementwise, strict=True))
+    moved_s /= device.memory_bytes_per_s
+    spreads = [one.seconds.times(often / moved_s) for often, one in zip(times, elementwise, strict=True)]
+    found = Spread.summed(spreads)
     names = ", ".join(one.item.name for one in elementwise)
-    words = f"measured against copies: {names}, {spread_words(found, '{:.2f}'.format)}"
-    return Constant(min(1.0, found.median), words)
+    words = f"measured: {names} of a block against copies, {spread_words(found, '{:.2f}'.format)}"
+    return Constant(found.median, words)
 
 
 EXACT = Software(product_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0, hop_s=0.0)

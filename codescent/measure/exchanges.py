@@ -18,6 +18,7 @@ PAYLOAD_BYTES: Mapping[str, tuple[int, ...]] = {
     "cpu": (4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20, 32 << 20),
     "cuda": (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20, 512 << 20),
 }
+NEEDED = 2
 FP32_BYTES = 4
 BESIDE_BYTES: Mapping[str, int] = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Of the all-reduce beside which products are computed."""
@@ -31,18 +32,18 @@ Call = Callable[[], object]
 def measure(timer: Timer, groups: Mapping[str, dist.ProcessGroup], share_s: float) -> Iterator[Item]:
     """Repeat each collective of each group at all sizes, from small to large; all groups at the same time. Collective.
 
-    A size that takes too long is left out, with the larger ones.
+    A size that takes too long is left out, with the larger ones; two sizes tell latency from bandwidth.
     """
     sizes = PAYLOAD_BYTES[timer.device.type]
     each_s = share_s / max(1, len(groups) * len(CALLS) * len(sizes))
     for link, group in groups.items():
         for collective, prepare in CALLS.items():
-            for size in sizes:
+            for number, size in enumerate(sizes):
                 numbers = size // FP32_BYTES // group.size() * group.size()  # each rank has a part of the same size
                 if not numbers:
                     continue
                 call = prepare(numbers, group, timer.device)
-                seconds = timer.of_slowest(call, each_s, group)
+                seconds = timer.of_slowest(call, each_s, group, is_needed=number < NEEDED)
                 if seconds is None:
                     break
                 yield Item(str(collective), link, (numbers * FP32_BYTES,), float(numbers * FP32_BYTES), seconds)
@@ -115,9 +116,10 @@ def beside(timer: Timer, group: dist.ProcessGroup, share_s: float) -> Iterator[I
         for _ in range(times):
             torch.mm(left, right, out=result)
 
-    for _ in range(2):  # the first message connects ranks
-        whole_s = timer.together(timer.once(lambda: collectives.all_reduce(values, group=group)))
-    one_s = timer.together(timer.once(lambda: compute(TRIED)) / TRIED)
+    whole = timer.of_slowest(lambda: collectives.all_reduce(values, group=group), share_s / 4, group)
+    assert whole is not None, "it is needed"
+    compute(TRIED)
+    whole_s, one_s = timer.together(whole.median), timer.together(timer.once(lambda: compute(TRIED)) / TRIED)
     times = max(1, int(COVERED * whole_s / one_s))
     alone, with_messages = list[float](), list[float]()
     for _ in range(min(MOST, max(LEAST, int(share_s / (2 * whole_s))))):  # in turns: other programs slow both

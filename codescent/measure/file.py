@@ -17,7 +17,7 @@ from codescent.cost.collective_time import BETWEEN, INSIDE
 from codescent.measure import constants
 from codescent.measure.constants import Constant
 from codescent.measure.fit import LinkFit, fit
-from codescent.measure.items import PRODUCT, OfAllRanks
+from codescent.measure.items import ATTENTION, CONTENTION, PRODUCT, OfAllRanks
 from codescent.measure.machine_findings import MachineFindings
 from codescent.measure.nccl_tests import NcclTable
 
@@ -130,10 +130,7 @@ def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable], link: str | N
         ranks = " and ".join(f"{tables[path].ranks} ranks on {tables[path].hosts} hosts" for path in of_link[crossed])
         source = f"nccl-tests: {names} of {ranks}, {_errors(found)}"
         cluster = replace(cluster, sources={**cluster.sources, f"links.{crossed}": source})
-        if crossed == BETWEEN:
-            cluster = replace(cluster, between=new, nodes=None)
-        else:
-            cluster = replace(cluster, inside=new)
+        cluster = replace(cluster, between=new, nodes=None) if crossed == BETWEEN else replace(cluster, inside=new)
     return cluster
 
 
@@ -162,7 +159,7 @@ def table_of(items: Sequence[OfAllRanks]) -> Iterator[str]:
         times = _seconds(seconds.median, seconds.low, seconds.high)
         per_second = ""
         if item.amount > 1:
-            show = constants.flops if item.kind == PRODUCT or "attention" in item.kind else constants.rate
+            show = constants.flops if item.kind in (PRODUCT, ATTENTION, CONTENTION) else constants.rate
             per_second = f"; {show(one.rate.median)}"
         yield f"{what}: {times}, {seconds.repeats}{per_second}"
 

@@ -10,6 +10,10 @@ from typing import Any
 from codescent.measure.spread import Spread
 
 PRODUCT, COPY, ELEMENTWISE, ATTENTION, LAUNCH = "product", "copy", "element-wise", "attention", "launch"
+SUM, NORM, ACTIVATION = "sum", "norm", "activation"
+OF_BLOCK: Mapping[str, int] = {SUM: 4, NORM: 2, ACTIVATION: 4}
+"""How often a block of GPT-2 does each on a tensor of rows: two sums forward and two backward, an activation of four
+times as many channels."""
 TO_DEVICE, FROM_DEVICE = "to device", "from device"
 CONTENTION, ALONE, BESIDE = "contention", "alone", "beside a collective"
 

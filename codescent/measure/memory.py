@@ -20,9 +20,13 @@ COPIED_BYTES: Mapping[str, tuple[int, ...]] = {
 """The largest is more than a cache holds: it says the bandwidth."""
 BUS_BYTES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)
 FP32_BYTES = 4
-DEPTHS, KEPT_SHARE = 12, 0.5
-"""Of the trial of the allocator: blocks, and the share of what a block makes that backward needs."""
-BLOCK_BYTES: Mapping[str, int] = {"cpu": 8 << 20, "cuda": 64 << 20}
+DEPTHS = 8
+BLOCK = ((1, True), (3, True), (1, True), (1, False), (1, True), (4, True), (4, True), (1, False))
+"""Of the trial of the allocator: blocks, and the tensors that each makes in forward, as multiples of one of its rows,
+with whether backward needs them. They are those of GPT-2: norm, queries with keys and values, attention, its product;
+norm, activation and its slope, product."""
+ROWS_BYTES: Mapping[str, int] = {"cpu": 2 << 20, "cuda": 32 << 20}
+"""Of a tensor of rows."""
 
 
 def copies(timer: Timer, share_s: float) -> Iterator[Item]:
@@ -65,13 +69,12 @@ def total_bytes(device: torch.device, host_bytes: int, local_ranks: int) -> int:
 
 
 def fragments(device: torch.device) -> float:
-    """By which share the allocator holds more than is in use at most, in the order of steps: forward keeps half of what
-    each block makes, and backward lets go of it from the last block to the first.
+    """By which share the allocator holds more than is in use at most, while tensors are made and let go of as in steps.
 
     The first call of the process counts: later the allocator has room that others have left.
     """
     empty_bytes = memory_now_bytes(device)
-    step = _TrialStep(device, BLOCK_BYTES[device.type])
+    step = _TrialStep(device, ROWS_BYTES[device.type] // FP32_BYTES)
     for _ in range(2):
         step.take()
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else step.held_bytes - empty_bytes
@@ -79,35 +82,38 @@ def fragments(device: torch.device) -> float:
 
 
 class _TrialStep:
-    """Allocates as a step does, and writes to all of it.
+    """Allocates as a step does, and writes to all of it. `rows`: numbers of a tensor of rows.
 
     Attributes:
         most_bytes: that were in use at a time.
         held_bytes: what the process held at such a moment.
     """
 
-    def __init__(self, device: torch.device, block_bytes: int) -> None:
-        self.device, self.block_bytes = device, block_bytes
+    def __init__(self, device: torch.device, rows: int) -> None:
+        self.device, self.rows = device, rows
         self.in_use_bytes = self.most_bytes = self.held_bytes = 0
 
     def take(self) -> None:
         """Forward through all blocks, and backward."""
-        kept = []
-        for depth in range(DEPTHS):
-            size = int(self.block_bytes * (1.0 + 0.3 * (depth % 3)))  # not all alike: what is free fits not always
-            temporary = self._made(int((1.0 - KEPT_SHARE) * size))
-            kept.append(self._made(int(KEPT_SHARE * size)))
-            self._dropped(temporary)
-            del temporary
+        kept = list[Tensor]()
+        for _ in range(DEPTHS):
+            for times, is_kept in BLOCK:
+                made = self._made(times * self.rows)
+                if is_kept:
+                    kept.append(made)
+                else:
+                    self._dropped(made)
+                del made
+        gradient = self._made(self.rows)
         while kept:
-            gradient = self._made(len(kept[-1]) * FP32_BYTES)
             self._dropped(gradient)
+            gradient = self._made(len(kept[-1]))
             self._dropped(kept.pop())
-            del gradient
+        self._dropped(gradient)
 
-    def _made(self, size_bytes: int) -> Tensor:
-        made = torch.ones(size_bytes // FP32_BYTES, device=self.device)
-        self.in_use_bytes += len(made) * FP32_BYTES
+    def _made(self, numbers: int) -> Tensor:
+        made = torch.ones(numbers, device=self.device)
+        self.in_use_bytes += numbers * FP32_BYTES
         if self.in_use_bytes >= self.most_bytes:
             self.most_bytes, self.held_bytes = self.in_use_bytes, memory_now_bytes(self.device)
         return made

@@ -27,12 +27,14 @@ NAMES = {
 }
 """Programs of nccl-tests, without _perf, whose link a price can use."""
 KNOWN = ", ".join(f"{name}_perf" for name in NAMES)
-_RANK = re.compile(r"#\\s*Rank\\s+(\\d+)\\b.*?\\bon\\s+(\\S+)\\s+device\\b")
-_BEGINS = re.compile(r"#.*?\\b(\\w+)_perf\\b")
-_COLUMNS = re.compile(r"#\\s+size\\s+count\\s+type\\b.*\\btime\\b")
+_RANK = re.compile(r"#\s*Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
+_BEGINS = re.compile(r"#.*?\b(\w+)_perf\b")
+_COLUMNS = re.compile(r"#\s+size\s+count\s+type\b.*\btime\b")
 MOST_BYTES = 16 << 20
-NEAR = 0.05
-"""So near is the quotient of both bandwidths, which are printed with two digits, to that of the collective."""
+LISTED = 4
+"""So many wrong lines are named."""
+DIGIT = 0.005
+"""Both bandwidths are printed in GB/s with two digits."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class _Reader:
                 except ValueError as error:
                     problems.append(f"{self.where}, line {number}: {error}: {shown(line.strip())}")
         if problems:
-            raise UserError(*problems[:8])
+            more = len(problems) - LISTED
+            raise UserError(*problems[:LISTED], *([f"{self.where}: and {more} more lines"] if more > 0 else []))
 
     def _row(self, words: Sequence[str]) -> _Row:
         """A row of the table. Raises ValueError: what is wrong with it."""
@@ -164,7 +167,8 @@ class _Reader:
             (True, True): {},  # reduce
         }[row.sums, row.root >= 0]
         quotient = row.bus / row.algorithm if row.algorithm else math.nan
-        near = [one for one, factor in likely.items() if abs(quotient / factor - 1.0) < NEAR]
+        rounding = DIGIT / row.algorithm + DIGIT / row.bus if row.algorithm and row.bus else math.nan
+        near = [one for one, factor in likely.items() if abs(quotient / factor - 1.0) <= rounding]
         if not near:
             raise UserError(
                 f"{self.where}: the columns algbw and busbw are those of none of {KNOWN} on {ranks} ranks; give the "

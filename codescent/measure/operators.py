@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.measure.items import ATTENTION, ELEMENTWISE, LAUNCH, Item
+from codescent.measure.items import ACTIVATION, ATTENTION, ELEMENTWISE, LAUNCH, NORM, SUM, Item
 from codescent.measure.timer import Timer
 from codescent.operators import operations
+from codescent.operators.activations import GELU
 from codescent.operators.attention import causal_attention
 from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
 
@@ -23,6 +23,7 @@ PRECISION: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
 """The number format in which these operators are measured: the usual one of a device."""
 ROWS: Mapping[str, tuple[int, int]] = {"cpu": (2048, 768), "cuda": (8192, 4096)}
 """Positions and channels of the tensor that element-wise operators read."""
+CLONE_MOVES = 2
 LAUNCHES = 64
 """Operators of a chain on one number: so many forward, and as many backward."""
 HEADS: Mapping[str, tuple[int, int, int, int]] = {"cpu": (2, 8, 256, 64), "cuda": (4, 16, 2048, 128)}
@@ -48,13 +49,18 @@ def elementwise(timer: Timer, share_s: float) -> Iterator[Item]:
     name, (rows, width) = PRECISION[kind], ROWS[kind]
     x_NI, d_y_NI = (torch.randn(rows, width, device=timer.device).to(TORCH_DTYPE[name]) for _ in range(2))
     moved = float(rows * width * DTYPE_BYTES[name])
+    slope_NI = torch.empty_like(x_NI)
+
+    def activation() -> None:
+        GELU.value(x_NI, slope_NI)
+        GELU.gradient(slope_NI, d_y_NI.clone())  # it overwrites what it is given
+
+    gelu = activation if kind == "cpu" else _passes(GELU.plain, x_NI, d_y_NI)
     calls: dict[str, tuple[Callable[[], object], float]] = {
-        "sum": (lambda: x_NI + d_y_NI, operations.SUM["moves"][0]),
-        "norm": (_passes(lambda x: F.layer_norm(x, (width,)), x_NI, d_y_NI), sum(operations.NORM["moves"])),
-        "activation": (
-            _passes(partial(F.gelu, approximate="tanh"), x_NI, d_y_NI), sum(operations.ACTIVATION["moves"])
-        ),
-    }  # fmt: skip
+        SUM: (lambda: x_NI + d_y_NI, operations.SUM["moves"][0]),
+        NORM: (_passes(lambda x: F.layer_norm(x, (width,)), x_NI, d_y_NI), sum(operations.NORM["moves"])),
+        ACTIVATION: (gelu, sum(operations.ACTIVATION["moves"]) + CLONE_MOVES * (kind == "cpu")),
+    }
     for operator, (call, moves) in calls.items():
         yield Item(ELEMENTWISE, operator, (rows, width), moves * moved, timer.repeated(call, share_s / len(calls)))
 

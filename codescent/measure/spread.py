@@ -40,6 +40,12 @@ class Spread:
         median, low, high = (statistics.median(getattr(one, name) for one in ranks) for name in names)
         return cls(median, low, high, min(one.repeats for one in ranks))
 
+    @classmethod
+    def summed(cls, parts: Sequence[Spread]) -> Spread:
+        """Of what consists of these parts: slow repeats of all of them at once, and quick ones."""
+        median, low, high = (sum(getattr(one, name) for one in parts) for name in ("median", "low", "high"))
+        return cls(median, low, high, min(one.repeats for one in parts))
+
     def per_second(self, amount: float) -> Spread:
         """The rate at which so much is done, where this one is of seconds."""
         return Spread(amount / self.median, amount / self.high, amount / self.low, self.repeats)

@@ -24,7 +24,7 @@ TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe
 DEVICES = ("auto", "cpu", "cuda")
 SITE = "site."
 """How an override of a site begins."""
-SECONDS = 40
+SECONDS = 30
 """How long `measure` measures."""
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
