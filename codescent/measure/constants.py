@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from codescent.base.amounts import of_bytes, of_rate, of_seconds, of_share
 from codescent.clusters.cluster import ClusterDevice, Software
 from codescent.clusters.link import Link
+from codescent.cost.collective_time import BETWEEN
 from codescent.cost.device_time import spent, utilization
 from codescent.cost.operators import ATTENTION as ATTENTION_KIND
 from codescent.cost.operators import Computed
@@ -34,6 +34,9 @@ from codescent.measure.items import (
 from codescent.measure.machine_findings import MachineFindings
 from codescent.measure.spread import Spread
 from codescent.plan import Collective
+
+EXACT = Software(product_efficiency=1.0, attention_efficiency=1.0, memory_efficiency=1.0)
+"""With it a price is that of peaks and bandwidth alone."""
 
 
 class Constant(NamedTuple):
@@ -143,8 +146,7 @@ def _attention(found: MachineFindings, device: ClusterDevice) -> Constant:
     samples, heads, positions, channels = one.item.sizes
     sizes = (samples, heads, positions, positions, channels)
     computed = Computed(1, "attn", ATTENTION_KIND, sizes, one.item.amount, 0.0, 0.0, 0.0)
-    perfect = replace(EXACT, attention_efficiency=1.0)
-    predicted_s = spent([computed], device, perfect, one.item.name)[0].attention_s
+    predicted_s = spent([computed], device, EXACT, one.item.name)[0].attention_s
     share = one.seconds.per_second(predicted_s)
     words = f"measured in {one.item.name}: {positions} positions, forward and backward, {spread_words(share, of_share)}"
     return Constant(min(1.0, share.median), words)
@@ -162,15 +164,12 @@ def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> Constant
     return Constant(found.median, words)
 
 
-EXACT = Software(product_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0, hop_s=0.0)
-
-
 def of_link(found: MachineFindings, link: str) -> LinkFit | None:
     """The link that collectives have crossed; None: nothing was measured there, or sizes did not differ."""
     kinds = [str(one) for one in Collective]
     items = [one for one in found.items if one.item.kind in kinds and one.item.name == link]
     ranks = len(found.placement.members(link, 0))
-    devices = 1 if link == "between" else ranks
+    devices = 1 if link == BETWEEN else ranks
     measured = [
         TimedCollective(Collective(one.item.kind), one.item.sizes[0], ranks, devices, one.seconds.median)
         for one in items

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from codescent.base.amounts import of_rate, of_seconds
+from codescent.cost.collective_time import INSIDE
 from codescent.doctor.judge_network import Pair, blamed, either, late_pairs, slow_pairs
 from codescent.doctor.network import MOST_ROUNDS, tournament
 from codescent.measure.exchanges import FP32_BYTES, exchange
@@ -41,19 +42,11 @@ def measure(timer: Timer, rank: int, names: Sequence[str], share_s: float) -> Pa
         mine = next((pair for pair in pairs if names[rank] in pair), None)
         if mine is not None:
             other = number[mine[1] if mine[0] == names[rank] else mine[0]]
-            seconds = _short_s(timer, other), _long_s(timer, other)
+            seconds = _exchanged_s(timer, other, SHORT), _exchanged_s(timer, other, LONG_BYTES // FP32_BYTES)
             spent_s += REPEATS * sum(seconds)
             if mine[0] == names[rank]:
                 found[mine] = seconds
     return found
-
-
-def _short_s(timer: Timer, other: int) -> float:
-    return _exchanged_s(timer, other, SHORT)
-
-
-def _long_s(timer: Timer, other: int) -> float:
-    return _exchanged_s(timer, other, LONG_BYTES // FP32_BYTES)
 
 
 def _exchanged_s(timer: Timer, other: int, numbers: int) -> float:
@@ -76,7 +69,7 @@ def outlying_pairs(found: PairSeconds, names: Sequence[str], placement: Placemen
         over = {
             pair: seconds
             for pair, seconds in found.items()
-            if (number[pair[0]] // placement.devices == number[pair[1]] // placement.devices) == (link == "inside")
+            if (number[pair[0]] // placement.devices == number[pair[1]] // placement.devices) == (link == INSIDE)
         }
         rates = {pair: LONG_BYTES / max(long_s - short_s, 1e-9) for pair, (short_s, long_s) in over.items()}
         latencies = {pair: short_s for pair, (short_s, _) in over.items()}

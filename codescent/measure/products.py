@@ -40,7 +40,7 @@ SIZES: Mapping[str, tuple[tuple[int, int, int], ...]] = {
 }
 """Rows, inputs and outputs of layers, from small ones to those of GPT-2 and of Llama; the largest last."""
 FORMATS: Mapping[str, tuple[str, ...]] = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16")}
-CHOSEN_SEED = 0
+SEED = 0
 Operands = tuple[Tensor, Tensor, Tensor]
 
 
@@ -69,7 +69,7 @@ def measure(timer: Timer, share_s: float) -> Iterator[Item]:
 def _operands(device: torch.device, name: str, sizes: tuple[int, int, int]) -> Operands:
     """What a layer reads, its matrix, and the gradient of what it gives."""
     rows, inputs, outputs = sizes
-    generator = torch.Generator().manual_seed(CHOSEN_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     shapes = ((rows, inputs), (outputs, inputs), (rows, outputs))
     x_NI, weight_OI, d_y_NO = (
         torch.randn(*shape, generator=generator).to(device, TORCH_DTYPE[name]) for shape in shapes

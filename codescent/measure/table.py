@@ -50,7 +50,7 @@ def _rows(found: MachineFindings, cluster: Cluster) -> Iterator[Row]:
         yield _row("products beside a collective", beside[0].seconds.times(1.0 / alone), "{:.2f} times".format)
     for name, link in (("inside", cluster.inside), ("between", cluster.between), ("bus", cluster.bus)):
         source = cluster.sources[f"links.{name}"]
-        yield f"link {name}", _link_words(link), "" if source.startswith("measured") else source.partition(";")[0]
+        yield f"link {name}", link_words(link), "" if source.startswith("measured") else source.partition(";")[0]
 
 
 def _row(name: str, found: Spread, show: Callable[[float], str]) -> Row:
@@ -66,7 +66,7 @@ def _products(found: MachineFindings) -> Iterator[Row]:
             yield _row(f"product {name} {'x'.join(map(str, one.item.sizes))}", one.rate, flops)
         half = constants.half_depth(found, name)
         if half is not None:
-            yield f"half of the speed, {name}", f"{half:,.0f}", "elements of a sum"
+            yield f"half of the speed of {name} with", f"{half:,.0f}", "elements of a sum"
 
 
 def _collectives(found: MachineFindings) -> Iterator[Row]:
@@ -84,5 +84,6 @@ def _payload(one: OfAllRanks, link: str) -> Row:
     return _row(f"{one.item.kind}{where} {of_bytes(one.item.amount)}", one.seconds, of_seconds)
 
 
-def _link_words(link: Link) -> str:
+def link_words(link: Link) -> str:
+    """Bandwidth and latency."""
     return f"{rate(link.bytes_per_s)}, {of_seconds(link.latency_s)}"

@@ -366,10 +366,16 @@ class World:
         """A launcher may end all ranks when one has ended. So those that print nothing end after the one that does."""
         if not getattr(error, "everywhere", False):
             return
-        if cause.prints(error, os.environ):
-            within(PRINTED_S, lambda: self.store.set(PRINTED, ""))
-        else:
-            within(PRINTED_S, lambda: self.store.wait([PRINTED], timedelta(seconds=PRINTED_S)))
+        is_printer = cause.prints(error, os.environ)
+
+        def agree() -> None:
+            with suppress(RuntimeError):  # rank 0, which serves the store, has ended: it has printed
+                if is_printer:
+                    self.store.set(PRINTED, "")
+                else:
+                    self.store.wait([PRINTED], timedelta(seconds=PRINTED_S))
+
+        within(PRINTED_S, agree)
 
 
 def _of_all(problems: Sequence[str]) -> UserError:

@@ -30,7 +30,7 @@ from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.measure.file import cluster_of, text_of, with_tables
 from codescent.measure.nccl_tests import NcclTable, read_table
-from codescent.measure.table import summary
+from codescent.measure.table import link_words, summary
 from codescent.verbs.arguments import SECONDS
 from codescent.verbs.script_file import taken
 
@@ -59,11 +59,27 @@ def main(arguments: Namespace) -> int:
     if rank is not None and is_rank and not problems:
         return _as_rank(arguments, rank)
     problems += taken(arguments.out)
-    tables = _tables(arguments, problems)
     if arguments.cluster is not None:
-        _write(arguments.out, with_tables(load_cluster(arguments.cluster), tables, arguments.link), None)
-        return 0
+        return _of_tables(arguments, problems)
+    _tables(arguments, problems)
     return _start(arguments)
+
+
+def _of_tables(arguments: Namespace, problems: list[str]) -> int:
+    """Write the cluster of --cluster with the links of the tables."""
+    cluster = None
+    try:
+        cluster = load_cluster(arguments.cluster)
+    except UserError as error:
+        problems += error.problems
+    tables = _tables(arguments, problems)
+    assert cluster is not None, "else there is a problem"
+    changed = with_tables(cluster, tables, arguments.link)
+    _write(arguments.out, changed, None)
+    names = [name for name in ("inside", "between") if getattr(changed, name) != getattr(cluster, name)]
+    say(f"link {name}  {link_words(getattr(changed, name))}; {changed.sources[f'links.{name}']}" for name in names)
+    say([f"{arguments.out} is written"])
+    return 0
 
 
 def _contradictions(arguments: Namespace, rank: Rank | None) -> Iterator[str]:
