@@ -358,9 +358,9 @@ def test_links_of_hosts_are_read(
     parts.insert(place, written(common))
     found = host_links_of("; ".join(parts))
     latency = common[1] or 0
-    assert found.common == Link(common[0] * 1e3, latency * 1e-6)
+    assert found.common == Link(common[0] * 1e3, latency / 1e6)
     assert found.own == {
-        host: Link(rate * 1e3, (latency if own_latency is None else own_latency) * 1e-6)
+        host: Link(rate * 1e3, (latency if own_latency is None else own_latency) / 1e6)
         for host, (rate, own_latency) in own.items()
     }
     assert found.of(10**7) == found.common

@@ -61,10 +61,12 @@ class Software:
         product_efficiency: the share of what a device sustains that products in a step reach.
         attention_efficiency: the same of products inside of attention, relative to other products.
         memory_efficiency: the share of a memory's bandwidth that copies reach.
-        link_efficiency: the share of a link's bandwidth that messages reach.
+        inside_efficiency, between_efficiency: the share of a link's bandwidth that messages reach, inside of a node and
+            between nodes.
         hop_s: seconds of latency of a message, beside that of the link.
         host_s: seconds in which a host launches one operator.
-        step_s: seconds of a step beside its operators and messages.
+        microbatch_s: seconds of a micro-batch beside its operators and messages, on each stage.
+        step_s: seconds of a step beside its micro-batches.
         contention: how many times longer a computation takes while a collective runs beside it.
         held_bytes: memory of a device that holds nothing yet: context, libraries, communicators.
         fragments: the share by which an allocator holds more than is in use.
@@ -75,8 +77,12 @@ class Software:
         logit_bytes: bytes of a logit while the loss is computed, if it is computed for all tokens at once; 0: in
             chunks, as the plan says.
         overlaps: which of OVERLAPS it does.
+        rings: how many cards of a node a collective uses at most; 0: those of all its ranks on the node.
+        by_tensor: gradients are summed, and weights gathered, tensor by tensor: each has the latency of its own.
         gathers_again: gathered weights are let go of after each micro-batch, and gradients scattered.
-        gradients: number format of the gradients that a device holds; "": that of the plan.
+        shards_over_cp: ranks that divide a sequence also divide the state of what dp_shard divides.
+        gradient_bytes: bytes of each gradient that a device holds; 0: those of the plan. With sums in fp32 beside
+            gradients in bf16 they are 6.
         band: the 10 and 90 % quantiles of measured time, relative to predicted, of the runs it was fitted on.
         fitted_on: those runs, in words.
     """
@@ -84,10 +90,12 @@ class Software:
     product_efficiency: float = 1.0
     attention_efficiency: float = 0.65
     memory_efficiency: float = 0.8
-    link_efficiency: float = 0.75
+    inside_efficiency: float = 0.75
+    between_efficiency: float = 0.75
     hop_s: float = 4e-6
     host_s: float = 3e-5
-    step_s: float = 2e-3
+    microbatch_s: float = 1e-3
+    step_s: float = 1e-3
     contention: float = 1.15
     held_bytes: float = 1.5e9
     fragments: float = 0.03
@@ -96,8 +104,11 @@ class Software:
     fused: float = 1.0
     logit_bytes: int = 0
     overlaps: tuple[str, ...] = ("gathers", "sums")
+    rings: int = 0
+    by_tensor: bool = False
     gathers_again: bool = False
-    gradients: str = ""
+    shards_over_cp: bool = False
+    gradient_bytes: int = 0
     band: tuple[float, float] = (0.8, 1.5)
     fitted_on: str = ""
 
@@ -115,6 +126,7 @@ class Cluster:
         inside: a device's link to the others of its node. Bytes are those of one direction.
         between: a card's link to other nodes.
         bus: a device's link to the memory of its host.
+        shares_inside: the devices of a node send through one bus, because they cannot reach each other's memory.
         nodes: how many there are; None: not said.
         device_hour: the price of a device for an hour; None: not said.
         watts: of a device under load, with its share of the node; None: not said.
@@ -130,6 +142,7 @@ class Cluster:
     inside: Link
     between: Link
     bus: Link
+    shares_inside: bool = False
     nodes: int | None = None
     device_hour: float | None = None
     watts: float | None = None

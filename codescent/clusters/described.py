@@ -83,6 +83,7 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         Link.parse(values["links.inside"]),
         Link.parse(values["links.between"]),
         Link.parse(values["links.bus"]),
+        shares_inside=values["links.shared"],
         nodes=values.get("node.nodes"),
         device_hour=values.get("device.price_per_hour"),
         watts=values.get("device.watts"),
@@ -114,6 +115,7 @@ def values_of(cluster: Cluster) -> dict[str, Any]:
         "node.cards": cluster.cards,
         "node.nodes": cluster.nodes,
         **{f"links.{name}": getattr(cluster, name).text() for name in ("inside", "between", "bus")},
+        "links.shared": cluster.shares_inside or None,
     }
     return {name: value for name, value in values.items() if value is not None}
 

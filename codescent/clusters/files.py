@@ -14,7 +14,7 @@ from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.described import cluster_of, from_spec, problems_of, spec_named
 from codescent.clusters.read import SPEC, ClusterFile, read_chain, shipped_clusters, unknown_key
-from codescent.clusters.sections import FROM_SPEC, SECTIONS, SOFTWARE, SoftwareKeys, TopKeys, known_key
+from codescent.clusters.sections import FROM_SPEC, SECTIONS, SOFTWARE, WHAT, SoftwareKeys, TopKeys, known_key
 from codescent.config.given import Given, override_value, shown, value_problem
 from codescent.config.keys import AUTO, Section
 
@@ -96,7 +96,7 @@ def _on_top(below: ClusterFile, file: ClusterFile) -> ClusterFile:
     values = {name: one for name, one in below.values.items() if name not in gone} | file.values
     gone |= set(file.values)
     sources = {name: source for name, source in below.sources.items() if name not in gone}
-    lines = {name: one.origin for name, one in file.values.items() if name != SPEC and one.value != AUTO}
+    lines = {name: one.origin for name, one in file.values.items() if name not in (SPEC, WHAT) and one.value != AUTO}
     return ClusterFile(values, {**sources, **lines, **file.sources})
 
 

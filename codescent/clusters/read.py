@@ -107,10 +107,8 @@ def _content(
     """The known keys of a file, and its sources. All others are added to `problems`."""
     content = ClusterFile({}, {})
     for path, value in _leaves(table):
-        full, line = (
-            ".".join(path),
-            next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None),
-        )
+        full = ".".join(path)
+        line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
         if problem := _source_problem(path, value) if path[0] == SOURCES else _key_problem(path, value):
             problems.append(f"{_at(file, line)}: {full}: {problem}")
         elif path[0] == SOURCES:
@@ -121,28 +119,27 @@ def _content(
 
 
 def _leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All values of a file by path. A software without keys is one, too: it has the defaults."""
+    """All values of a file by path. A table without keys is one, too: a software with the defaults, or a mistake."""
     for name, value in table.items():
         path = (*above, name)
-        if not isinstance(value, dict):
-            yield path, value
-        elif value:
+        if isinstance(value, dict) and value:
             yield from _leaves(value, path)
-        elif path[0] == SOFTWARE and len(path) == 2:
+        elif value != {} or ".".join(path) not in (*SECTIONS, SOFTWARE, SOURCES):
             yield path, value
 
 
 def _key_problem(path: tuple[str, ...], value: Any) -> str:
     """What is wrong with a key of a file; empty: there is such a key."""
-    is_software = path[0] == SOFTWARE
-    if len(path) == 1 + (is_software and len(path) > 1) and path[0] in (*SECTIONS, SOFTWARE) and value != {}:
-        header = f"[{path[0]}.{path[1] if len(path) > 1 else 'NAME'}]" if is_software else f"[{path[0]}]"
-        return f"given {shown(value)}, but it is a section: write {header} and its keys below"
-    if is_software and _NAME.fullmatch(path[1]) is None:
+    name, is_software = ".".join(path), path[0] == SOFTWARE
+    if is_software and len(path) > 1 and _NAME.fullmatch(path[1]) is None:
         return f"{shown(path[1])} is no name of a software: it has letters, digits, - and _"
     if any("." in part for part in path):
         return "is a name in quotes; write the section in brackets, and the key below"
-    return "" if value == {} or known_key(".".join(path)) else unknown_key(".".join(path))
+    is_table = name in (*SECTIONS, SOFTWARE) or (is_software and len(path) == 2)
+    if is_table and value != {}:
+        header = f"{SOFTWARE}.NAME" if name == SOFTWARE else name
+        return f"given {shown(value)}, but it is a section: write [{header}] and its keys below"
+    return "" if is_table or known_key(name) else unknown_key(name)
 
 
 def _source_problem(path: tuple[str, ...], value: Any) -> str:
@@ -161,9 +158,10 @@ def _source_problem(path: tuple[str, ...], value: Any) -> str:
 def unknown_key(name: str) -> str:
     """What to say of a key that no cluster has: the one that was perhaps meant, or all of its section."""
     section, _, last = name.lower().replace("-", "_").rpartition(".")
-    if section.startswith(SOFTWARE):
+    if name.startswith(f"{SOFTWARE}."):
         near = difflib.get_close_matches(last, SOFTWARE_KEYS, n=1)
-        hint = f"did you mean {section}.{near[0]}?" if near else f"its keys are {', '.join(SOFTWARE_KEYS)}"
+        of = name.rpartition(".")[0] if name.count(".") == 2 else f"{SOFTWARE}.NAME"
+        hint = f"did you mean {of}.{near[0]}?" if near else f"its keys are {', '.join(SOFTWARE_KEYS)}"
         return f"unknown key of a software; {hint}"
     same = [key for key in KEYS if key.rpartition(".")[2] == last]
     near = same or difflib.get_close_matches(f"{section}.{last}" if section else last, KEYS, n=1)

@@ -4,6 +4,7 @@ Does not read a file (files.py does) and does not check a value alone (values.py
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import cleandoc
 from typing import Any, Literal
 
 from pydantic import Field
@@ -59,7 +60,7 @@ class NodeKeys(Section):
 
     devices: int = _given("devices of a node", ge=1, le=4096)
     cards: int = _given("network cards of a node, which its devices share", ge=1, le=4096)
-    nodes: int | None = auto("how many nodes there are", ge=1, le=10_000_000)
+    nodes: int | None = auto("how many nodes there are", ge=1)
 
 
 class LinkKeys(Section):
@@ -68,6 +69,7 @@ class LinkKeys(Section):
     inside: NodeLink = _given('of a device to the others of its node, such as "300GB/s,3us"')
     between: CardLink = _given('of a network card to other nodes, such as "25GB/s,5us"')
     bus: NodeLink = _given("of a device to the memory of its host")
+    shared: bool = key(False, "devices of a node cannot reach each other's memory: all send through one bus")
 
 
 _D = Software()
@@ -77,22 +79,26 @@ class SoftwareKeys(Section):
     """A program on these machines: constants, and traits that no config says. `codescent` is this product."""
 
     product_efficiency: float = key(
-        _D.product_efficiency, "share of `device.sustained` that the largest products reach", gt=0, le=1
+        _D.product_efficiency, "share of `device.sustained` that the largest products reach", gt=0, le=4
     )
     attention_efficiency: float = key(
-        _D.attention_efficiency, "share of this that products inside of attention reach", gt=0, le=1
+        _D.attention_efficiency, "share of this that products inside of attention reach", gt=0, le=4
     )
     memory_efficiency: float = key(
-        _D.memory_efficiency, "share of the memory's bandwidth that copies reach", gt=0, le=1
+        _D.memory_efficiency, "share of the memory's bandwidth that copies reach", gt=0, le=4
     )
-    link_efficiency: float = key(_D.link_efficiency, "share of a link's bandwidth that messages reach", gt=0, le=1)
+    inside_efficiency: float = key(
+        _D.inside_efficiency, "share of a link's bandwidth that messages inside of a node reach", gt=0, le=4
+    )
+    between_efficiency: float = key(
+        _D.between_efficiency, "share of a card's bandwidth that messages between nodes reach", gt=0, le=4
+    )
     hop_s: float = key(_D.hop_s, "seconds of latency of a message, beside that of the link", ge=0, le=10)
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
-    step_s: float = key(_D.step_s, "seconds of a step beside its operators and messages", ge=0, le=1e6)
-    contention: float = key(
-        _D.contention, "how many times longer a computation takes beside a collective", ge=1, le=100
-    )
-    held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0, le=1e13)
+    microbatch_s: float = key(_D.microbatch_s, "seconds of a micro-batch beside its operators and messages", ge=0)
+    step_s: float = key(_D.step_s, "seconds of a step beside its micro-batches", ge=0)
+    contention: float = key(_D.contention, "how many times longer a computation takes beside a collective", gt=0)
+    held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0)
     fragments: float = key(_D.fragments, "share by which an allocator holds more than is in use", ge=0, le=10)
     precision: NumberFormat = key(_D.precision, "number format of products; empty: that of the run")
     block_products: NumberFormat = key(_D.block_products, "that of the products of blocks; empty: that of the others")
@@ -105,8 +111,13 @@ class SoftwareKeys(Section):
     overlaps: Overlaps = key(
         list(_D.overlaps), "what is sent while it computes: gathers, sums, layers (tensor parallelism in pieces)"
     )
+    rings: int = key(_D.rings, "most cards of a node that a collective uses; 0: those of all its ranks there", ge=0)
+    by_tensor: bool = key(_D.by_tensor, "weights and gradients are sent tensor by tensor, each with its latency")
     gathers_again: bool = key(_D.gathers_again, "gathered weights are let go of after each micro-batch")
-    gradients: NumberFormat = key(_D.gradients, "number format of gradients in memory; empty: that of the plan")
+    shards_over_cp: bool = key(
+        _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
+    )
+    gradient_bytes: int = key(_D.gradient_bytes, "bytes of a gradient in memory; 0: as the plan says", ge=0, le=64)
     band: Band = key(list(_D.band), "10 and 90 % quantiles of measured time, relative to predicted")
     fitted_on: str = key(_D.fitted_on, "the runs on which the constants were fitted; empty: none")
 
@@ -146,16 +157,19 @@ def keys_markdown() -> str:
     """All keys as Markdown, with a heading and a table for each section."""
     titles: Mapping[str, type[Section]] = {**SECTIONS, f"{SOFTWARE}.NAME": SoftwareKeys}
     return "\n\n".join(
-        "\n".join([f"### `[{title}]`", "", " ".join((model.__doc__ or "").split()), "", *_rows(title, model)])
+        "\n".join([f"### `[{title}]`", "", cleandoc(model.__doc__ or ""), "", *_rows(title, model)])
         for title, model in titles.items()
     )
 
 
 def _rows(title: str, model: type[Section]) -> list[str]:
     keys = [known_key(f"{title}.{name}") for name in model.model_fields]
-    rows = [
-        f"| `{one.name}` | {one.wanted} | {f'`{one.default}`' if one.default else 'needed'} | {one.description} |"
-        for one in keys
-        if one is not None
-    ]
+    rows = [f"| `{one.name}` | {one.wanted} | {_default(one)} | {one.description} |" for one in keys if one is not None]
     return ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+
+
+def _default(of: Key) -> str:
+    """In one line: TOML writes a list on several."""
+    if not of.default:
+        return "needed"
+    return f"`{' '.join(of.default.split()).replace('[ ', '[').replace(', ]', ']')}`"

@@ -85,8 +85,8 @@ def _check_overlaps(values: list[str]) -> list[str]:
 
 
 def _check_band(values: list[float]) -> list[float]:
-    if len(values) != 2 or not 0 < values[0] <= 1 <= values[1]:
-        raise ValueError("must be two numbers, with 1 between them, such as [0.8, 1.5]")
+    if len(values) != 2 or not 0 < values[0] <= values[1]:
+        raise ValueError("must be two numbers above 0, the smaller one first, such as [0.8, 1.5]")
     return values
 
 

@@ -47,8 +47,10 @@ def group_of(mesh: Mesh, axis: str, rank: int, devices: int) -> RankGroup:
     return RankGroup(len(ranks), len(on), members, max(1, min(devices, mesh.world_size) // members))
 
 
-def seconds(record: Traffic, mesh: Mesh, rank: int, cluster: Cluster, software: Software) -> tuple[str, float]:
-    """The link and the seconds of one run of a collective.
+def seconds(
+    record: Traffic, mesh: Mesh, rank: int, cluster: Cluster, software: Software, messages: int = 1
+) -> tuple[str, float]:
+    """The link and the seconds of one run of a collective. `messages`: into which it is divided.
 
     Latency and bytes add up (Hockney 1994, "The communication challenge for MPP"). What a rank sends is what the ring
     algorithms send (`Traffic.wire_bytes`).
@@ -58,21 +60,26 @@ def seconds(record: Traffic, mesh: Mesh, rank: int, cluster: Cluster, software: 
     group = group_of(mesh, record.axis, rank, cluster.devices)
     if group.ranks == 1:
         return INSIDE, 0.0
-    rate = _bytes_per_s(cluster, group) * software.link_efficiency
-    return group.link, _latency_s(record, group, cluster, software) + record.wire_bytes(group.ranks) / rate
+    rate = _bytes_per_s(cluster, group, software)
+    latency_s = messages * _latency_s(record, group, cluster, software)
+    return group.link, latency_s + record.wire_bytes(group.ranks) / rate
 
 
-def _bytes_per_s(cluster: Cluster, group: RankGroup) -> float:
+def _bytes_per_s(cluster: Cluster, group: RankGroup, software: Software) -> float:
     """Bytes per second that each rank of a ring sends.
 
     Between nodes a group makes as many rings as it has ranks on a node, and each has its share of the cards (NVIDIA
     2018, "Massively scale your deep learning training with NCCL 2.4"). A group with one rank on each node has the share
     of one device: the groups of the other devices send at the same time.
     """
-    inside = cluster.inside.bytes_per_s
+    inside = cluster.inside.bytes_per_s * software.inside_efficiency
+    if cluster.shares_inside:
+        inside /= group.members * group.groups
     if group.nodes == 1:
         return inside
-    return min(inside, cluster.between.bytes_per_s * cluster.cards / group.groups)
+    cards = cluster.cards / group.groups
+    cards = min(cards, float(software.rings or cards))
+    return min(inside, cluster.between.bytes_per_s * cards * software.between_efficiency)
 
 
 def _latency_s(record: Traffic, group: RankGroup, cluster: Cluster, software: Software) -> float:

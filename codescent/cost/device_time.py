@@ -20,6 +20,10 @@ QUERIES = 128
 """Queries that one unit takes in a fused attention kernel (Dao 2023, "FlashAttention-2", section 3.3)."""
 CHANNELS = 50
 """Heads of so many channels reach half of the speed of attention."""
+WHOLE_LOGITS = 28 / 6
+"""A loss that is computed for all tokens at once reads and writes 28 bytes of each logit: a copy in fp32, the logarithm
+of its softmax, and the gradients of both. In chunks these are 6 bytes: a logit is read twice, and its gradient
+written."""
 FORMS = 3
 """Products of a matrix: forward, the gradient of the input, the gradient of the matrix."""
 
@@ -47,27 +51,40 @@ class Spent:
         )
 
 
-def utilization(device: ClusterDevice, rows: float, columns: float, depth: float) -> float:
-    """The share of its best speed that a product [rows, depth] x [depth, columns] reaches."""
-    filled = max(_filled(device.units, rows, columns, *tile) for tile in TILES) if device.units else 1.0
-    return filled * depth / (depth + DEPTH)
+def utilization(device: ClusterDevice, peak: float, rows: float, columns: float, depth: float) -> float:
+    """The share of a peak that a product [rows, depth] x [depth, columns] reaches.
+
+    What keeps it below is that units wait for data, and that the clock falls. Both weigh less with a number format in
+    which the device computes more slowly.
+    """
+    strain = _strain(device, peak)
+    filled = max(_filled(device.units, rows, columns, strain, *tile) for tile in TILES) if device.units else 1.0
+    return filled * depth / (depth + strain * DEPTH) * (1.0 - strain * (1.0 - device.sustained))
 
 
-def _filled(units: int, rows: float, columns: float, high: int, wide: int, speed: float) -> float:
+def _strain(device: ClusterDevice, peak: float) -> float:
+    """How much units wait, and how far the clock falls, relative to bf16. fp8 has twice the peak and reaches 1.6 times
+    the speed: the square root says so."""
+    ratio = peak / device.peak("bf16")
+    return min(ratio, math.sqrt(ratio))
+
+
+def _filled(units: int, rows: float, columns: float, strain: float, high: int, wide: int, speed: float) -> float:
     """The last wave of tiles leaves units idle. The square root: all units share a clock and a power limit, so those
     that compute are faster while others are idle."""
     tiles = math.ceil(rows / high) * math.ceil(columns / wide)
     waves = tiles / units
-    return speed * rows * columns / (tiles * high * wide) * math.sqrt(waves / math.ceil(waves))
+    used = rows * columns / (tiles * high * wide) * math.sqrt(waves / math.ceil(waves))
+    return used * (1.0 - strain * (1.0 - speed))
 
 
 def spent(
-    operators: Iterable[Computed], device: ClusterDevice, software: Software, precision: str
+    operators: Iterable[Computed], device: ClusterDevice, software: Software, precision: str, num_layers: int
 ) -> tuple[Spent, Spent]:
     """What the forward and the backward pass of a micro-batch take.
 
     The time of an operator is that of its FLOPs or of its bytes, whichever is longer (Williams et al. 2009,
-    "Roofline"). `precision`: of the run.
+    "Roofline"). `precision`, `num_layers`: of the run.
     """
     forward, backward = Spent(), Spent()
     for one in operators:
@@ -76,7 +93,7 @@ def spent(
         elif one.kind == ATTENTION:
             found = _attention(one, device, software, software.precision or precision)
         else:
-            found = _moved(one, device, software)
+            found = _moved(one, device, software, of_head=one.depth > num_layers)
         forward, backward = forward + found[0], backward + found[1]
     return forward, backward
 
@@ -93,11 +110,11 @@ def _product(one: Computed, device: ClusterDevice, software: Software, precision
     if not flops:
         return Spent(), Spent()
     is_head = one.forward_flops > flops
-    best = device.peak(precision if is_head or not software.block_products else software.block_products)
-    best *= device.sustained * software.product_efficiency
+    peak = device.peak(precision if is_head or not software.block_products else software.block_products)
+    best = peak * software.product_efficiency
     moved_s = one.forward_bytes * flops / one.forward_flops / _copies(device, software)
     sizes = ((rows, outputs, inputs), (rows, inputs, outputs), (outputs, inputs, rows))
-    seconds = [max(flops / (best * utilization(device, *size)), moved_s) for size in sizes]
+    seconds = [max(flops / (best * utilization(device, peak, *size)), moved_s) for size in sizes]
     forward, backward = (round(amount / flops) for amount in (one.forward_flops, one.backward_flops))
     first = [seconds[number % FORMS] for number in range(forward)]
     second = [seconds[number % FORMS] for number in range(1, backward + 1)]
@@ -107,8 +124,10 @@ def _product(one: Computed, device: ClusterDevice, software: Software, precision
 def _attention(one: Computed, device: ClusterDevice, software: Software, precision: str) -> tuple[Spent, Spent]:
     """The products inside of attention."""
     samples, heads, queries, _, channels = one.sizes
-    best = device.peak(precision) * device.sustained * software.product_efficiency * software.attention_efficiency
-    best *= channels / (channels + CHANNELS)
+    peak = device.peak(precision)
+    strain = _strain(device, peak)
+    best = peak * (1.0 - strain * (1.0 - device.sustained)) * software.product_efficiency
+    best *= (1.0 - strain * (1.0 - software.attention_efficiency)) * channels / (channels + strain * CHANNELS)
     if device.units:
         waves = samples * heads * math.ceil(queries / QUERIES) / device.units
         best *= math.sqrt(waves / math.ceil(waves)) if waves else 1.0
@@ -119,11 +138,12 @@ def _attention(one: Computed, device: ClusterDevice, software: Software, precisi
     return first, second
 
 
-def _moved(one: Computed, device: ClusterDevice, software: Software) -> tuple[Spent, Spent]:
+def _moved(one: Computed, device: ClusterDevice, software: Software, *, of_head: bool) -> tuple[Spent, Spent]:
     """What only moves memory. Its FLOPs are not products: they count where they take longer, on a CPU."""
     peak = device.peak("fp32")
+    times = WHOLE_LOGITS if of_head and software.logit_bytes else software.fused
     first, second = (
-        Spent(moved_s=max(software.fused * moved / _copies(device, software), flops / peak), launches=int(moved > 0))
+        Spent(moved_s=max(times * moved / _copies(device, software), flops / peak), launches=int(moved > 0))
         for flops, moved in _passes(one)
     )
     return first, second

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.collective_time import seconds
+from codescent.cost.lanes import Kind, StageLanes, kind_of, lanes_of
 from codescent.cost.simulate import Simulation, simulate
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.cost.stage_time import StageTime
@@ -23,19 +24,23 @@ class Price:
     Attributes:
         plan, cluster, software: what was priced.
         parts: the seconds of the busiest stage; `bubble_s` is what it waits for other stages.
-        simulation: of the stages.
+        costs: of the instructions.
     """
 
     plan: Plan
     cluster: Cluster
     software: Software
     parts: TimeParts
-    simulation: Simulation
+    costs: StageCosts
 
     @property
     def step_s(self) -> float:
         """Seconds of a step."""
-        return self.simulation.makespan_s
+        return self.parts.total_s
+
+    def simulate(self) -> Simulation:
+        """The same step with all instructions and messages, to be drawn."""
+        return simulate(self.plan.computing, self.costs)
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,37 +85,45 @@ class StageCosts:
         sends = [record for record in plan.traffic if record.verb in SENDS]
         self.transfer_s = max((seconds(one, plan.mesh, 0, cluster, software)[1] for one in sends), default=0.0)
         self.latency_s = 0.0  # it is in `transfer_s`
-        self._found: dict[tuple[int, Verb, int, bool], float] = {}
+        self._found: dict[Kind, TimeParts] = {}
+
+    def parts_of(self, kind: Kind, at: Instruction) -> TimeParts:
+        """The seconds of instructions of a kind."""
+        if kind not in self._found:
+            parts = self.stages[kind[0]].parts_of(at)
+            self._found[kind] = self._begun_early(kind, at, parts) if at.verb is Verb.FORWARD and kind[3] else parts
+        return self._found[kind]
+
+    def _begun_early(self, kind: Kind, at: Instruction, parts: TimeParts) -> TimeParts:
+        """The first forward pass of a chunk. Its weights are gathered from the begin of the step on, and so beside the
+        passes through all chunks before it."""
+        steady = self.parts_of((*kind[:3], False), replace(at, microbatch=1))
+        before = kind[2] * len(self.stages) + kind[0]
+        left_s = max(0.0, parts.exposed_s - steady.exposed_s - before * steady.total_s)
+        share = left_s / (parts.exposed_s - steady.exposed_s) if left_s else 0.0
+        return steady + (parts + steady.times(-1.0)).times(share)
 
     def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
         """See `Timed`."""
-        key = stage, *kind_of(at)
-        if key not in self._found:
-            self._found[key] = self.stages[stage].parts_of(at).total_s
-        return self._found[key]
+        return self.parts_of(kind_of(stage, at), at).total_s
 
     def message_s(self, computed_by: int) -> float:
         """See `Timed`."""
         return self.transfer_s
 
 
-def kind_of(at: Instruction) -> tuple[Verb, int, bool]:
-    """Instructions of a stage with the same kind take the same time."""
-    return at.verb, at.chunk, at.last or at.microbatch == 0
-
-
-def price(plan: Plan, cluster: Cluster, software: Software) -> Price:
+def price(plan: Plan, cluster: Cluster, software: Software, lanes: StageLanes | None = None) -> Price:
     """The price of a step, in the steady state of a run. The mean of a round, where replicas train apart.
 
-    Each stage is one lane: its ranks do the same. Ranks that are given portions of work have no such step.
+    Each stage is one lane: its ranks do the same. Ranks that are given portions of work have no such step. `lanes`: of
+    the plan, where one plan is priced several times.
     """
     costs = StageCosts(plan, cluster, software)
-    found = simulate(plan.computing, costs)
-    busiest = max(range(plan.mesh.pp), key=lambda stage: found.stages[stage].busy_s)
-    program = plan.computing.programs[busiest]
-    kinds = {kind_of(at): at for at in program}
+    lanes = lanes or lanes_of(plan.computing)
+    makespan_s, busy_s = lanes.run(lambda kind, at: costs.parts_of(kind, at).total_s, costs.transfer_s)
+    busiest = max(range(plan.mesh.pp), key=lambda stage: busy_s[stage])
     parts = TimeParts()
-    for kind, times in Counter(map(kind_of, program)).items():
-        parts += costs.stages[busiest].parts_of(kinds[kind]).times(times)
-    parts = replace(parts, bubble_s=max(0.0, found.makespan_s - parts.total_s))
-    return Price(plan, cluster, software, parts, found)
+    for kind, times in Counter(kind_of(busiest, at) for at in plan.computing.programs[busiest]).items():
+        if kind in lanes.kinds:
+            parts += costs.parts_of(kind, lanes.kinds[kind]).times(times)
+    return Price(plan, cluster, software, replace(parts, bubble_s=max(0.0, makespan_s - parts.total_s)), costs)

@@ -4,13 +4,16 @@ Does not measure (train/memory.py counts) and does not say what would need less 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from codescent.base.dtypes import DTYPE_BYTES
+from codescent.build.plan import activations
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.cost.memory import memory
+from codescent.cost.stage_time import SHARE_SAMPLES
 from codescent.plan import AXES, Collective, Plan, Verb
+from codescent.plan.activations import chunk_bytes
 
 FITS_CALIBRATED, FITS = 0.92, 0.80
 """Shares of a device that may be predicted full: with constants that were fitted on this machine, and without (Fujii et
@@ -67,14 +70,28 @@ def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -
     held = memory(plan, rank, cluster.device.kind, plan.model.head_chunk_tokens, compiled=False)
     state, kept = held.state, plan.held_by(stage)
     gradients = float(state.gradients_bytes)
-    if software.gradients and kept:
-        gradients *= DTYPE_BYTES[software.gradients] / DTYPE_BYTES[kept[0].gradient_dtype]
+    if software.gradient_bytes and kept:
+        gradients *= software.gradient_bytes / DTYPE_BYTES[kept[0].gradient_dtype]
     logits = float(held.head_bytes)
     if software.logit_bytes and logits:
         logits = _logits(plan) * software.logit_bytes
-    parts = (float(state.weights_bytes), gradients, float(state.optimizer_bytes - state.host_bytes))
-    found = (*parts, float(held.activations_bytes), logits, _gathered(plan, stage, software))
+    over = plan.mesh.cp if software.shards_over_cp else 1
+    parts = (state.weights_bytes / over, gradients / over, (state.optimizer_bytes - state.host_bytes) / over)
+    kept_bytes = held.activations_bytes + block_bytes(plan, stage, rank, cluster.device.kind)
+    found = (*parts, float(kept_bytes), logits, _gathered(plan, stage, software))
     return StageMemory(*found, software.held_bytes, software.fragments * sum(found))
+
+
+def block_bytes(plan: Plan, stage: int, rank: int, device: str) -> int:
+    """What a block keeps that backward computes again from its input, until its gradients are there: the most of a
+    block of the stage (Korthikanti et al. 2022, section 5). 0: nothing is computed again."""
+    if not plan.layout.computes_blocks_again:
+        return 0
+    kept = activations(replace(plan, layout=replace(plan.layout, recompute="none")), plan.objective)
+    last = plan.model.num_layers + 1
+    blocks = [depth for part in plan.schedule.parts(stage) for depth in part if 0 < depth < last]
+    ends = {*blocks[:1], *blocks[-1:]}
+    return max((chunk_bytes(kept, range(one, one + 1), last, plan.mesh, device, rank) for one in ends), default=0)
 
 
 def _logits(plan: Plan) -> float:
@@ -88,9 +105,12 @@ def _gathered(plan: Plan, stage: int, software: Software) -> float:
     """Units that are whole at the same time: the largest one, the next one, and that of the root; or all, if backward
     gathers none again. The largest unit's gradients are whole, too."""
     units, gradients, again = dict[str, int](), [0], software.gathers_again
+    divided = {axis for tensor in plan.held_by(stage) for axis in tensor.weights.shards}
     for record in plan.traffic:
-        if record.stage not in (None, stage) or record.axis in ("cp", "tp"):
+        if record.stage not in (None, stage) or record.axis in SHARE_SAMPLES:
             continue
+        if record.collective is Collective.ALL_GATHER and not divided.intersection(record.axis.split("*")):
+            continue  # they are held whole, and brought up to date
         if record.collective is Collective.ALL_GATHER and record.verb is Verb.FORWARD:
             units[record.what] = record.payload_bytes
         again |= record.collective is Collective.ALL_GATHER and record.verb is Verb.BACKWARD

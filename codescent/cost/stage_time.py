@@ -75,7 +75,8 @@ class StageTime:
 
     def _place(self, record: Traffic) -> None:
         """Find where the rank waits for a collective."""
-        link, each_s = seconds(record, self.plan.mesh, self.rank, self.cluster, self.software)
+        messages = self._tensors(record) if self.software.by_tensor else 1
+        link, each_s = seconds(record, self.plan.mesh, self.rank, self.cluster, self.software, messages)
         whole_s = record.times * each_s / record.every
         depths = [depth for chunk in self.chunks for depth in chunk if depth in range(*record.depths)]
         if record.verb in PASSES:
@@ -84,6 +85,14 @@ class StageTime:
             self.once[1, min(depths)].after[link] += whole_s
         else:
             self.ends[Verb.REDUCE if record.verb is Verb.REDUCE else Verb.STEP][link] += whole_s
+
+    def _tensors(self, record: Traffic) -> int:
+        """How many tensors a collective of weights or gradients has."""
+        depths = range(*record.depths)
+        if record.axis in SHARE_SAMPLES:
+            return 1
+        held = self.plan.held_by(self.stage)
+        return max(1, sum(any(depth in depths for depth in tensor.parameter.depths) for tensor in held))
 
     def _place_inside(self, record: Traffic, link: str, whole_s: float, depths: Sequence[int]) -> None:
         """A collective of depths. Weights and gradients may be sent for one micro-batch alone, see `gathers_again`."""
@@ -114,7 +123,8 @@ class StageTime:
             share = 1.0
             if at.verb is not Verb.BACKWARD and of_pass:
                 share = self._weights if at.verb is Verb.BACKWARD_WEIGHT else 1.0 - self._weights
-            return self._run(of_pass, at.chunk, once=once).parts.times(share)
+            beside_s = self.software.microbatch_s / 2 / len(self.chunks)
+            return (self._run(of_pass, at.chunk, once=once).parts + TimeParts(microbatch_s=beside_s)).times(share)
         if at.verb is Verb.REDUCE:
             return _waited(self.ends[Verb.REDUCE]) + _waited(self._run(1, 0, once=True).under_way)
         if at.verb is Verb.STEP:
@@ -160,7 +170,7 @@ class StageTime:
             key = depth == 0, depth > last, computes, tuple(held[depth])
             if key not in alike:
                 operators = operators_of_depth(self.plan, depth, device.kind, self.rank)
-                alike[key] = spent(operators, device, self.software, self.plan.work.precision)
+                alike[key] = spent(operators, device, self.software, self.plan.work.precision, last)
             found[depth] = alike[key]
         return found
 

@@ -19,6 +19,7 @@ class TimeParts:
         between_s: ranks wait for messages between nodes.
         bus_s: ranks wait for copies between device and host.
         update_s: the optimizer.
+        microbatch_s: what each micro-batch takes beside all that.
         step_s: what each step takes beside all that.
         bubble_s: pipeline stages wait for one another.
     """
@@ -31,6 +32,7 @@ class TimeParts:
     between_s: float = 0.0
     bus_s: float = 0.0
     update_s: float = 0.0
+    microbatch_s: float = 0.0
     step_s: float = 0.0
     bubble_s: float = 0.0
 

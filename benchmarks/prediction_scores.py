@@ -1,0 +1,298 @@
+"""In: rows of published measurements. Out: predictions of time, memory, collectives and orders, each with its error.
+Does not read files (published_rows.py does) and does not print (prediction_error.py does)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from published_rows import Row, row_of
+
+from codescent.clusters.cluster import Software
+from codescent.cost.lanes import Kind, lanes_of
+from codescent.cost.price import Price, price
+from codescent.cost.simulate import Costs, simulate
+from codescent.cost.stage_memory import Fitting
+from codescent.plan import Instruction, Plan, Traffic, Verb
+from codescent.plan.pipeline import pipeline
+from codescent.plan.traffic import Collective
+from codescent.planner.fitted import CONSTANTS, Constant, Fitted, MeasuredRun, changed, fit, most_telling
+
+FEWEST, MOST_CONSTANTS, ROWS_EACH = 4, 8, 3
+"""Groups of fewer rows are not calibrated. A constant needs ROWS_EACH rows, but two are always fitted."""
+DIFFERENT = 0.03
+"""Measured times that differ by less have no order."""
+MEBI = 2**20
+EXACT = 1e-6
+"""Makespans must agree to it."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """A prediction beside a measurement.
+
+    Attributes:
+        kind: "time, uncalibrated", "memory", ...
+        weight: 0: shown and not scored.
+    """
+
+    kind: str
+    group: str
+    name: str
+    measured: float
+    predicted: float
+    weight: float = 1.0
+
+    @property
+    def relative(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass
+class Priced:
+    """A row with the plan that it most likely means: the fastest one that fits, with constants of the start."""
+
+    row: Row
+    plan: Plan
+    first: Price
+    run: MeasuredRun | None
+
+
+def priced(row: Row) -> Priced:
+    """Choose a plan. What was measured has no part in it."""
+    found = [(price(plan, row.cluster, row.software), plan) for plan in row.plans]
+    fitting = [one for one in found if one[0].verdict is not Fitting.TOO_LARGE]
+    best, plan = min(fitting or found, key=lambda one: one[0].step_s if fitting else one[0].memory[0].total)
+    step_s, weight = row.step_s, 1.0 if row.weight else 0.0
+    run = None if step_s is None else MeasuredRun(plan, row.cluster, row.software, step_s, weight)
+    return Priced(row, plan, best, run)
+
+
+def by_group(rows: Sequence[Priced]) -> dict[tuple[str, str], list[Priced]]:
+    """Rows that share constants."""
+    found: dict[tuple[str, str], list[Priced]] = defaultdict(list)
+    for one in rows:
+        found[one.row.group].append(one)
+    return found
+
+
+def constants_of(runs: Sequence[MeasuredRun]) -> tuple[Constant, ...]:
+    """Those that are fitted to so many runs: no more than a third as many."""
+    return most_telling(runs, max(2, min(MOST_CONSTANTS, len(runs) // ROWS_EACH)))
+
+
+def uncalibrated(rows: Sequence[Priced], *, tuned: bool) -> Iterator[Error]:
+    """Times with constants of the start; `tuned`: with those that all other groups give."""
+    with_times = [one for one in rows if one.run is not None]
+    scored = [one for one in with_times if one.row.weight and not one.row.relative]
+    fitted = fit([one.run for one in scored if one.run is not None]) if tuned and scored else None
+    for one in with_times:
+        predicted_s, run = one.first.step_s, one.run
+        assert run is not None
+        if fitted is not None:
+            mine = [number for number, other in enumerate(scored) if other.row.group[1] == one.row.group[1]]
+            predicted_s = run.priced(fitted.without(mine), CONSTANTS).step_s
+        kind = "time, tuned on other groups" if tuned else "time, uncalibrated"
+        yield _time(kind, one, predicted_s)
+
+
+def _time(kind: str, one: Priced, predicted_s: float) -> Error:
+    assert one.run is not None
+    weight = 0.0 if one.row.relative else one.row.weight
+    return Error(kind, " ".join(one.row.group), one.row.name, one.run.step_s, predicted_s, weight)
+
+
+def relative(errors: Sequence[Error], rows: Sequence[Priced]) -> Iterator[Error]:
+    """Rows of which only ratios count: each relative to the first of its group."""
+    names = {one.row.name for one in rows if one.row.relative and one.row.weight}
+    groups: dict[str, list[Error]] = defaultdict(list)
+    for error in errors:
+        if error.name in names:
+            groups[error.group].append(error)
+    for found in groups.values():
+        first = found[0]
+        for other in found[1:]:
+            ratios = other.measured / first.measured, other.predicted / first.predicted
+            yield Error("ratio of times", other.group, f"{other.name} / {first.name}", *ratios)
+
+
+def calibrated(rows: Sequence[Priced], known: Sequence[Priced] | None = None) -> Iterator[Error]:
+    """Times with constants of the row's group, fitted without the row; or on the rows `known`."""
+    fitted = {name: _group(found) for name, found in by_group(rows if known is None else known).items()}
+    for name, members in by_group([one for one in rows if one.run is not None]).items():
+        group = fitted.get(name)
+        for one in members:
+            assert one.run is not None
+            predicted_s = one.first.step_s
+            if group is not None:
+                found, order = group
+                left_out = [order[one.row.name]] if known is None and one.row.name in order else []
+                predicted_s = one.run.priced(found.without(left_out), found.constants).step_s
+            yield _time("time, calibrated", one, predicted_s)
+
+
+def _group(members: Sequence[Priced]) -> tuple[Fitted, dict[str, int]] | None:
+    """The constants of a group, and the place of each row in the fit; None: it has too few rows."""
+    scored = [one for one in members if one.run is not None and one.row.weight and not one.row.relative]
+    if len(scored) < FEWEST:
+        return None
+    runs = [one.run for one in scored if one.run is not None]
+    return fit(runs, constants_of(runs)), {one.row.name: number for number, one in enumerate(scored)}
+
+
+def memory(rows: Sequence[Priced], known: Sequence[Priced] | None = None) -> Iterator[Error]:
+    """Bytes of the fullest stage. A group has one constant more: bytes that each device holds besides."""
+    with_memory = by_group([one for one in rows if one.row.memory_bytes])
+    source = with_memory if known is None else by_group([one for one in known if one.row.memory_bytes])
+    for name, members in with_memory.items():
+        besides = {one.row.name: one.row.memory_bytes - _most(one, 0.0) for one in source.get(name, [])}  # type: ignore[operator]
+        for one in members:
+            others = [size for row, size in besides.items() if known is not None or row != one.row.name]
+            enough = len(besides) >= FEWEST
+            held = statistics.median(others) if enough else one.row.software.held_bytes
+            kind = "memory, calibrated" if enough else "memory, uncalibrated"
+            assert one.row.memory_bytes is not None
+            yield Error(kind, " ".join(name), one.row.name, one.row.memory_bytes, _most(one, held), one.row.weight)
+
+
+def _most(one: Priced, held_bytes: float) -> float:
+    """Bytes of the fullest stage, of which so many are there from the begin."""
+    software = replace(one.row.software, held_bytes=held_bytes)
+    return max(stage.total for stage in price(one.plan, one.row.cluster, software).memory)
+
+
+def fits(rows: Sequence[Priced], errors: Sequence[Error]) -> Iterator[tuple[str, bool, str]]:
+    """Rows that ran out of memory must be said not to fit, and no row that ran may be."""
+    predicted = {error.name: error.predicted for error in errors}
+    for one in rows:
+        size = one.row.cluster.device.memory_bytes
+        if one.row.ran_out:
+            most = max(stage.total for stage in one.first.memory)
+            yield one.row.name, most >= size, f"ran out; predicted {most / 1e9:.0f} of {size / 1e9:.0f} GB"
+        elif one.row.name in predicted and one.row.weight:
+            most = predicted[one.row.name]
+            yield one.row.name, most <= 1.05 * size, f"ran; predicted {most / 1e9:.0f} of {size / 1e9:.0f} GB"
+
+
+def collectives(rows: Sequence[Mapping[str, Any]]) -> Iterator[Error]:
+    """Times of collectives, by latency and bandwidth of the other rows of the same hardware."""
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["type"] == "collective":
+            groups[row["hardware"]["name"]].append(row)
+    for name, members in groups.items():
+        for row in members:
+            others = [other for other in members if other is not row]
+            seconds = float(row["measured"]["time_us"]) * 1e-6
+            size = "from 16 MiB" if row["bytes"] >= 16 * MEBI else "from 1 MiB" if row["bytes"] >= MEBI else "smaller"
+            yield Error(f"collective, {size}", name, row["id"], seconds, _collective_s(row, others))
+
+
+def _collective_s(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds = latency + growth (n - 1) + bytes / bandwidth (1 + loss / n): four constants, relative least squares.
+
+    With few ranks a ring uses fewer of the links of a node: `loss`.
+    """
+
+    def terms(one: Mapping[str, Any]) -> list[float]:
+        ranks = int(one["hardware"]["gpus"])
+        collective = Collective(one.get("op", "all_reduce"))
+        sent = Traffic(collective, "x", int(one["bytes"]), "bf16", Verb.REDUCE, None, "").wire_bytes(ranks)
+        return [1e-5, 1e-6 * (ranks - 1), sent * 1e-11, sent * 1e-11 / ranks]
+
+    times = np.array([float(one["measured"]["time_us"]) * 1e-6 for one in others])
+    matrix = np.array([terms(one) for one in others]) / times[:, None]
+    found = _not_negative(matrix, np.ones(len(others)))
+    return float(np.dot(terms(row), found))
+
+
+def _not_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Least squares whose solution has no negative number: the best of all choices of columns."""
+    best, least = np.zeros(matrix.shape[1]), math.inf
+    columns = range(matrix.shape[1])
+    for some in itertools.chain.from_iterable(
+        itertools.combinations(columns, size) for size in range(1, len(best) + 1)
+    ):
+        chosen = list(some)
+        solution = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)[0]
+        left = float(np.sum((matrix[:, chosen] @ solution - wanted) ** 2))
+        if (solution >= 0).all() and left < least - 1e-12:
+            best, least = np.zeros(matrix.shape[1]), left
+            best[chosen] = solution
+    return best
+
+
+@dataclass(frozen=True)
+class Order:
+    """Candidates in the order of a prediction: how much slower the first one is than the best, and Kendall's tau."""
+
+    name: str
+    regret: float
+    tau: float
+    candidates: int
+
+
+def orders(rows: Sequence[Mapping[str, Any]], known: Sequence[Priced]) -> Iterator[Order]:
+    """The choice between layouts, with constants of the start, or of the framework's group where it has enough rows."""
+    for row in rows:
+        if row["type"] != "ranking":
+            continue
+        group = next((part for part in ("vtrain_multi", "bloom_sweep") if part.split("_")[0] in row["id"]), "")
+        members = [one for one in known if one.row.group[1] == group]
+        fitted = _group(members)
+        measured, predicted = [], []
+        for number, candidate in enumerate(row["candidates"]):
+            layout = {**row["fixed"], "attention": "unfused", **candidate}
+            data = {**row, "type": "train_step", "group": group, "layout": layout, "id": f"{row['id']} {number}"}
+            one = row_of({**data, "measured": {"step_s": candidate["step_s"]}})
+            software: Software = one.software
+            if fitted is not None:
+                software = changed(software, fitted[0].changes, fitted[0].constants)
+            samples = float(layout["global_batch"])
+            measured.append(candidate["step_s"] / samples)
+            predicted.append(price(one.plans[0], one.cluster, software).step_s / samples)
+        yield Order(row["id"], _regret(measured, predicted), _tau(measured, predicted), len(measured))
+
+
+def _regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    return measured[int(np.argmin(predicted))] / min(measured) - 1.0
+
+
+def _tau(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """Kendall's tau over pairs that differ by more than DIFFERENT."""
+    pairs = [
+        math.copysign(1.0, (measured[a] - measured[b]) * (predicted[a] - predicted[b]))
+        for a, b in itertools.combinations(range(len(measured)), 2)
+        if abs(measured[a] - measured[b]) > DIFFERENT * min(measured[a], measured[b])
+    ]
+    return sum(pairs) / len(pairs) if pairs else math.nan
+
+
+def makespans(rows: Sequence[Mapping[str, Any]]) -> Iterator[Error]:
+    """Schedules with given times: the simulators must have the same makespan to 1e-6."""
+    for row in rows:
+        if row["type"] == "pipeline_dag":
+            kind = {"interleaved_1f1b": "interleaved"}.get(row["schedule"], row["schedule"])
+            schedule = pipeline(kind, row["p"], row["m"], row["virtual_stages"])
+            forward, backward = (_seconds(row[key]) for key in ("tf_per_stage", "tb_per_stage"))
+            costs = Costs(forward_s=forward, backward_s=backward, transfer_s=float(row["p2p"]))
+            found = simulate(schedule, costs).makespan_s
+            fast, _ = lanes_of(schedule).run(partial(_of_lane, costs), costs.message_s(0))
+            found = found if abs(fast - found) < EXACT else math.nan
+            yield Error("makespan", row["group"], row["id"], row["expected_makespan"], found)
+
+
+def _of_lane(costs: Costs, kind: Kind, at: Instruction) -> float:
+    return costs.compute_s(kind[0], at, kind[0])
+
+
+def _seconds(value: Any) -> float | tuple[float, ...]:
+    return tuple(float(one) for one in value) if isinstance(value, list) else float(value)
