@@ -25,7 +25,7 @@ from codescent.measure.fit import TimedCollective, fit
 from codescent.measure.items import COPY, PRODUCT, Item, joined
 from codescent.measure.nccl_tests import read_table
 from codescent.measure.pairs import names_of, outlying_pairs, outlying_ranks
-from codescent.measure.placement import Placement, placement
+from codescent.measure.placement import RankPlacement, placement
 from codescent.measure.spread import Spread
 from codescent.plan import Collective
 
@@ -233,7 +233,7 @@ def test_ranks_measure_every_collective_and_the_file_loads_as_it_was_written(
     cluster = load_cluster(tmp_path / "here.toml")
     own, nodes = cluster.software["codescent"], len(leaders)
     assert (cluster.devices, cluster.cards, cluster.nodes) == (2 // nodes, 1, 1 if nodes == 1 else None)
-    assert (own.memory_efficiency, own.link_efficiency, own.hop_s) == (1.0, 1.0, 0.0)
+    assert (own.memory_efficiency, own.inside_efficiency, own.between_efficiency, own.hop_s) == (1.0, 1.0, 1.0, 0.0)
     assert own.held_bytes > 50e6
     assert set(cluster.device.peaks) == {"fp32", "bf16"}
     assert cluster.sources[f"links.{link}"].startswith("measured: collectives of 2 ")
@@ -278,7 +278,7 @@ def test_a_rank_that_computes_more_slowly_is_named() -> None:
 
 def test_a_rank_with_slow_messages_is_named_with_its_host() -> None:
     """Beside those that cross the same link: messages inside of a node are always quicker."""
-    where = Placement(tuple("aabbccdd"), 2, 4)
+    where = RankPlacement(tuple("aabbccdd"), 2, 4)
     names = names_of(where)
     assert names[3] == "rank 3 on b"
     pairs = {
@@ -303,7 +303,7 @@ def test_tables_alone_change_the_links_of_a_cluster_file(tmp_path: Path) -> None
     """The link of a card is a share of what a ring gets that enters a node with all of its cards."""
     (tmp_path / "in.txt").write_text(table(Collective.ALL_REDUCE, 1, 8))
     (tmp_path / "out.txt").write_text(table(Collective.ALL_REDUCE, 4, 8))
-    words = ("--nccl-tests", "out.txt", "--nccl-tests", "in.txt", "--cluster", BASE, "--out", "new.toml")
+    words = ("--nccl-tests", "out.txt", "in.txt", "--cluster", BASE, "--out", "new.toml")
     done = called(tmp_path, "measure", *words)
     assert (done.returncode, done.stderr) == (0, "")
     before, found = load_cluster(BASE), load_cluster(tmp_path / "new.toml")

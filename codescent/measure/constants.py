@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from codescent.base.amounts import of_bytes, of_rate, of_seconds, of_share
@@ -37,9 +38,11 @@ from codescent.plan import Collective
 
 EXACT = Software(product_efficiency=1.0, attention_efficiency=1.0, memory_efficiency=1.0)
 """With it a price is that of peaks and bandwidth alone."""
+ROUNDS = 8
+LEAST_EFFICIENCY = 0.01
 
 
-class Constant(NamedTuple):
+class MeasuredNumber(NamedTuple):
     """A number of a cluster file. `source`: how it was measured, with its spread."""
 
     value: float
@@ -61,29 +64,34 @@ def rate(number: float) -> str:
     return of_rate(number, "B/s")
 
 
-def peaks(found: MachineFindings) -> dict[str, Constant]:
+def peaks(found: MachineFindings) -> dict[str, MeasuredNumber]:
     """By number format: the speed that products without end would have, by the curve of the price.
 
     The price divides this speed by what sizes cost (`utilization`). So it is what the products of all sizes say, not
-    the fastest one of them.
+    the fastest one of them. The curve of a number format depends on the peaks of all: they are found in rounds.
     """
-    device = device_of(found, {})
-    constants: dict[str, Constant] = {}
-    for name in dict.fromkeys(one.item.name for one in of_kind(found.items, PRODUCT)):
-        products = of_kind(found.items, PRODUCT, name)
-        shares = [utilization(device, *one.item.sizes) for one in products]
-        of_each = [one.rate.times(1.0 / share) for one, share in zip(products, shares, strict=True)]
-        whole = Spread.joined(of_each)
-        best = max(products, key=lambda one: one.rate.median)
-        quartiles = statistics.quantiles((one.median / whole.median for one in of_each), n=10) if of_each[1:] else ()
-        differs = f", sizes differ by {quartiles[0]:.2f} to {quartiles[-1]:.2f} times" if quartiles else ""
-        words = spread_words(whole, flops)
-        source = (
-            f"measured: {len(products)} products of matrices, each {words}{differs}; the fastest of them "
-            f"{flops(best.rate.median)}"
-        )
-        constants[name] = Constant(whole.median, source)
+    names = list(dict.fromkeys(one.item.name for one in of_kind(found.items, PRODUCT)))
+    products = {name: of_kind(found.items, PRODUCT, name) for name in names}
+    best = {name: max(one.rate.median for one in some) for name, some in products.items()}
+    constants = {name: MeasuredNumber(rate, "") for name, rate in best.items()}
+    for _ in range(ROUNDS):
+        device = device_of(found, constants)
+        for name, some in products.items():
+            shares = [utilization(device, device.peak(name), *one.item.sizes) for one in some]
+            of_each = [one.rate.times(1.0 / share) for one, share in zip(some, shares, strict=True)]
+            whole = Spread.joined(of_each)
+            constants[name] = MeasuredNumber(whole.median, _of_products(of_each, whole, best[name]))
     return constants
+
+
+def _of_products(of_each: Sequence[Spread], whole: Spread, best: float) -> str:
+    """How the peak of a number format was measured."""
+    deciles = statistics.quantiles((one.median / whole.median for one in of_each), n=10) if of_each[1:] else ()
+    differs = f", sizes differ by {deciles[0]:.2f} to {deciles[-1]:.2f} times" if deciles else ""
+    return (
+        f"measured: {len(of_each)} products of matrices, each {spread_words(whole, flops)}{differs}; the fastest of "
+        f"them {flops(best)}"
+    )
 
 
 def half_depth(found: MachineFindings, name: str) -> float | None:
@@ -98,16 +106,16 @@ def half_depth(found: MachineFindings, name: str) -> float | None:
     return 1.0 / (inverse.latency_s * inverse.bytes_per_s) if inverse.latency_s else math.inf
 
 
-def bandwidth(found: MachineFindings) -> Constant:
+def bandwidth(found: MachineFindings) -> MeasuredNumber:
     """Of the memory of a device: of the largest copy."""
     largest = max(of_kind(found.items, COPY), key=lambda one: one.item.amount)
     words = spread_words(largest.rate, rate)
-    return Constant(
+    return MeasuredNumber(
         largest.rate.median, f"measured: copies of {of_bytes(largest.item.sizes[0])}, read and written, {words}"
     )
 
 
-def device_of(found: MachineFindings, peaks_found: Mapping[str, Constant]) -> ClusterDevice:
+def device_of(found: MachineFindings, peaks_found: Mapping[str, MeasuredNumber]) -> ClusterDevice:
     """The device of a rank."""
     copied = of_kind(found.items, COPY)
     moved = bandwidth(found).value if copied else math.nan
@@ -115,18 +123,21 @@ def device_of(found: MachineFindings, peaks_found: Mapping[str, Constant]) -> Cl
     return ClusterDevice(found.device, found.kind, found.memory_bytes, moved, of_formats, units=found.units)
 
 
-def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Constant]:
+def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, MeasuredNumber]:
     """The constants of codescent that were measured, by their names in `Software`."""
     launch = of_kind(found.items, LAUNCH)[0]
     each = launch.seconds.times(1.0 / launch.item.sizes[0])
     constants = {
-        "product_efficiency": Constant(1.0, "in the peaks: they are what products of many sizes reach"),
-        "memory_efficiency": Constant(1.0, "in the bandwidth, which copies have reached"),
-        "link_efficiency": Constant(1.0, "in the links, which collectives have reached"),
-        "hop_s": Constant(0.0, "in the latencies of the links"),
-        "host_s": Constant(each.median, f"measured: operators on one number, {spread_words(each, of_seconds)}"),
-        "held_bytes": Constant(float(found.held_bytes), "measured: a rank without a tensor, when all ranks had met"),
-        "fragments": Constant(found.fragments, "measured: tensors made and let go of as in a step"),
+        "product_efficiency": MeasuredNumber(1.0, "in the peaks: they are what products of many sizes reach"),
+        "memory_efficiency": MeasuredNumber(1.0, "in the bandwidth, which copies have reached"),
+        "inside_efficiency": MeasuredNumber(1.0, "in the link, which collectives have reached"),
+        "between_efficiency": MeasuredNumber(1.0, "in the link, which collectives have reached"),
+        "hop_s": MeasuredNumber(0.0, "in the latencies of the links"),
+        "host_s": MeasuredNumber(each.median, f"measured: operators on one number, {spread_words(each, of_seconds)}"),
+        "held_bytes": MeasuredNumber(
+            float(found.held_bytes), "measured: a rank without a tensor, when all ranks had met"
+        ),
+        "fragments": MeasuredNumber(found.fragments, "measured: tensors made and let go of as in a step"),
         "attention_efficiency": _attention(found, device),
     }
     elementwise = of_kind(found.items, ELEMENTWISE)
@@ -136,23 +147,37 @@ def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Cons
         alone = of_kind(found.items, CONTENTION, ALONE)[0].seconds
         ratio = beside[0].seconds.times(1.0 / alone.median)
         words = f"measured: products while an all-reduce runs, {spread_words(ratio, '{:.2f}'.format)}"
-        constants["contention"] = Constant(max(1.0, ratio.median), words)
+        constants["contention"] = MeasuredNumber(max(1.0, ratio.median), words)
     return constants
 
 
-def _attention(found: MachineFindings, device: ClusterDevice) -> Constant:
-    """Measured against what the price says of an attention that is as fast as other products."""
+def attention_share(found: MachineFindings, device: ClusterDevice) -> tuple[Spread, float]:
+    """The share of the speed of other products that attention reaches; which share of it an efficiency of 0.5 takes.
+
+    The price lets an efficiency count less in number formats that are slower than bf16.
+    """
     one = of_kind(found.items, ATTENTION)[0]
     samples, heads, positions, channels = one.item.sizes
     sizes = (samples, heads, positions, positions, channels)
     computed = Computed(1, "attn", ATTENTION_KIND, sizes, one.item.amount, 0.0, 0.0, 0.0)
-    predicted_s = spent([computed], device, EXACT, one.item.name)[0].attention_s
-    share = one.seconds.per_second(predicted_s)
-    words = f"measured in {one.item.name}: {positions} positions, forward and backward, {spread_words(share, of_share)}"
-    return Constant(min(1.0, share.median), words)
+    whole_s, half_s = (
+        spent([computed], device, replace(EXACT, attention_efficiency=tried), one.item.name, 1)[0].attention_s
+        for tried in (1.0, 0.5)
+    )
+    return one.seconds.per_second(whole_s), 1.0 - whole_s / half_s
 
 
-def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> Constant:
+def _attention(found: MachineFindings, device: ClusterDevice) -> MeasuredNumber:
+    """The efficiency with which the price is what was measured, or the least one that it takes."""
+    share, of_half = attention_share(found, device)
+    item = of_kind(found.items, ATTENTION)[0].item
+    value = 1.0 - (1.0 - share.median) / (2.0 * of_half)
+    least = "; no efficiency says so little" if value < LEAST_EFFICIENCY else ""
+    words = f"measured in {item.name}: {item.sizes[2]} positions, forward and backward, {spread_words(share, of_share)}"
+    return MeasuredNumber(max(LEAST_EFFICIENCY, value), f"{words} of other products{least}")
+
+
+def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> MeasuredNumber:
     """Seconds of the operators of a block, against those of their bytes: more where arithmetic takes longer."""
     times = [OF_BLOCK[one.item.name] for one in elementwise]
     moved_s = sum(often * one.item.amount for often, one in zip(times, elementwise, strict=True))
@@ -161,7 +186,7 @@ def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> Constant
     found = Spread.summed(spreads)
     names = ", ".join(one.item.name for one in elementwise)
     words = f"measured: {names} of a block against copies, {spread_words(found, '{:.2f}'.format)}"
-    return Constant(found.median, words)
+    return MeasuredNumber(found.median, words)
 
 
 def of_link(found: MachineFindings, link: str) -> LinkFit | None:

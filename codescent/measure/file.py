@@ -15,7 +15,7 @@ from codescent.clusters.files import OWN
 from codescent.clusters.link import Link
 from codescent.cost.collective_time import BETWEEN, INSIDE
 from codescent.measure import constants
-from codescent.measure.constants import Constant
+from codescent.measure.constants import MeasuredNumber
 from codescent.measure.fit import LinkFit, fit
 from codescent.measure.items import ATTENTION, CONTENTION, PRODUCT, OfAllRanks
 from codescent.measure.machine_findings import MachineFindings
@@ -54,7 +54,7 @@ def cluster_of(name: str, found: MachineFindings) -> Cluster:
     )  # fmt: skip
 
 
-def _rounded(one: Constant) -> Constant:
+def _rounded(one: MeasuredNumber) -> MeasuredNumber:
     return one._replace(value=_digits(one.value))
 
 
@@ -97,20 +97,20 @@ def _errors(found: LinkFit) -> str:
     return f"fitted with an error of {of_share(found.median)} in the middle, {of_share(found.worst)} at most{large}"
 
 
-def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable], link: str | None) -> Cluster:
+def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable], link: str) -> Cluster:
     """The cluster with links from tables of nccl-tests.
 
     Args:
         cluster: that the tables were made on.
         tables: by the path of each.
-        link: INSIDE or BETWEEN; None: that which the ranks of a table cross.
+        link: INSIDE or BETWEEN; empty: that which the ranks of a table cross.
 
     Raises UserError: a table has not the ranks for this link, or its times do not grow with its sizes.
     """
     problems, of_link = list[str](), dict[str, list[str]]()
     for path, table in tables.items():
         crossed = BETWEEN if table.hosts > 1 else INSIDE
-        if link is not None and link != crossed:
+        if link and link != crossed:
             hosts = "one host" if table.hosts == 1 else f"{table.hosts} hosts"
             problems.append(f"--{link} --nccl-tests {path}: its {table.ranks} ranks are on {hosts}; leave out --{link}")
         of_link.setdefault(crossed, []).append(path)

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from codescent.measure.placement import Placement
+from codescent.measure.placement import RankPlacement
 
 
-def make_groups(found: Placement, rank: int, timeout: timedelta) -> dict[str, dist.ProcessGroup]:
+def make_groups(found: RankPlacement, rank: int, timeout: timedelta) -> dict[str, dist.ProcessGroup]:
     """This rank's process group for each link that ranks can measure. Collective."""
     world = dist.group.WORLD
     assert world is not None

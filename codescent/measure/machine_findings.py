@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codescent.measure.items import OfAllRanks
-from codescent.measure.placement import Placement
+from codescent.measure.placement import RankPlacement
 from codescent.measure.spread import Spread
 
 
@@ -38,7 +38,7 @@ class MachineFindings:
     held_bytes: int
     fragments: float
     start_s: Spread | None
-    placement: Placement
+    placement: RankPlacement
     items: tuple[OfAllRanks, ...]
     outliers: tuple[str, ...]
     notes: tuple[str, ...]

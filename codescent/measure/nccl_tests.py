@@ -51,7 +51,7 @@ class NcclTable:
         return self.measured[0].collective
 
 
-class _Row(NamedTuple):
+class _TableRow(NamedTuple):
     """A row: its out-of-place columns. `root`: below 0 there is none."""
 
     size_bytes: int
@@ -114,7 +114,7 @@ class _Reader:
         measured = [TimedCollective(collective, row.size_bytes, ranks, devices, row.seconds) for row in rows]
         return NcclTable(tuple(measured), ranks, hosts)
 
-    def _rows(self) -> Iterator[_Row]:
+    def _rows(self) -> Iterator[_TableRow]:
         problems = list[str]()
         for number, line in enumerate(self.lines, 1):
             if found := _RANK.search(line):
@@ -132,7 +132,7 @@ class _Reader:
             more = len(problems) - LISTED
             raise UserError(*problems[:LISTED], *([f"{self.where}: and {more} more lines"] if more > 0 else []))
 
-    def _row(self, words: Sequence[str]) -> _Row:
+    def _row(self, words: Sequence[str]) -> _TableRow:
         """A row of the table. Raises ValueError: what is wrong with it."""
         if not self.columns:
             raise ValueError('comes before the line that names the columns ("#  size  count  type ...")')
@@ -148,9 +148,9 @@ class _Reader:
             raise ValueError("size and time must be above 0")
         algorithm, bus = (_number(cell[name], name) for name in ("algbw", "busbw"))
         sums = cell.get("redop", "none") != "none"
-        return _Row(int(size), micros * 1e-6, algorithm, bus, int(cell.get("root", "-1")), sums)
+        return _TableRow(int(size), micros * 1e-6, algorithm, bus, int(cell.get("root", "-1")), sums)
 
-    def _collective(self, rows: Sequence[_Row], ranks: int) -> Collective:
+    def _collective(self, rows: Sequence[_TableRow], ranks: int) -> Collective:
         """By the name of the program where it is said; else by what tells the tables apart."""
         if self.name:
             if self.name not in NAMES:

@@ -14,7 +14,7 @@ from codescent.doctor.judge_network import Pair, blamed, either, late_pairs, slo
 from codescent.doctor.network import MOST_ROUNDS, tournament
 from codescent.measure.exchanges import FP32_BYTES, exchange
 from codescent.measure.items import COPY, PRODUCT, OfAllRanks
-from codescent.measure.placement import Placement
+from codescent.measure.placement import RankPlacement
 from codescent.measure.timer import Timer
 
 SHORT, LONG_BYTES = 1, 1 << 20
@@ -56,13 +56,13 @@ def _exchanged_s(timer: Timer, other: int, numbers: int) -> float:
     return statistics.median(timer.once(lambda: exchange(sent, received, other, other, None)) for _ in range(REPEATS))
 
 
-def names_of(found: Placement) -> list[str]:
+def names_of(found: RankPlacement) -> list[str]:
     """Of the ranks, in sentences."""
     hosts = found.hosts if found.nodes > 1 else [""] * len(found.hosts)
     return [f"rank {rank}{f' on {host}' if host else ''}" for rank, host in enumerate(hosts)]
 
 
-def outlying_pairs(found: PairSeconds, names: Sequence[str], placement: Placement) -> Iterator[str]:
+def outlying_pairs(found: PairSeconds, names: Sequence[str], placement: RankPlacement) -> Iterator[str]:
     """Ranks whose messages are slow beside those of others, over the same link, in a sentence each."""
     number = {name: index for index, name in enumerate(names)}
     for link in placement.links:

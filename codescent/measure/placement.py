@@ -1,4 +1,4 @@
-"""In: the host of each rank. Out: `Placement`: which ranks share a node, and which reach each other over a link.
+"""In: the host of each rank. Out: `RankPlacement`: which ranks share a node, and which reach each other over a link.
 Does not choose who is where (a launcher does) and makes no process group (groups.py does)."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from codescent.cost.collective_time import BETWEEN, INSIDE
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """Where the ranks are.
 
     Attributes:
@@ -37,7 +37,7 @@ class Placement:
         return tuple(name for name, ranks in ((INSIDE, self.devices), (BETWEEN, self.nodes)) if ranks > 1)
 
 
-def placement(hosts: Sequence[str], leaders: Sequence[int]) -> Placement:
+def placement(hosts: Sequence[str], leaders: Sequence[int]) -> RankPlacement:
     """How ranks lie on nodes. `hosts`: of each rank; `leaders`: the first rank of each node.
 
     Raises UserError: a price takes neighbouring ranks to share a node, and all nodes to be alike; these do not.
@@ -55,4 +55,4 @@ def placement(hosts: Sequence[str], leaders: Sequence[int]) -> Placement:
             f"the ranks are not divided evenly over nodes, one node after the other ({shown}); start as many on each "
             "node, neighbours together (srun --distribution=block)"
         )
-    return Placement(tuple(hosts), devices, len(leaders))
+    return RankPlacement(tuple(hosts), devices, len(leaders))

@@ -18,7 +18,7 @@ from codescent.measure import exchanges, memory, operators, pairs, products
 from codescent.measure.groups import make_groups
 from codescent.measure.items import Item, joined
 from codescent.measure.machine_findings import MachineFindings
-from codescent.measure.placement import Placement, placement
+from codescent.measure.placement import RankPlacement, placement
 from codescent.measure.spread import Spread
 from codescent.measure.startup import seconds_since_start
 from codescent.measure.timer import Timer
@@ -112,7 +112,7 @@ def _choose_kernels(world: World) -> str:
 
 
 def _found(
-    world: World, where: Placement, names: Sequence[str], everyone: Sequence[dict[str, Any]], wide: str
+    world: World, where: RankPlacement, names: Sequence[str], everyone: Sequence[dict[str, Any]], wide: str
 ) -> MachineFindings:
     """The findings of all ranks. `everyone`: of each rank, as JSON data."""
     device = world.device

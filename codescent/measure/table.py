@@ -41,7 +41,7 @@ def _rows(found: MachineFindings, cluster: Cluster) -> Iterator[Row]:
     launch = of_kind(found.items, LAUNCH)[0]
     yield _row("launch of an operator", launch.seconds.times(1.0 / launch.item.sizes[0]), of_seconds)
     own = cluster.software[OWN]
-    yield "attention, beside products", of_share(own.attention_efficiency), ""
+    yield _row("attention, beside products", constants.attention_share(found, cluster.device)[0], of_share)
     yield "element-wise, beside copies", of_share(own.fused), "of their bytes"
     yield "allocator, beside what is in use", f"+{of_share(own.fragments)}", ""
     yield from _collectives(found)

@@ -236,12 +236,12 @@ def _measure(verb: argparse.ArgumentParser) -> None:
     add("--out", type=path, required=True, metavar="FILE.toml", help="cluster file to write")
     add("--seconds", type=positive, default=SECONDS, metavar="N", help=f"of measuring, about (default {SECONDS})")
     add = verb.add_argument_group("links from tables of nccl-tests").add_argument
-    tables_help = "what all_reduce_perf or another of its programs has printed; may be given several times"
-    add("--nccl-tests", type=path, action="append", metavar="FILE", help=tables_help)
+    tables_help = "what all_reduce_perf or other programs of it have printed"
+    add("--nccl-tests", type=path, nargs="+", metavar="FILE", help=tables_help)
     link = verb.add_mutually_exclusive_group()
     for name in ("inside", "between"):
         words = f"the tables are of the link {name} nodes (default: by the hosts that they name)"
-        link.add_argument(f"--{name}", dest="link", action="store_const", const=name, help=words)
+        link.add_argument(f"--{name}", dest="link", action="store_true", const=name, help=words)
     cluster_help = "put the links into a copy of this cluster file, and measure nothing"
     add("--cluster", type=text, metavar="NAME|FILE", help=cluster_help)
 

@@ -74,7 +74,7 @@ def _of_tables(arguments: Namespace, problems: list[str]) -> int:
         problems += error.problems
     tables = _tables(arguments, problems)
     assert cluster is not None, "else there is a problem"
-    changed = with_tables(cluster, tables, arguments.link)
+    changed = with_tables(cluster, tables, arguments.link or "")
     _write(arguments.out, changed, None)
     names = [name for name in ("inside", "between") if getattr(changed, name) != getattr(cluster, name)]
     say(f"link {name}  {link_words(getattr(changed, name))}; {changed.sources[f'links.{name}']}" for name in names)
@@ -86,7 +86,7 @@ def _contradictions(arguments: Namespace, rank: Rank | None) -> Iterator[str]:
     """Problems of the words alone, which all ranks find. `rank`: of a launcher, or of ours."""
     if arguments.out.suffix != ".toml":
         yield f"--out {arguments.out}: is a cluster file, whose name ends with .toml; give such a name"
-    if arguments.link is not None and not arguments.nccl_tests:
+    if arguments.link and not arguments.nccl_tests:
         yield f"--{arguments.link}: says what --nccl-tests has measured; give a table, or leave it out"
     if arguments.seconds > MOST_S:
         yield f"--seconds {arguments.seconds}: at most {MOST_S}, which is an hour"
@@ -129,7 +129,7 @@ def _start(arguments: Namespace) -> int:
         warn(f"codescent: {counted(ranks, 'rank')} share {counted(cores, 'core')}, so each waits for the others")
     words = ["measure", "--ranks", str(ranks), "--out", str(arguments.out), "--seconds", str(arguments.seconds)]
     words += ["--device", arguments.device, *([f"--{arguments.link}"] if arguments.link else [])]
-    words += [word for path in arguments.nccl_tests or () for word in ("--nccl-tests", str(path))]
+    words += ["--nccl-tests", *map(str, arguments.nccl_tests)] if arguments.nccl_tests else []
     env = tuned_environment(with_expandable_segments(os.environ))
     return run_ranks([sys.executable, "-P", "-m", "codescent", *words], ranks, env, saves=False)
 
@@ -170,7 +170,7 @@ def _tell(what: str) -> None:
 def _finish(arguments: Namespace, found: MachineFindings | None, tables: Mapping[str, NcclTable]) -> None:
     """Rank 0: write the file, and print what is in it."""
     assert found is not None
-    cluster = with_tables(cluster_of(arguments.out.stem, found), tables, arguments.link)
+    cluster = with_tables(cluster_of(arguments.out.stem, found), tables, arguments.link or "")
     _write(arguments.out, cluster, found)
     say(["", found.where, *summary(found, cluster)])
     say([f"{arguments.out} is written: each number in it has its source and its spread"])
