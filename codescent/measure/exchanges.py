@@ -3,14 +3,14 @@ Does not fit latency and bandwidth (fit.py does), and does not compare pairs of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
 from codescent.measure.items import ALONE, BESIDE, CONTENTION, Item
 from codescent.measure.spread import Spread
-from codescent.measure.timer import LEAST, MOST, Timer
+from codescent.measure.timer import LEAST, MOST, TOO_LONG, Timer
 from codescent.plan import Collective
 from codescent.strategies import collectives
 
@@ -38,15 +38,22 @@ def measure(timer: Timer, groups: Mapping[str, dist.ProcessGroup], share_s: floa
     each_s = share_s / max(1, len(groups) * len(CALLS) * len(sizes))
     for link, group in groups.items():
         for collective, prepare in CALLS.items():
-            for number, size in enumerate(sizes):
+            found: list[tuple[int, float]] = []
+            for size in sizes:
                 numbers = size // FP32_BYTES // group.size() * group.size()  # each rank has a part of the same size
                 if not numbers:
                     continue
-                call = prepare(numbers, group, timer.device)
-                seconds = timer.of_slowest(call, each_s, group, is_needed=number < NEEDED)
-                if seconds is None:
+                if len(found) >= NEEDED and LEAST * timer.together(_expected_s(found, size)) > TOO_LONG * each_s:
                     break
+                seconds = timer.of_slowest(prepare(numbers, group, timer.device), each_s, group)
+                found.append((numbers * FP32_BYTES, seconds.median))
                 yield Item(str(collective), link, (numbers * FP32_BYTES,), float(numbers * FP32_BYTES), seconds)
+
+
+def _expected_s(found: Sequence[tuple[int, float]], size: int) -> float:
+    """The seconds of a larger payload, on the line through the last two."""
+    (first, first_s), (second, second_s) = found[-2:]
+    return second_s + max(0.0, second_s - first_s) / (second - first) * (size - second)
 
 
 def _values(numbers: int, device: torch.device) -> torch.Tensor:
@@ -106,9 +113,11 @@ CALLS: Mapping[Collective, Callable[[int, dist.ProcessGroup, torch.device], Call
 
 
 def beside(timer: Timer, group: dist.ProcessGroup, share_s: float) -> Iterator[Item]:
-    """Products alone, and while an all-reduce runs beside them, which takes longer than they do alone. Collective."""
-    values = _values(BESIDE_BYTES[timer.device.type] // FP32_BYTES, timer.device)
-    side = BESIDE_SIDE[timer.device.type]
+    """Products alone, and while an all-reduce runs beside them, which takes longer than they do alone. Collective.
+
+    Nothing, where an all-reduce takes too long.
+    """
+    side, size = BESIDE_SIDE[timer.device.type], BESIDE_BYTES[timer.device.type]
     left, right = (torch.ones(side, side, device=timer.device) for _ in range(2))
     result = torch.empty_like(left)
 
@@ -116,13 +125,15 @@ def beside(timer: Timer, group: dist.ProcessGroup, share_s: float) -> Iterator[I
         for _ in range(times):
             torch.mm(left, right, out=result)
 
-    whole = timer.of_slowest(lambda: collectives.all_reduce(values, group=group), share_s / 4, group)
-    assert whole is not None, "it is needed"
+    tried = [_reduced(timer, group, part, share_s / 8) for part in (size // 64, size // 16)]
+    if LEAST * timer.together(_expected_s(tried, size)) > TOO_LONG * share_s / 4:
+        return
+    whole_s = timer.together(_reduced(timer, group, size, share_s / 4)[1])
     compute(TRIED)
-    whole_s, one_s = timer.together(whole.median), timer.together(timer.once(lambda: compute(TRIED)) / TRIED)
+    one_s = timer.together(timer.once(lambda: compute(TRIED)) / TRIED)
     times = max(1, int(COVERED * whole_s / one_s))
-    alone, with_messages = list[float](), list[float]()
-    for _ in range(min(MOST, max(LEAST, int(share_s / (2 * whole_s))))):  # in turns: other programs slow both
+    values, alone, with_messages = _values(size // FP32_BYTES, timer.device), list[float](), list[float]()
+    for _ in range(min(MOST, max(LEAST, int(share_s / (4 * whole_s))))):  # in turns: other programs slow both
         timer.together()
         alone.append(timer.once(lambda: compute(times)))
         timer.together()
@@ -131,3 +142,8 @@ def beside(timer: Timer, group: dist.ProcessGroup, share_s: float) -> Iterator[I
         work.wait()
     for name, found in ((ALONE, alone), (BESIDE, with_messages)):
         yield Item(CONTENTION, name, (side, times), 2.0 * side**3 * times, Spread.of(found))
+
+
+def _reduced(timer: Timer, group: dist.ProcessGroup, size: int, share_s: float) -> tuple[int, float]:
+    """A payload, and the seconds of its all-reduce."""
+    return size, timer.of_slowest(_all_reduce(size // FP32_BYTES, group, timer.device), share_s, group).median

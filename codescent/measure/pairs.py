@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -17,43 +18,53 @@ from codescent.measure.items import COPY, PRODUCT, OfAllRanks
 from codescent.measure.placement import RankPlacement
 from codescent.measure.timer import Timer
 
-SHORT, LONG_BYTES = 1, 1 << 20
-"""Numbers of a short message, and bytes of a long one."""
+SHORT = 1
+"""Numbers of a short message."""
+LONG_BYTES = (64 << 10, 1 << 20)
+"""The least and the most bytes of a long message."""
 REPEATS = 5
 SLOWER = 1.25
 """A rank is named that takes this many times as long as others, in the median, with products or with copies."""
-PairSeconds = dict[Pair, tuple[float, float]]
-"""By the names of two ranks: seconds of a short exchange, and of a long one."""
 
 
-def measure(timer: Timer, rank: int, names: Sequence[str], share_s: float) -> PairSeconds:
+class PairTime(NamedTuple):
+    """What two ranks measured: the seconds of a short exchange, and the bytes per second of a long one."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+def measure(timer: Timer, rank: int, names: Sequence[str], share_s: float) -> dict[Pair, PairTime]:
     """Exchange messages with one rank after another; all pairs of a round do so at the same time. Collective.
 
-    Each rank has at most MOST_ROUNDS others. Where rounds take too long there are fewer, as many on each rank. Returns
-    the pairs of which this rank is the first.
+    Each rank has at most MOST_ROUNDS others. Messages are as long as the time allows. Returns the pairs of which this
+    rank is the first.
     """
     number = {name: index for index, name in enumerate(names)}
-    found: PairSeconds = {}
-    spent_s = longest_s = 0.0
-    for rounds, pairs in enumerate(tournament(names)):
-        longest_s = max(longest_s, timer.together(spent_s))
-        if rounds >= MOST_ROUNDS or (rounds and longest_s * (rounds + 1) / rounds > share_s):
-            break
+    rounds = list(tournament(names))[:MOST_ROUNDS]
+    found: dict[Pair, PairTime] = {}
+    size = LONG_BYTES[0]
+    for done, pairs in enumerate(rounds):
         mine = next((pair for pair in pairs if names[rank] in pair), None)
-        if mine is not None:
-            other = number[mine[1] if mine[0] == names[rank] else mine[0]]
-            seconds = _exchanged_s(timer, other, SHORT), _exchanged_s(timer, other, LONG_BYTES // FP32_BYTES)
-            spent_s += REPEATS * sum(seconds)
+        other = None if mine is None else number[mine[1] if mine[0] == names[rank] else mine[0]]
+        if not done:  # the first round says how long messages may be
+            tried_s = timer.together(0.0 if other is None else _exchanged_s(timer, other, size))
+            affordable = size * share_s / (len(rounds) * (REPEATS + 1) * max(tried_s, 1e-9))
+            size = int(min(LONG_BYTES[1], max(LONG_BYTES[0], affordable)))
+        timer.together()
+        if mine is not None and other is not None:
+            short_s, long_s = _exchanged_s(timer, other, FP32_BYTES * SHORT), _exchanged_s(timer, other, size)
             if mine[0] == names[rank]:
-                found[mine] = seconds
+                found[mine] = PairTime(short_s, size / max(long_s - short_s, 1e-9))
     return found
 
 
-def _exchanged_s(timer: Timer, other: int, numbers: int) -> float:
-    """The median seconds in which this rank and another one send each other so many numbers."""
-    sent, received = (torch.zeros(numbers, device=timer.device) for _ in range(2))
+def _exchanged_s(timer: Timer, other: int, size: int) -> float:
+    """The least seconds in which this rank and another one send each other so many bytes. A repeat that was disturbed
+    is no reason to name a rank."""
+    sent, received = (torch.zeros(size // FP32_BYTES, device=timer.device) for _ in range(2))
     exchange(sent, received, other, other, None)  # connects them
-    return statistics.median(timer.once(lambda: exchange(sent, received, other, other, None)) for _ in range(REPEATS))
+    return min(timer.once(lambda: exchange(sent, received, other, other, None)) for _ in range(REPEATS))
 
 
 def names_of(found: RankPlacement) -> list[str]:
@@ -62,17 +73,17 @@ def names_of(found: RankPlacement) -> list[str]:
     return [f"rank {rank}{f' on {host}' if host else ''}" for rank, host in enumerate(hosts)]
 
 
-def outlying_pairs(found: PairSeconds, names: Sequence[str], placement: RankPlacement) -> Iterator[str]:
+def outlying_pairs(found: Mapping[Pair, PairTime], names: Sequence[str], placement: RankPlacement) -> Iterator[str]:
     """Ranks whose messages are slow beside those of others, over the same link, in a sentence each."""
     number = {name: index for index, name in enumerate(names)}
     for link in placement.links:
         over = {
-            pair: seconds
-            for pair, seconds in found.items()
+            pair: one
+            for pair, one in found.items()
             if (number[pair[0]] // placement.devices == number[pair[1]] // placement.devices) == (link == INSIDE)
         }
-        rates = {pair: LONG_BYTES / max(long_s - short_s, 1e-9) for pair, (short_s, long_s) in over.items()}
-        latencies = {pair: short_s for pair, (short_s, _) in over.items()}
+        rates = {pair: one.bytes_per_s for pair, one in over.items()}
+        latencies = {pair: one.latency_s for pair, one in over.items()}
         yield from _named(slow_pairs(rates), rates, "B/s")
         yield from _named(late_pairs(latencies), latencies, "s")
 

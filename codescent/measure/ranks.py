@@ -117,7 +117,7 @@ def _found(
     """The findings of all ranks. `everyone`: of each rank, as JSON data."""
     device = world.device
     items = joined([[Item.from_json(one) for one in rank["items"]] for rank in everyone])
-    of_pairs = {(one, other): (short_s, long_s) for rank in everyone for one, other, short_s, long_s in rank["pairs"]}
+    of_pairs = {(one, other): pairs.PairTime(*time) for rank in everyone for one, other, *time in rank["pairs"]}
     starts = [rank["started_s"] for rank in everyone]
     cuda = device.type == "cuda"
     return MachineFindings(

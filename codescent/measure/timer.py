@@ -63,15 +63,11 @@ class Timer:
             found.append(self.once(call))
         return Spread.of(found)
 
-    def of_slowest(
-        self, call: Callable[[], object], share_s: float, group: dist.ProcessGroup, *, is_needed: bool = True
-    ) -> Spread | None:
-        """Repeat a collective of a group. A repeat begins when all ranks of the group are there; its time is that of
-        the slowest one. None: a call takes too long, on some rank of any group, and is not needed."""
+    def of_slowest(self, call: Callable[[], object], share_s: float, group: dist.ProcessGroup) -> Spread:
+        """Repeat a collective of a group, as often on all ranks of all groups, for about `share_s` seconds. A repeat
+        begins when all ranks of the group are there; its time is that of the slowest one."""
         call()  # a backend connects ranks with the first message
         longest_s = self.together(self.once(call))
-        if not is_needed and LEAST * longest_s > TOO_LONG * share_s:
-            return None
         found = torch.zeros(min(MOST, max(LEAST, int(share_s / longest_s))), dtype=torch.float64)
         for number in range(len(found)):
             self._meet(group)
