@@ -30,22 +30,27 @@ LAYER_KINDS = ("llama", "bert")
 
 @dataclass(frozen=True)
 class Silicon:
-    """What data sheets say of a device, beside what a row says. `sustained`, `units`: see `ClusterDevice`."""
+    """What data sheets say of a device, beside what a row says. `sustained`, `units`: see `ClusterDevice`.
+
+    `summing`: how many times faster a sum inside of a node is, because the switches add (NVLink SHARP): its nccl-tests
+    reach 0.9 of the link, and those of older switches 0.75.
+    """
 
     fp32: float
     tf32: float | None
     fp8: float | None
     sustained: float
     units: int
+    summing: float = 1.0
 
 
 DEVICES: dict[str, Silicon] = {
     "A100-PCIE": Silicon(19.5e12, 156e12, None, 0.72, 108),
     "A100": Silicon(19.5e12, 156e12, None, 0.775, 108),
-    "H100-SXM-96GB": Silicon(67e12, 494e12, 1979e12, 0.55, 132),
-    "H100": Silicon(67e12, 494e12, 1979e12, 0.635, 132),
-    "H200": Silicon(67e12, 494e12, 1979e12, 0.635, 132),
-    "B200": Silicon(80e12, 1100e12, 4500e12, 0.6, 148),
+    "H100-SXM-96GB": Silicon(67e12, 494e12, 1979e12, 0.55, 132, 1.2),
+    "H100": Silicon(67e12, 494e12, 1979e12, 0.635, 132, 1.2),
+    "H200": Silicon(67e12, 494e12, 1979e12, 0.635, 132, 1.2),
+    "B200": Silicon(80e12, 1100e12, 4500e12, 0.6, 148, 1.2),
     "RTX 3090": Silicon(35.6e12, 35.6e12, None, 0.9, 82),
     "Quadro P4000": Silicon(5.3e12, None, None, 0.9, 14),
     "V100": Silicon(15.7e12, None, None, 0.75, 80),
@@ -261,7 +266,7 @@ def cluster_of(hardware: Mapping[str, Any]) -> Cluster:
     known = {precision: peak for precision, peak in peaks.items() if peak}
     device = ClusterDevice(name, "cuda", round(memory), moved, known, found.sustained, found.units)
     each, links = int(hardware["gpus_per_node"]), hardware["links"]
-    inside = float(links["intra"].get("GBps_per_gpu_unidir") or PCIE_SHARED / GIGA) * GIGA
+    inside = float(links["intra"].get("GBps_per_gpu_unidir") or PCIE_SHARED / GIGA) * GIGA * found.summing
     between = float(links["inter"].get("GBps_per_gpu_unidir") or 1.0) * GIGA
     if "fits" in str(links["inter"].get("type")):  # it was measured with messages: that is what reaches
         between /= Software().between_efficiency
@@ -270,11 +275,11 @@ def cluster_of(hardware: Mapping[str, Any]) -> Cluster:
     return Cluster(name, "", device, each, each, *link, shares_inside=shares)
 
 
-FOREIGN = Software(step_s=5e-3, microbatch_s=1e-2)
+FOREIGN = Software(step_s=5e-3, microbatch_s=4e-3)
 """Programs that are not ours launch operators one by one, and look at each micro-batch."""
-MEGATRON = replace(FOREIGN, overlaps=("gathers",), fused=0.6)
+MEGATRON = replace(FOREIGN, overlaps=("gathers",), fused=0.6, microbatch_s=1e-2)
 """It sums gradients after the last backward pass, and has kernels for bias, GELU, dropout and sums in one."""
-FSDP = replace(FOREIGN, gathers_again=True, logit_bytes=10)
+FSDP = replace(FOREIGN, units="again", logit_bytes=10)
 """torch's FSDP gathers for each micro-batch; the loss is computed for all tokens, with copies in fp32."""
 FRAMEWORKS: dict[str, Software] = {
     "megatron_core": replace(FOREIGN, fused=0.6, overlaps=("gathers", "sums", "layers")),
@@ -309,11 +314,11 @@ def software_of(data: Mapping[str, Any]) -> Software:
     if "asynctp" in str(data["id"]):
         found = replace(found, overlaps=(*found.overlaps, "layers"))
     if layout.get("zero") == 3 and "gathers" in found.overlaps and found is not FSDP and "megatron" in group:
-        found = replace(found, gathers_again=True, rings=1)  # DeepSpeed's ZeRO-3 of 2021
+        found = replace(found, units="again", rings=1)  # DeepSpeed's ZeRO-3 of 2021
     if group.startswith("torchtitan"):  # with a pipeline it does not let go of weights between micro-batches
-        found = replace(found, gathers_again=int(layout.get("pp") or 1) == 1, shards_over_cp=True)
+        found = replace(found, units="again" if int(layout.get("pp") or 1) == 1 else "kept", shards_over_cp=True)
     if "fp32 grad" in precision:
-        found = replace(found, gradient_bytes=4 if group == "nanotron" else 6)
+        found = replace(found, gradient_bytes=6 if layout.get("zero") else 4)
     elif precision == "fp16":
         found = replace(found, gradient_bytes=2)
     return found

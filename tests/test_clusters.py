@@ -245,7 +245,7 @@ CLUSTERS = st.builds(
             logit_bytes=st.integers(0, 8),
             precision=st.sampled_from(["", "bf16"]),
             overlaps=st.lists(st.sampled_from(OVERLAPS), unique=True).map(tuple),
-            gathers_again=st.booleans(),
+            units=st.sampled_from(["", "again", "kept"]),
             band=st.tuples(st.floats(0.1, 1), st.floats(1, 3)),
             fitted_on=st.sampled_from(["", "runs of this machine"]),
         ),

@@ -18,6 +18,9 @@ OVERLAPS = ("gathers", "sums", "layers")
 """What a program may send while it computes. "gathers": the weights of the next block, the gradients of the last one.
 "sums": gradients that all replicas sum. "layers": what ranks of a layer sum or gather, cut into pieces."""
 
+UNITS = ("", "again", "kept")
+"""Values of `Software.units`."""
+
 
 @dataclass(frozen=True)
 class ClusterDevice:
@@ -79,7 +82,9 @@ class Software:
         overlaps: which of OVERLAPS it does.
         rings: how many cards of a node a collective uses at most; 0: those of all its ranks on the node.
         by_tensor: gradients are summed, and weights gathered, tensor by tensor: each has the latency of its own.
-        gathers_again: gathered weights are let go of after each micro-batch, and gradients scattered.
+        units: what becomes of weights that dp_shard divides, once they are gathered. "": what the plan says. "again":
+            they are let go of after each micro-batch, and gradients scattered. "kept": they stay for all micro-batches,
+            and so do whole gradients in fp32.
         shards_over_cp: ranks that divide a sequence also divide the state of what dp_shard divides.
         gradient_bytes: bytes of each gradient that a device holds; 0: those of the plan. With sums in fp32 beside
             gradients in bf16 they are 6.
@@ -106,7 +111,7 @@ class Software:
     overlaps: tuple[str, ...] = ("gathers", "sums")
     rings: int = 0
     by_tensor: bool = False
-    gathers_again: bool = False
+    units: str = ""
     shards_over_cp: bool = False
     gradient_bytes: int = 0
     band: tuple[float, float] = (0.8, 1.5)

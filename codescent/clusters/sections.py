@@ -113,7 +113,9 @@ class SoftwareKeys(Section):
     )
     rings: int = key(_D.rings, "most cards of a node that a collective uses; 0: those of all its ranks there", ge=0)
     by_tensor: bool = key(_D.by_tensor, "weights and gradients are sent tensor by tensor, each with its latency")
-    gathers_again: bool = key(_D.gathers_again, "gathered weights are let go of after each micro-batch")
+    units: Literal["", "again", "kept"] = key(
+        _D.units, "gathered weights: again: let go of after each micro-batch; kept: for all of them; empty: as the plan"
+    )
     shards_over_cp: bool = key(
         _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
     )

@@ -4,6 +4,7 @@ Does not try other plans (planner/ does) and does not print (verbs/plan_price.py
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -40,7 +41,13 @@ class Price:
 
     def simulate(self) -> Simulation:
         """The same step with all instructions and messages, to be drawn."""
-        return simulate(self.plan.computing, self.costs)
+        waits = {
+            (stage, at): self.costs.parts_of(kind_of(stage, at), at).exposed_s
+            for stage, program in enumerate(self.plan.computing.programs)
+            for at in program
+            if at.peer is None
+        }
+        return simulate(self.plan.computing, _Computing(self.costs), waits=waits)
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,7 +87,10 @@ class StageCosts:
     gradients.
     """
 
-    def __init__(self, plan: Plan, cluster: Cluster, software: Software) -> None:
+    def __init__(
+        self, plan: Plan, cluster: Cluster, software: Software, slow: Mapping[int, float] | None = None
+    ) -> None:
+        self.slow = slow or {}
         self.stages = [StageTime(plan, stage, cluster, software) for stage in range(plan.mesh.pp)]
         sends = [record for record in plan.traffic if record.verb in SENDS]
         self.transfer_s = max((seconds(one, plan.mesh, 0, cluster, software)[1] for one in sends), default=0.0)
@@ -90,7 +100,7 @@ class StageCosts:
     def parts_of(self, kind: Kind, at: Instruction) -> TimeParts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
-            parts = self.stages[kind[0]].parts_of(at)
+            parts = self.stages[kind[0]].parts_of(at).slower(self.slow.get(kind[0], 1.0))
             self._found[kind] = self._begun_early(kind, at, parts) if at.verb is Verb.FORWARD and kind[3] else parts
         return self._found[kind]
 
@@ -112,13 +122,42 @@ class StageCosts:
         return self.transfer_s
 
 
-def price(plan: Plan, cluster: Cluster, software: Software, lanes: StageLanes | None = None) -> Price:
+class _Computing:
+    """The seconds of instructions without what their ranks wait for."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.latency_s = costs, costs.latency_s
+
+    def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
+        """See `Timed`."""
+        parts = self.costs.parts_of(kind_of(stage, at), at)
+        return parts.total_s - parts.exposed_s
+
+    def message_s(self, computed_by: int) -> float:
+        """See `Timed`."""
+        return self.costs.message_s(computed_by)
+
+
+def price(
+    plan: Plan,
+    cluster: Cluster,
+    software: Software,
+    lanes: StageLanes | None = None,
+    slow: Mapping[int, float] | None = None,
+) -> Price:
     """The price of a step, in the steady state of a run. The mean of a round, where replicas train apart.
 
-    Each stage is one lane: its ranks do the same. Ranks that are given portions of work have no such step. `lanes`: of
-    the plan, where one plan is priced several times.
+    Each stage is one lane: its ranks do the same. Ranks that are given portions of work have no such step.
+
+    Args:
+        plan, cluster, software: what is priced.
+        lanes: of the plan, where one plan is priced several times.
+        slow: by rank: how many times longer its device takes. The ranks of its stage wait for it.
     """
-    costs = StageCosts(plan, cluster, software)
+    factors: dict[int, float] = {}
+    for rank, factor in (slow or {}).items():
+        factors[plan.role(rank)] = max(factor, factors.get(plan.role(rank), 0.0))
+    costs = StageCosts(plan, cluster, software, factors)
     lanes = lanes or lanes_of(plan.computing)
     makespan_s, busy_s = lanes.run(lambda kind, at: costs.parts_of(kind, at).total_s, costs.transfer_s)
     busiest = max(range(plan.mesh.pp), key=lambda stage: busy_s[stage])

@@ -104,7 +104,7 @@ def _logits(plan: Plan) -> float:
 def _gathered(plan: Plan, stage: int, software: Software) -> float:
     """Units that are whole at the same time: the largest one, the next one, and that of the root; or all, if backward
     gathers none again. The largest unit's gradients are whole, too."""
-    units, gradients, again = dict[str, int](), [0], software.gathers_again
+    units, gradients, again = dict[str, int](), [0], software.units == "again"
     divided = {axis for tensor in plan.held_by(stage) for axis in tensor.weights.shards}
     for record in plan.traffic:
         if record.stage not in (None, stage) or record.axis in SHARE_SAMPLES:
@@ -118,6 +118,8 @@ def _gathered(plan: Plan, stage: int, software: Software) -> float:
             gradients.append(record.payload_bytes)
     if not units:
         return 0.0
+    if software.units == "kept":
+        return float(sum(units.values()) + sum(gradients))
     if not again:
         return float(sum(units.values()) + max(gradients))
     roots = [record.payload_bytes for record in plan.traffic if record.what in units and record.during is None]

@@ -95,13 +95,18 @@ class StageTime:
         return max(1, sum(any(depth in depths for depth in tensor.parameter.depths) for tensor in held))
 
     def _place_inside(self, record: Traffic, link: str, whole_s: float, depths: Sequence[int]) -> None:
-        """A collective of depths. Weights and gradients may be sent for one micro-batch alone, see `gathers_again`."""
+        """A collective of depths. Weights and gradients may be sent for one micro-batch alone, see `Software.units`."""
         of_pass, times = PASSES[record.verb], record.times / len(depths)
         is_layers = record.axis in SHARE_SAMPLES
-        repeats = times >= self.plan.work.num_microbatches
-        again = self.software.gathers_again and not is_layers and not repeats
+        microbatches, units = self.plan.work.num_microbatches, self.software.units
+        repeats = times >= microbatches and (is_layers or units != "kept")
+        again = units == "again" and not is_layers and not repeats
+        if units == "kept" and not is_layers:
+            whole_s, times = whole_s / max(1.0, times), 1.0
+            if of_pass and record.collective is Collective.ALL_GATHER:
+                return
         exchanges = self.always if repeats or again else self.once
-        each_s = whole_s / len(depths) / (self.plan.work.num_microbatches if repeats else times)
+        each_s = whole_s / len(depths) / (microbatches if repeats else times)
         for depth in depths:
             found = exchanges[of_pass, depth]
             if is_layers:

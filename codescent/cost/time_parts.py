@@ -3,7 +3,7 @@ Does not compute them (instruction_time.py does)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True)
@@ -53,5 +53,12 @@ class TimeParts:
         """Each of them so many times."""
         return TimeParts(*(factor * getattr(self, name) for name in NAMES))
 
+    def slower(self, factor: float) -> TimeParts:
+        """On a device that takes so many times longer: what it computes, not what it sends."""
+        computed = {name: factor * getattr(self, name) for name in COMPUTED}
+        return replace(self, **computed)
 
+
+COMPUTED = ("products_s", "attention_s", "moved_s", "update_s")
+"""What the device itself does."""
 NAMES = tuple(field.name for field in fields(TimeParts))

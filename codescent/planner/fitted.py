@@ -16,7 +16,7 @@ from codescent.cost.price import Price, price
 from codescent.cost.time_parts import TimeParts
 from codescent.plan import Plan
 
-NOISE = 0.04
+NOISE = 0.06
 """Standard deviation of the logarithm of a measured time, relative to a perfect prediction."""
 OUTLIER = 2.5
 """Residuals of more standard deviations count less, in proportion (Huber 1964)."""

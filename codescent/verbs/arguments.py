@@ -149,6 +149,14 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--timeline", type=path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
     add("--flops-per-byte", type=positive, metavar="N", help=balance_help)
+    add = verb.add_argument_group("time and memory on a cluster, predicted").add_argument
+    cluster_help = "machines: a shipped cluster such as h100-sxm, or a file (docs/clusters.md)"
+    add("--cluster", type=text, metavar="NAME|FILE", help=cluster_help)
+    add("--software", type=text, metavar="NAME", help="whose constants and traits of the file (default codescent)")
+    with_help = "what if: another value of the cluster, such as links.between=100GB/s,5us; may be repeated"
+    add("--with", dest="changes", type=text, action="append", metavar="KEY=VALUE", help=with_help)
+    add("--mtbf", type=amount, metavar="HOURS", help="mean time between failures of the run, for checkpoints")
+    add("--save-s", type=amount, metavar="SECONDS", help="in which a checkpoint stops training, with --mtbf")
     add = verb.add_argument_group("time on a network, simulated").add_argument
     link_help = "network card of each host, such as 49mbit,0.2ms or 6MB/s; of host 3 another: '49mbit; 3: 10mbit'"
     add("--link", type=text, metavar="RATE[,LATENCY][;...]", help=link_help)

@@ -27,8 +27,9 @@ from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.plan_link import apart_of, coding_on, free_rows, link_rows, links_of, refuse_absent
 from codescent.verbs.plan_memory import memory_rows
-from codescent.verbs.plan_operators import tables
-from codescent.verbs.timeline import draw_plan, draw_ranks, refusals
+from codescent.verbs.plan_operators import seconds_on, tables
+from codescent.verbs.plan_price import cluster_of, price_json, price_rows, priced
+from codescent.verbs.timeline import draw_plan, draw_price, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
 MOST_PURPOSES = 2
@@ -40,7 +41,7 @@ MOST_INSTRUCTIONS = 7
 def main(arguments: Namespace) -> int:
     """Print the plan of a config. Draw its timeline if --timeline names a file."""
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
-    links = links_of(arguments)
+    links, cluster = links_of(arguments), cluster_of(arguments)
     problems = [] if file is None else list(refusals(file))
     if arguments.operators and arguments.json:
         problems.append("--operators: prints a table, and --json the plan; give one of them")
@@ -58,7 +59,11 @@ def main(arguments: Namespace) -> int:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
     drawn, free = None, list[tuple[str, list[str]]]()
-    if links is not None:
+    found_price = None if cluster is None else priced(arguments, plan, loaded.config, cluster)
+    if found_price is not None:
+        rows = list(price_rows(found_price, loaded.config, arguments))
+        drawn = None if file is None else draw_price(found_price, file)
+    elif links is not None:
         refuse_absent(links, plan)
         links = links.of_device(loaded.config.train.device)
         coding = coding_on(links, plan)
@@ -70,13 +75,19 @@ def main(arguments: Namespace) -> int:
     elif file is not None:
         drawn = draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
     if arguments.json:
-        print(json.dumps(plan.to_json(), indent=1))
+        print(json.dumps(plan.to_json() if found_price is None else price_json(found_price), indent=1))
+    elif found_price is not None:
+        print(columns([*_layout_rows(plan), *rows]))
     else:
         steps = steps_in_words(loaded.config, without_data=bool(missing))
         show_plan(plan, steps, loaded.config, rows, free)
     if arguments.operators:
         console = Console(highlight=False)
-        for one in tables(plan, CPU if loaded.config.train.device == CPU else CUDA):
+        kind = CPU if loaded.config.train.device == CPU else CUDA
+        seconds = None
+        if found_price is not None:
+            kind, seconds = found_price.cluster.device.kind, seconds_on(found_price)
+        for one in tables(plan, kind, seconds):
             console.print(one)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
@@ -157,6 +168,12 @@ def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tup
             ],
         ),
     ]
+
+
+def _layout_rows(plan: Plan) -> list[tuple[str, list[str]]]:
+    """The model, the mesh, the batch and the program: what a price is of."""
+    wanted = ("model", "parameters", "mesh", "batch", "tokens per step", "program")
+    return [row for row in _plan_rows(plan, "") if row[0] in wanted]
 
 
 def _servers(plan: Plan) -> Iterator[str]:

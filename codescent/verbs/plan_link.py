@@ -37,7 +37,8 @@ NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_eve
 
 def links_of(arguments: Namespace) -> Links | None:
     """The options of a command line; None: without --link. Raises UserError: every option that is wrong."""
-    given = [f"--{name.replace('_', '-')}" for name in NEEDS_LINK if getattr(arguments, name) is not None]
+    needs = [name for name in NEEDS_LINK if not (name == "slow" and arguments.cluster is not None)]
+    given = [f"--{name.replace('_', '-')}" for name in needs if getattr(arguments, name) is not None]
     if arguments.link is None:
         if given:
             raise UserError(*(f"{name}: needs --link, such as --link 49mbit,0.2ms" for name in given))

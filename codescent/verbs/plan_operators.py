@@ -4,17 +4,19 @@ Does not count FLOPs or bytes (cost/operators.py does)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from rich import box
 from rich.table import Table
 
-from codescent.base.amounts import of_share, three_digits
+from codescent.base.amounts import of_seconds, of_share, three_digits
 from codescent.base.counted import counted
 from codescent.cost.activations import is_known
+from codescent.cost.device_time import spent
 from codescent.cost.operators import ATTENTION, PRODUCT, Computed, operators_of_depth
+from codescent.cost.price import Price
 from codescent.plan import AXES, Mesh, Plan
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -24,10 +26,24 @@ MOST_MULTIPLE = 8
 """Up to this multiple of the channels a size is written as one, such as 4C."""
 
 
-def tables(plan: Plan, device: str) -> Iterator[Table | str]:
-    """A table for each pipeline stage, and what the letters mean."""
+Seconds = Callable[[Computed], float]
+"""Of an operator, forward and backward, of one micro-batch."""
+
+
+def seconds_on(found: Price) -> Seconds:
+    """Seconds of the operators of a plan that was priced."""
+    precision, layers = found.plan.work.precision, found.plan.model.num_layers
+
+    def seconds(one: Computed) -> float:
+        return sum(part.device_s for part in spent([one], found.cluster.device, found.software, precision, layers))
+
+    return seconds
+
+
+def tables(plan: Plan, device: str, seconds: Seconds | None = None) -> Iterator[Table | str]:
+    """A table for each pipeline stage, and what the letters mean. `seconds`: of operators; None: not known."""
     for stage in range(plan.mesh.pp):
-        yield _of_stage(plan, stage, device)
+        yield _of_stage(plan, stage, device, seconds)
     model, work = plan.model, plan.work
     letters = {
         "B": ("sample", f" of a micro-batch{' on a device' * (plan.devices > 1)}", _samples(plan)),
@@ -43,11 +59,15 @@ def tables(plan: Plan, device: str) -> Iterator[Table | str]:
         yield f"No kernel of {device} computes attention as a whole here: it computes and moves more than is shown."
     yield (
         "Sizes are undivided; FLOPs and bytes are those of a rank. What operators move is what they read and write. "
-        "The optimizer and messages are not counted."
+        f"The optimizer and messages are not counted.{_of_time(seconds)}"
     )
 
 
-def _of_stage(plan: Plan, stage: int, device: str) -> Table:
+def _of_time(seconds: Seconds | None) -> str:
+    return " Time is that of the device, without what its host and messages add." if seconds else ""
+
+
+def _of_stage(plan: Plan, stage: int, device: str, seconds: Seconds | None) -> Table:
     rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
     depths = [depth for part in plan.schedule.parts(stage) for depth in part]
     found = {depth: operators_of_depth(plan, depth, device, rank) for depth in depths}
@@ -66,7 +86,8 @@ def _of_stage(plan: Plan, stage: int, device: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("operator", no_wrap=True)
     table.add_column("size", no_wrap=True)
-    for heading in ("forward", "backward", "share", "moves"):
+    whole_s = sum(seconds(one) for one in every) if seconds else 0.0
+    for heading in ("FLOP", "moves", "time", "of it") if seconds else ("forward", "backward", "share", "moves"):
         table.add_column(heading, justify="right", no_wrap=True)
     for same in groups:
         if found[same[0]]:
@@ -76,8 +97,18 @@ def _of_stage(plan: Plan, stage: int, device: str) -> Table:
             flops = [len(same) * part for part in (one.forward_flops, one.backward_flops)]
             moved = _amount(times * len(same) * (one.forward_bytes + one.backward_bytes) / 1024.0**binary)
             amounts = [_amount(times * part / 1000.0**power) for part in flops]
-            share = of_share(sum(flops) / whole if whole else 0.0)
-            table.add_row(f"  {one.name}", size_of(plan, undivided), *amounts, share, moved)
+            if seconds:
+                each_s = seconds(one)
+                share = of_share(len(same) * each_s / whole_s if whole_s else 0.0)
+                cells = [
+                    _amount(times * sum(flops) / 1000.0**power),
+                    moved,
+                    of_seconds(times * len(same) * each_s),
+                    share,
+                ]
+            else:
+                cells = [*amounts, of_share(sum(flops) / whole if whole else 0.0), moved]
+            table.add_row(f"  {one.name}", size_of(plan, undivided), *cells)
     return table
 
 

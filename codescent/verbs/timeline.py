@@ -15,6 +15,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.cost.amounts import one_step, phases
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
+from codescent.cost.price import Price
 from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
 from codescent.cost.walked import Walk
 from codescent.plan import AXES, Plan, Schedule
@@ -101,6 +102,34 @@ def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
     said = f"{drawn} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"
     _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN)
     return f"{path}: {title}: {said}"
+
+
+def draw_price(found: Price, path: Path) -> str:
+    """Draw the step that was priced, a row for each stage. Returns a sentence that says what was written.
+
+    A unit is a millisecond. What a stage waits for are collectives that no computation hides.
+    """
+    if problems := list(refusals(path)):
+        raise UserError(*problems)
+    simulation, title = _in_units(found.simulate()), f"{_title(found.plan)}, on {found.cluster.name}"
+    said = f"a step of {of_seconds(found.step_s)}; {of_number(found.tokens_per_s)} tokens/s"
+    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN)
+    return f"{path}: {title}: {said}"
+
+
+def _in_units(simulation: Simulation) -> Simulation:
+    """A simulation in seconds, in units of the trace."""
+
+    def scaled(one: Any, *names: str) -> Any:
+        return dataclasses.replace(one, **{name: getattr(one, name) * UNITS_PER_S for name in names})
+
+    return dataclasses.replace(
+        simulation,
+        makespan_s=simulation.makespan_s * UNITS_PER_S,
+        stages=tuple(scaled(at, "busy_s", "data_wait_s", "comm_wait_s", "idle_end_s") for at in simulation.stages),
+        timeline=tuple(scaled(at, "start_s", "end_s", "waits_s") for at in simulation.timeline),
+        messages=tuple(scaled(at, "start_s", "end_s") for at in simulation.messages),
+    )
 
 
 def _beginning(walk: Walk, end_s: float) -> Walk:

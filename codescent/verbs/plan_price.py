@@ -1,0 +1,271 @@
+"""In: the options of `codescent plan` that begin with --cluster, a plan. Out: what a step costs there, in rows or JSON.
+Does not compute a price (cost/price.py does) and does not read cluster files (clusters/ does)."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.clusters.cluster import Cluster
+from codescent.clusters.files import load_cluster, software_of
+from codescent.config.sections import Config
+from codescent.cost.price import Price, price
+from codescent.cost.stage_memory import Fitting, StageMemory
+from codescent.cost.time_parts import NAMES, TimeParts
+from codescent.plan import Plan
+from codescent.planner.checkpoints import best_interval
+from codescent.planner.links import slow_of
+
+NEEDS_CLUSTER = ("software", "changes", "mtbf", "save_s")
+"""Options that have an effect with --cluster only."""
+BAR, FULL, EMPTY = 24, "#", "."
+MOST_STAGES = 8
+"""With more stages the first, the fullest and the last one are shown."""
+HOUR_S, KILO = 3600.0, 1000.0
+Rows = Iterator[tuple[str, list[str]]]
+
+COMPUTING = {"products_s": "products", "attention_s": "attention", "moved_s": "element-wise"}
+MESSAGES = {"inside_s": "inside nodes", "between_s": "between nodes", "bus_s": "to the host"}
+OTHERS = {
+    "host_s": "launching operators",
+    "bubble_s": "bubble",
+    "update_s": "optimizer",
+    "microbatch_s": "beside micro-batches",
+    "step_s": "beside steps",
+}
+
+LESS: Mapping[str, str] = {
+    "attention_s": "a shorter data.seq_len, or cp",
+    "moved_s": 'train.compile = "true", which joins these operators',
+    "host_s": "a larger train.microbatch_size, or train.cuda_graphs",
+    "inside_s": "a smaller parallel.tp, or sequence_parallel",
+    "between_s": "tp and dp_shard inside of nodes, more micro-batches in a step, or dp_shard with a smaller zero_stage",
+    "bus_s": 'parallel.offload = "none" where memory allows it',
+    "bubble_s": 'more micro-batches (a smaller train.microbatch_size), or parallel.schedule = "interleaved"',
+    "update_s": "parallel.dp_shard, which divides the optimizer's state",
+    "microbatch_s": "a larger train.microbatch_size",
+    "step_s": "a larger train.global_batch_size, which is another trajectory",
+}
+"""By part: what would make it smaller."""
+
+
+def cluster_of(arguments: Namespace) -> Cluster | None:
+    """The cluster of a command line; None: without --cluster. Raises UserError: every option that is wrong."""
+    if arguments.cluster is None:
+        given = [f"--{_option(name)}" for name in NEEDS_CLUSTER if getattr(arguments, name)]
+        if given:
+            raise UserError(*(f"{name}: needs --cluster, such as --cluster h100-sxm" for name in given))
+        return None
+    problems = []
+    if arguments.link is not None:
+        problems.append(
+            "--link: --cluster says the speed of links; give one of them, or --with links.between=RATE,LATENCY"
+        )
+    if (arguments.mtbf is None) != (arguments.save_s is None):
+        problems.append("--mtbf and --save-s: the interval of checkpoints needs both")
+    cluster = None
+    for changes in (
+        arguments.changes or [],
+        [],
+    ):  # without wrong what-ifs, it may be seen whether the software is there
+        try:
+            cluster = load_cluster(arguments.cluster, changes)
+            software_of(cluster, arguments.software)
+            break
+        except UserError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    try:
+        slow_of(arguments.slow or "0: 1x")
+    except ValueError as error:
+        problems.append(f"--slow: {error}")
+    if problems:
+        raise UserError(*problems)
+    return cluster
+
+
+def _option(name: str) -> str:
+    return {"changes": "with", "save_s": "save-s"}.get(name, name)
+
+
+def priced(arguments: Namespace, plan: Plan, config: Config, cluster: Cluster) -> Price:
+    """The price of a plan. Raises UserError: the cluster cannot run it."""
+    slow = slow_of(arguments.slow) if arguments.slow else {}
+    if problems := [*_misfits(plan, config, cluster), *_absent(slow, plan)]:
+        raise UserError(*problems)
+    return price(plan, cluster, software_of(cluster, arguments.software), slow=slow)
+
+
+def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:
+    last = plan.world_size - 1
+    yield from (f"--slow: rank {rank}: the plan has ranks 0 to {last}" for rank in slow if rank > last)
+
+
+def _misfits(plan: Plan, config: Config, cluster: Cluster) -> Iterator[str]:
+    """Why a cluster cannot run a plan."""
+    ranks, each = plan.world_size, cluster.devices
+    if cluster.nodes is not None and ranks > cluster.nodes * each:
+        have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
+        yield f"--cluster {cluster.name}: has {have}, {cluster.nodes * each} in all; the plan has {ranks:,} ranks"
+    if ranks > each and ranks % each:
+        near = sorted({ranks // each * each, -(-ranks // each) * each})
+        yield (
+            f"--cluster {cluster.name}: {ranks:,} ranks do not fill nodes of {each}; {' or '.join(map(str, near))} do, "
+            "or say --with node.devices=N"
+        )
+    if config.train.device != "auto" and config.train.device != cluster.device.kind:
+        kind = cluster.device.kind
+        yield f'train.device = "{config.train.device}": the devices of --cluster {cluster.name} are "{kind}"'
+    if plan.layout.hands_out:
+        yield "--cluster: ranks that are given portions of work have no common step; --link simulates them"
+
+
+def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
+    """The screen of a price."""
+    cluster, software = found.cluster, found.software
+    nodes = -(-found.plan.world_size // cluster.devices)
+    yield "cluster", [f"{cluster.name}: {cluster.what}"]
+    yield "", [f"{counted(found.plan.world_size, 'device')} on {counted(nodes, 'node')}: {_constants(found)}"]
+    yield from _memory_rows(found)
+    low, high = (share * found.step_s for share in software.band)
+    parts = found.parts
+    yield "step", [f"{of_seconds(found.step_s)}; 8 of 10 such predictions: {of_seconds(low)} to {of_seconds(high)}"]
+    computing = {words: getattr(parts, name) for name, words in COMPUTING.items()}
+    yield "  computing", [_part(sum(computing.values()), found), *_several(computing)]
+    exposed = {words: getattr(parts, name) for name, words in MESSAGES.items()}
+    yield "  messages", [f"{_part(parts.exposed_s, found)}: what no computation hides", *_several(exposed)]
+    for name, words in OTHERS.items():
+        if getattr(parts, name) >= 0.005 * found.step_s:
+            yield f"  {words}", [_part(getattr(parts, name), found)]
+    yield from _speed_rows(found)
+    yield from _run_rows(found, config)
+    name = max((name for name in NAMES), key=lambda name: float(getattr(parts, name)))
+    largest = f"{_words(name)}, {of_share(getattr(parts, name) / found.step_s)} of a step"
+    yield "largest term", [f"{largest}; less with {_less(name, found)}"]
+    if arguments.mtbf is not None:
+        interval = best_interval(arguments.mtbf * HOUR_S, arguments.save_s)
+        yield (
+            "checkpoints",
+            [
+                f"best every {of_seconds(interval.seconds)} ({of_number(interval.seconds / found.step_s)} steps): "
+                f"{of_share(interval.effective)} of the time trains"
+            ],
+        )
+
+
+def _constants(found: Price) -> str:
+    """On what the constants stand."""
+    if found.software.fitted_on:
+        return f"constants fitted on {found.software.fitted_on}"
+    return "constants of data sheets, not fitted here"
+
+
+def _part(seconds: float, found: Price) -> str:
+    return f"{of_seconds(seconds)}, {of_share(seconds / found.step_s)}"
+
+
+def _several(parts: Mapping[str, float]) -> list[str]:
+    several = [f"{words} {of_seconds(seconds)}" for words, seconds in parts.items() if seconds]
+    return [", ".join(several)] if len(several) > 1 else []
+
+
+def _words(name: str) -> str:
+    return {**COMPUTING, **{part: f"messages {words}" for part, words in MESSAGES.items()}, **OTHERS}[name]
+
+
+def _less(name: str, found: Price) -> str:
+    """What would make a part smaller, in this plan."""
+    layout = found.plan.layout
+    if name == "products_s":
+        return 'parallel.recompute = "none"' if layout.recompute != "none" else "more ranks: nothing is computed twice"
+    if name == "bubble_s" and layout.schedule == "interleaved":
+        return "more micro-batches, or more parallel.virtual_stages"
+    return LESS[name]
+
+
+def _memory_rows(found: Price) -> Rows:
+    """A bar for each stage against the memory of a device; equal stages are one."""
+    size, fullest = found.cluster.device.memory_bytes, found.memory[found.fullest]
+    share = f"{of_bytes(fullest.total)} of {of_bytes(size)}, {of_share(fullest.total / size)}"
+    yield "memory", [f"{found.verdict}: {share}"]
+    for stage, held in enumerate(found.memory):
+        ends = stage in (0, found.fullest, len(found.memory) - 1)
+        if (stage and held == found.memory[stage - 1]) or (len(found.memory) > MOST_STAGES and not ends):
+            continue
+        bar = FULL * max(1, min(BAR, round(BAR * held.total / size)))
+        over = "!" if held.total > size else ""
+        name = f"  stage {stage}" if len(found.memory) > 1 else "  a rank"
+        yield name, [f"[{bar:{EMPTY}<{BAR}}]{over} {of_bytes(held.total)}", *([_held(held)] if held is fullest else [])]
+
+
+def _held(held: StageMemory) -> str:
+    parts = {"device and libraries": held.device, **vars(held)}
+    del parts["device"]
+    known = {name: size for name, size in parts.items() if size >= 0.005 * held.total}
+    return ", ".join(f"{name} {of_bytes(size)}" for name, size in sorted(known.items(), key=lambda one: -one[1]))
+
+
+def _speed_rows(found: Price) -> Rows:
+    flops = found.plan.flops()
+    mfu, hfu = found.utilization(flops.total_flops), found.utilization(flops.hardware_flops)
+    again = f"; HFU {of_share(hfu)} with what is computed again" if flops.recomputed_flops else ""
+    precision = found.software.precision or found.plan.work.precision
+    yield (
+        "speed",
+        [
+            f"{of_number(found.tokens_per_s)} tokens/s; MFU {of_share(mfu)}{again}",
+            f"of {of_rate(found.peak_flops_per_s, 'FLOP/s')} in {precision}, by 6 N + 12 L h s FLOPs a token, unmasked",
+        ],
+    )
+
+
+def _run_rows(found: Price, config: Config) -> Rows:
+    """Time, device-hours, money and energy to the end of the run."""
+    if config.train.num_epochs is not None:
+        yield "run", ["its steps follow from the data (train.num_epochs): not known here"]
+        return
+    steps, cluster = config.train.num_steps, found.cluster
+    seconds = steps * found.step_s
+    hours = seconds / HOUR_S * found.plan.world_size
+    costs = [f"{of_number(hours)} device-hours"]
+    if cluster.device_hour is not None:
+        costs.append(f"{of_number(hours * cluster.device_hour)} at {cluster.device_hour:g} an hour")
+    if cluster.watts is not None:
+        costs.append(f"{of_number(hours * cluster.watts / KILO)} kWh")
+    yield "run", [f"{counted(steps, 'step')}: {of_long(seconds)}, {', '.join(costs)}; without validation and saving"]
+
+
+def of_long(seconds: float) -> str:
+    """Such as "3.2 days", or as `of_seconds`."""
+    days = seconds / (24 * HOUR_S)
+    return f"{of_number(days)} days" if days >= 2 else of_seconds(seconds)
+
+
+def price_json(found: Price) -> dict[str, Any]:
+    """A price as JSON: seconds, bytes, shares."""
+    flops = found.plan.flops()
+    return {
+        "cluster": found.cluster.name,
+        "fitted_on": found.software.fitted_on,
+        "step_s": found.step_s,
+        "band_s": [share * found.step_s for share in found.software.band],
+        "parts": _numbers(found.parts),
+        "tokens_per_s": found.tokens_per_s,
+        "mfu": found.utilization(flops.total_flops),
+        "hfu": found.utilization(flops.hardware_flops),
+        "peak_flops_per_s": found.peak_flops_per_s,
+        "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
+        "device_bytes": found.cluster.device.memory_bytes,
+        "verdict": str(found.verdict),
+        "fits": found.verdict is not Fitting.TOO_LARGE,
+    }
+
+
+def _numbers(parts: TimeParts) -> dict[str, float]:
+    found = {name: float(getattr(parts, name)) for name in NAMES}
+    assert all(math.isfinite(number) for number in found.values())
+    return found

@@ -1,0 +1,281 @@
+"""In: plans, clusters with round numbers. Out: seconds and bytes of a price that follow from closed forms.
+Does not compare with measurements: benchmarks/prediction_error.py does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codescent.build import build
+from codescent.clusters.cluster import Cluster, ClusterDevice, Software
+from codescent.clusters.files import load_cluster, shipped_clusters, software_of
+from codescent.clusters.link import Link
+from codescent.config.sections import Config
+from codescent.cost.collective_time import BETWEEN, INSIDE, group_of, seconds
+from codescent.cost.device_time import utilization
+from codescent.cost.lanes import kind_of, lanes_of
+from codescent.cost.price import price
+from codescent.cost.simulate import Costs, simulate
+from codescent.cost.stage_memory import Fitting
+from codescent.cost.time_parts import NAMES
+from codescent.plan import Collective, Instruction, Mesh, Plan, Traffic, Verb
+from codescent.plan.pipeline import SCHEDULES, pipeline
+from codescent.planner.checkpoints import best_interval
+from codescent.planner.fitted import CONSTANTS, MeasuredRun, changed, fit, most_telling
+
+IDEAL = Software(
+    memory_efficiency=1.0, inside_efficiency=1.0, between_efficiency=1.0, hop_s=0.0, host_s=0.0, microbatch_s=0.0,
+    step_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
+)  # fmt: skip
+"""Nothing is lost but what products lose."""
+DEVICE = ClusterDevice("device", "cuda", 10**12, 1e15, {"fp32": 1e12, "bf16": 1e12})
+"""Copies take no time beside products."""
+CLUSTER = Cluster("lab", "", DEVICE, 4, 2, Link(1e11), Link(1e10), Link(1e10))
+
+
+def plan_of(ranks: int = 1, *, layers: int = 4, batch: int = 8, train: dict | None = None, **parallel: Any) -> Plan:
+    model = {"kind": "llama", "num_layers": layers, "hidden_dim": 256, "num_heads": 4, "ffn_dim": 512,
+             "vocab_size": 512, "seq_len": 128}  # fmt: skip
+    sections = {
+        "model": model,
+        "data": {"corpus": "synthetic"},
+        "train": {"global_batch_size": batch, "microbatch_size": 1, "precision": "bf16", **(train or {})},
+        "parallel": parallel,
+    }
+    return build(Config.model_validate(sections), None, ranks)
+
+
+def all_reduce(axis: str, payload_bytes: int) -> Traffic:
+    return Traffic(Collective.ALL_REDUCE, axis, payload_bytes, "fp32", Verb.REDUCE, None, "")
+
+
+def test_a_step_on_one_device_computes_its_products_at_the_peak_and_moves_its_state() -> None:
+    """A product, a pass or a micro-batch that is left out of the price."""
+    plan, device = plan_of(), dataclasses.replace(DEVICE, memory_bytes_per_s=1e30)
+    found = price(plan, dataclasses.replace(CLUSTER, device=device), IDEAL)
+    products = 0.0
+    for tensor in plan.tensors:
+        shape = tensor.parameter.shape
+        if len(shape) > 1 and tensor.parameter.depths != (0,):
+            outputs, inputs = math.prod(shape[:-1]), shape[-1]
+            sizes = ((128, outputs, inputs), (128, inputs, outputs), (outputs, inputs, 128))
+            products += sum(2.0 * math.prod(size) / (1e12 * utilization(device, 1e12, *size)) for size in sizes)
+    assert found.parts.products_s == pytest.approx(8 * products, rel=1e-9)
+    assert found.step_s == pytest.approx(sum(getattr(found.parts, name) for name in NAMES))
+    assert found.parts.exposed_s == found.parts.bubble_s == 0.0
+    assert found.tokens_per_s == pytest.approx(8 * 128 / found.step_s)
+
+
+def test_small_products_leave_units_idle_and_large_ones_do_not() -> None:
+    """A device whose small products are as fast as its large ones: small models look cheap."""
+    device = ClusterDevice("gpu", "cuda", 1, 1.0, {"fp32": 1e13, "bf16": 3e14}, sustained=0.8, units=100)
+    large, small = utilization(device, 3e14, 25600, 12800, 8192), utilization(device, 3e14, 128, 256, 64)
+    assert large == pytest.approx(0.8 * 8192 / 8292, rel=0.01)
+    assert small < 0.1 * large
+    assert utilization(device, 1e13, 25600, 12800, 8192) > large  # slower formats wait less, and keep the clock
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axis", "link", "expected"),
+    [
+        # Four ranks of one node: 2 (n - 1) / n of the payload over a device's own link.
+        (Mesh(tp=4), "tp", INSIDE, 2 * 3 / 4 * 8e9 / 1e11),
+        # Two nodes of four: four rings share two cards, so 2 (n - 1) / n over two cards in all.
+        (Mesh(dp_replicate=8), "dp_replicate", BETWEEN, 2 * 7 / 8 * 8e9 / 2e10),
+        # One rank of each group on each node: each has half of a card, because three more groups send.
+        (Mesh(dp_replicate=2, tp=4), "dp_replicate", BETWEEN, 2 * 1 / 2 * 8e9 / 5e9),
+    ],
+)
+def test_a_collective_crosses_the_cards_that_its_ranks_share(mesh: Mesh, axis: str, link: str, expected: float) -> None:
+    """A group that has all cards of a node for itself, or none of its own."""
+    assert seconds(all_reduce(axis, 8 * 10**9), mesh, 0, CLUSTER, IDEAL) == (link, pytest.approx(expected))
+
+
+def test_a_bus_that_devices_share_and_a_program_that_uses_one_card() -> None:
+    """Cards without peer access are as fast as NVLink; a program that sends over one card uses all."""
+    shared = dataclasses.replace(CLUSTER, shares_inside=True)
+    assert seconds(all_reduce("tp", 8 * 10**9), Mesh(tp=4), 0, shared, IDEAL)[1] == pytest.approx(4 * 1.5 * 8e9 / 1e11)
+    one = dataclasses.replace(IDEAL, rings=1)
+    assert seconds(all_reduce("dp_replicate", 10**9), Mesh(dp_replicate=8), 0, CLUSTER, one)[1] == pytest.approx(
+        1.75e9 / 1e10
+    )
+
+
+def test_latencies_follow_one_another_in_a_ring_and_in_levels_of_a_tree() -> None:
+    """A sum over hundreds of nodes that takes hundreds of latencies; a gather that takes one."""
+    slow = dataclasses.replace(CLUSTER, devices=1, cards=1, between=Link(1e30, 1e-3), inside=Link(1e30, 1e-3))
+    mesh = Mesh(dp_replicate=64)
+    assert seconds(all_reduce("dp_replicate", 8), mesh, 0, slow, IDEAL)[1] == pytest.approx(2 * 6e-3)
+    gather = dataclasses.replace(all_reduce("dp_replicate", 8), collective=Collective.ALL_GATHER)
+    assert seconds(gather, mesh, 0, slow, IDEAL)[1] == pytest.approx(63e-3)
+    assert seconds(gather, mesh, 0, slow, IDEAL, messages=3)[1] == pytest.approx(3 * 63e-3)
+
+
+def test_a_group_lies_on_nodes_by_the_order_of_ranks() -> None:
+    """Groups of tp that cross nodes although they fit into one."""
+    mesh = Mesh(pp=2, dp_shard=4, tp=4)
+    assert dataclasses.astuple(group_of(mesh, "tp", 0, 8)) == (4, 1, 4, 2)
+    assert dataclasses.astuple(group_of(mesh, "dp_shard", 0, 8)) == (4, 2, 2, 4)
+    assert dataclasses.astuple(group_of(mesh, "pp", 0, 8)) == (2, 2, 1, 8)
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.integers(1, 3), st.floats(0.0, 3.0),
+    st.lists(st.floats(0.1, 5.0), min_size=18, max_size=18),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_the_makespan_of_lanes_is_that_of_the_simulation(
+    name: str, stages: int, microbatches: int, chunks: int, message_s: float, each: list[float]
+) -> None:
+    """A dependency or a busy link that the fast walk does not see."""
+    chunks = chunks if name == "interleaved" and stages > 1 else 1
+    if name == "interleaved" and (chunks == 1 or microbatches % stages):
+        return
+    virtual = stages * chunks
+    costs = Costs(
+        forward_s=tuple(each[:virtual]), backward_s=tuple(each[-virtual:]), backward_input_s=tuple(each[:virtual]),
+        backward_weight_s=tuple(each[-virtual:]), transfer_s=message_s,
+    )  # fmt: skip
+    schedule = pipeline(name, stages, microbatches, chunks)
+
+    def of(kind: tuple[int, Verb, int, bool], at: Instruction) -> float:
+        return costs.compute_s(kind[0], at, kind[2] * stages + kind[0])
+
+    makespan_s, busy_s = lanes_of(schedule).run(of, message_s)
+    found = simulate(schedule, costs)
+    assert makespan_s == pytest.approx(found.makespan_s, rel=1e-12)
+    assert busy_s == pytest.approx([stage.busy_s for stage in found.stages])
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"pp": 4, "schedule": "1f1b"},
+        {"pp": 2, "schedule": "interleaved", "virtual_stages": 2},
+        {"pp": 2, "schedule": "zero-bubble"},
+        {"dp_shard": 4, "zero_stage": 3},
+        {"tp": 2, "dp_shard": 2, "recompute": "full"},
+    ],
+)
+def test_a_price_is_what_its_simulation_draws(parallel: dict[str, Any]) -> None:
+    """A picture of seconds that are not those of the price."""
+    plan = plan_of(4, batch=32, **parallel)
+    found = price(plan, CLUSTER, Software())
+    assert found.simulate().makespan_s == pytest.approx(found.step_s, rel=1e-9)
+    busiest = {kind_of(0, at): at for at in plan.computing.programs[0]}
+    assert sum(found.costs.parts_of(kind, at).total_s > 0 for kind, at in busiest.items()) >= 3
+
+
+def test_gathers_hide_behind_blocks_but_for_the_first_and_gradients_but_for_the_last() -> None:
+    """Weights of ZeRO that take no time, or are waited for although a block computes meanwhile."""
+    sizes: dict[str, Any] = {"dp_shard": 4, "zero_stage": 3, "layers": 8, "batch": 4, "train": {"microbatch_size": 1}}
+    plan = plan_of(4, **sizes)
+    fast = price(plan, dataclasses.replace(CLUSTER, inside=Link(1e30)), IDEAL)
+    hidden = price(plan, CLUSTER, IDEAL)
+    exposed = price(plan, CLUSTER, dataclasses.replace(IDEAL, overlaps=()))
+    assert fast.step_s < hidden.step_s < exposed.step_s
+    sent_s = sum(
+        record.times * record.wire_bytes(4) / 1e11 for record in plan.traffic if record.axis.startswith("dp_shard")
+    )
+    assert exposed.parts.inside_s == pytest.approx(sent_s)
+    assert hidden.parts.inside_s < 0.6 * sent_s
+    slow = dataclasses.replace(CLUSTER, inside=Link(1e7))
+    assert price(plan, slow, IDEAL).parts.inside_s > 0.9 * 1e4 * sent_s
+
+
+def test_a_slow_rank_slows_its_stage_and_the_others_wait() -> None:
+    """A slow rank that nobody waits for."""
+    plan = plan_of(4, batch=32, pp=2, dp_replicate=2)
+    usual, slow = price(plan, CLUSTER, IDEAL), price(plan, CLUSTER, IDEAL, slow={3: 2.0})
+    assert usual.step_s < slow.step_s < 2 * usual.step_s + 1e-9
+    assert slow.parts.products_s == pytest.approx(2 * usual.parts.products_s, rel=0.3)  # of the slow stage
+
+
+def test_memory_has_state_activations_and_gathered_units_and_a_verdict() -> None:
+    """A part that is counted twice or not; a verdict that is always the same."""
+    plan = plan_of(4, dp_shard=4, zero_stage=3, batch=4)
+    found = price(plan, CLUSTER, IDEAL)
+    held = found.memory[0]
+    assert held.total == sum(float(getattr(held, field.name)) for field in dataclasses.fields(held))
+    units = sorted({record.payload_bytes for record in plan.traffic if record.collective is Collective.ALL_GATHER})
+    assert held.gathered >= units[-1]
+    whole = price(plan_of(4, dp_replicate=4, batch=4), CLUSTER, IDEAL).memory[0]
+    assert whole.gathered == 0
+    assert held.optimizer + held.weights < 0.5 * (whole.optimizer + whole.weights)
+    kept = price(plan, CLUSTER, dataclasses.replace(IDEAL, units="kept")).memory[0]
+    assert kept.gathered > held.gathered
+    for size, calibrated, verdict in (
+        (held.total / 0.79, False, Fitting.FITS),
+        (held.total / 0.85, False, Fitting.TIGHT),
+        (held.total / 0.85, True, Fitting.FITS),
+        (held.total / 1.01, True, Fitting.TOO_LARGE),
+    ):
+        device = dataclasses.replace(DEVICE, memory_bytes=int(size))
+        assert held.verdict(device, calibrated=calibrated) is verdict
+
+
+def test_a_recomputed_block_is_in_memory_while_its_gradients_are_computed() -> None:
+    """Recomputation that needs the inputs of blocks alone: it runs out of memory in the first backward pass."""
+    full, none = (price(plan_of(recompute=kind), CLUSTER, IDEAL).memory[0].activations for kind in ("full", "none"))
+    assert none / 4 < full < none / 2
+
+
+def test_layers_that_are_sent_in_pieces_wait_for_the_first_piece() -> None:
+    plan = plan_of(4, tp=4)
+    usual = price(plan, CLUSTER, IDEAL).parts.inside_s
+    pieces = price(plan, CLUSTER, dataclasses.replace(IDEAL, overlaps=("gathers", "sums", "layers"))).parts.inside_s
+    assert 0 < pieces < usual / 2
+
+
+@pytest.mark.parametrize("name", sorted(shipped_clusters()))
+def test_each_shipped_cluster_prices_a_run(name: str) -> None:
+    """A cluster file with which nothing can be priced."""
+    cluster = load_cluster(name)
+    plan = plan_of(2, dp_replicate=2)
+    found = price(plan, cluster, software_of(cluster))
+    assert math.isfinite(found.step_s)
+    assert 0 < found.utilization(plan.flops().total_flops) < 1
+
+
+def test_constants_are_found_again_from_times_that_they_made() -> None:
+    """A fit that explains measured times by the wrong constant, or takes the measured time of a row to predict it."""
+    device = ClusterDevice("gpu", "cuda", 10**11, 2e12, {"fp32": 2e13, "bf16": 3e14}, sustained=0.8, units=100)
+    cluster = dataclasses.replace(CLUSTER, device=device, between=Link(1e9, 1e-6))
+    plans = [
+        plan_of(8, layers=layers, batch=batch, train={"microbatch_size": size}, **parallel)
+        for layers in (4, 8)
+        for batch, size in ((64, 1), (512, 64))
+        for parallel in ({"dp_replicate": 8}, {"dp_shard": 2, "tp": 4}, {"dp_replicate": 4, "pp": 2})
+    ]
+    names = ("host_s", "between_efficiency")
+    chosen = [one for one in CONSTANTS if one.name in names]
+    truth = changed(Software(), np.array([0.5 if one.name == "host_s" else -0.4 for one in chosen]), chosen)
+    runs = [MeasuredRun(plan, cluster, Software(), price(plan, cluster, truth).step_s) for plan in plans]
+    found = fit(runs, chosen)
+    for one, change in zip(chosen, found.changes):
+        assert change == pytest.approx(0.5 if one.name == "host_s" else -0.4, abs=0.08)
+    assert np.abs(found.residuals).max() < 0.03
+    wrong = [*runs[:-1], dataclasses.replace(runs[-1], step_s=100 * runs[-1].step_s)]
+    assert fit(wrong, chosen).without([len(runs) - 1]) == pytest.approx(found.changes, abs=0.2)
+    assert len(most_telling(runs, 3)) == 3
+
+
+def test_the_best_interval_of_checkpoints_wastes_least() -> None:
+    """Young's formula with a factor that is wrong, or a share that it does not belong to."""
+    mtbf_s, save_s = 36_000.0, 60.0
+    best = best_interval(mtbf_s, save_s)
+
+    def effective(seconds: float) -> float:
+        return seconds / (mtbf_s * math.expm1((seconds + save_s) / mtbf_s))
+
+    assert best.effective == pytest.approx(effective(best.seconds))
+    assert best.effective == pytest.approx(
+        max(effective(best.seconds * factor) for factor in np.linspace(0.3, 3, 200)), rel=1e-3
+    )
+    assert best_interval(60.0, 60.0).seconds == 60.0
