@@ -332,6 +332,10 @@ REFUSED = {
         ["--out", "here.toml", "--nccl-tests", "in.txt", "--between", "--cluster", BASE],
         "--between --nccl-tests in.txt: its 8 ranks are on one host; leave out --between",
     ),
+    "a table of other machines": (
+        ["--out", "here.toml", "--nccl-tests", "in.txt", "--ranks", "2"],
+        "--nccl-tests in.txt: its hosts have 8 ranks each, and a node has 2 devices here: it is of other machines",
+    ),
     "no cluster": (
         ["--out", "here.toml", "--nccl-tests", "in.txt", "--cluster", "a100-80gb-sxn"],
         "did you mean a100-80gb-sxm?",

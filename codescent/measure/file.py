@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from codescent.base.amounts import of_bytes, of_seconds, of_share
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.described import to_toml
@@ -97,25 +98,36 @@ def _errors(found: LinkFit) -> str:
     return f"fitted with an error of {of_share(found.median)} in the middle, {of_share(found.worst)} at most{large}"
 
 
-def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable], link: str) -> Cluster:
-    """The cluster with links from tables of nccl-tests.
+def refuse_tables(tables: Mapping[str, NcclTable], devices: int, link: str) -> None:
+    """Raise UserError: tables are of hosts with more ranks than a node has, or of another link than is said.
 
     Args:
-        cluster: that the tables were made on.
         tables: by the path of each.
+        devices: of a node.
         link: INSIDE or BETWEEN; empty: that which the ranks of a table cross.
-
-    Raises UserError: a table has not the ranks for this link, or its times do not grow with its sizes.
     """
-    problems, of_link = list[str](), dict[str, list[str]]()
+    problems = []
     for path, table in tables.items():
-        crossed = BETWEEN if table.hosts > 1 else INSIDE
-        if link and link != crossed:
+        if link and link != table.link:
             hosts = "one host" if table.hosts == 1 else f"{table.hosts} hosts"
             problems.append(f"--{link} --nccl-tests {path}: its {table.ranks} ranks are on {hosts}; leave out --{link}")
-        of_link.setdefault(crossed, []).append(path)
+        if (each := table.ranks // table.hosts) > devices:
+            problems.append(
+                f"--nccl-tests {path}: its hosts have {each} ranks each, and a node has {counted(devices, 'device')} "
+                "here: it is of other machines; give --cluster NAME with a file of them, or --ranks"
+            )
     if problems:
         raise UserError(*problems)
+
+
+def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable]) -> Cluster:
+    """The cluster with links from tables of nccl-tests, by the path of each (`refuse_tables`).
+
+    Raises UserError: times of a table do not grow with its sizes.
+    """
+    of_link: dict[str, list[str]] = {}
+    for path, table in tables.items():
+        of_link.setdefault(table.link, []).append(path)
     for crossed in (one for one in (INSIDE, BETWEEN) if one in of_link):  # what is inside counts between, too
         measured = [one for path in of_link[crossed] for one in tables[path].measured]
         try:

@@ -46,6 +46,11 @@ class NcclTable:
     hosts: int
 
     @property
+    def link(self) -> str:
+        """The slowest link that its ranks cross."""
+        return self.measured[0].link
+
+    @property
     def collective(self) -> Collective:
         """Of all rows."""
         return self.measured[0].collective

@@ -28,7 +28,7 @@ from codescent.clusters.files import load_cluster
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
-from codescent.measure.file import cluster_of, text_of, with_tables
+from codescent.measure.file import cluster_of, refuse_tables, text_of, with_tables
 from codescent.measure.nccl_tests import NcclTable, read_table
 from codescent.measure.table import link_words, summary
 from codescent.verbs.arguments import SECONDS
@@ -61,8 +61,7 @@ def main(arguments: Namespace) -> int:
     problems += taken(arguments.out)
     if arguments.cluster is not None:
         return _of_tables(arguments, problems)
-    _tables(arguments, problems)
-    return _start(arguments)
+    return _start(arguments, _tables(arguments, problems))
 
 
 def _of_tables(arguments: Namespace, problems: list[str]) -> int:
@@ -74,7 +73,8 @@ def _of_tables(arguments: Namespace, problems: list[str]) -> int:
         problems += error.problems
     tables = _tables(arguments, problems)
     assert cluster is not None, "else there is a problem"
-    changed = with_tables(cluster, tables, arguments.link or "")
+    refuse_tables(tables, cluster.devices, arguments.link or "")
+    changed = with_tables(cluster, tables)
     _write(arguments.out, changed, None)
     names = [name for name in ("inside", "between") if getattr(changed, name) != getattr(cluster, name)]
     say(f"link {name}  {link_words(getattr(changed, name))}; {changed.sources[f'links.{name}']}" for name in names)
@@ -119,11 +119,12 @@ def _tables(arguments: Namespace, problems: list[str]) -> dict[str, NcclTable]:
     return tables
 
 
-def _start(arguments: Namespace) -> int:
+def _start(arguments: Namespace, tables: Mapping[str, NcclTable]) -> int:
     """Start the ranks on this machine, with the allocator of a run. Returns their exit code."""
     refuse_without_loopback()
     ranks = arguments.ranks or _default_ranks(arguments.device)
     refuse_more_ranks(f"--ranks {ranks}", ranks)
+    refuse_tables(tables, ranks, arguments.link or "")
     cores = available_cores()
     if ranks > cores:
         warn(f"codescent: {counted(ranks, 'rank')} share {counted(cores, 'core')}, so each waits for the others")
@@ -156,10 +157,17 @@ def _as_rank(arguments: Namespace, rank: Rank) -> int:
     facts = {"--seconds": arguments.seconds, "--device": arguments.device}
     with World(rank, arguments.device, None, TIMEOUT_S, facts, option=DEVICE_OPTION) as world:
         tables: dict[str, NcclTable] = {}
-        world.from_first(lambda: tables.update(_tables(arguments, [*taken(arguments.out)])))
+        world.from_first(lambda: tables.update(_looked_at(arguments, rank)))
         found = measure(world, arguments.seconds, _tell if world.is_first else lambda what: None)
         world.from_first(lambda: _finish(arguments, found, tables))
     return 0
+
+
+def _looked_at(arguments: Namespace, rank: Rank) -> dict[str, NcclTable]:
+    """What rank 0 looks at before anything is measured. Returns the tables."""
+    tables = _tables(arguments, [*taken(arguments.out)])
+    refuse_tables(tables, rank.local_world_size, arguments.link or "")
+    return tables
 
 
 def _tell(what: str) -> None:
@@ -170,7 +178,7 @@ def _tell(what: str) -> None:
 def _finish(arguments: Namespace, found: MachineFindings | None, tables: Mapping[str, NcclTable]) -> None:
     """Rank 0: write the file, and print what is in it."""
     assert found is not None
-    cluster = with_tables(cluster_of(arguments.out.stem, found), tables, arguments.link or "")
+    cluster = with_tables(cluster_of(arguments.out.stem, found), tables)
     _write(arguments.out, cluster, found)
     say(["", found.where, *summary(found, cluster)])
     say([f"{arguments.out} is written: each number in it has its source and its spread"])
