@@ -75,7 +75,8 @@ class Software:
         fragments: the share by which an allocator holds more than is in use.
         precision: number format of products; "": that of the run.
         block_products: that of the matrices of blocks; "": that of other products.
-        fused: the share of their bytes that element-wise operators move, where they are compiled into one another.
+        fused: seconds of element-wise operators for one second of moving their bytes: less than 1 where they are
+            compiled into one another, more where their arithmetic takes longer.
         logit_bytes: bytes of a logit while the loss is computed, if it is computed for all tokens at once; 0: in
             chunks, as the plan says.
         overlaps: which of OVERLAPS it does.

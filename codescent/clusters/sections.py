@@ -103,7 +103,7 @@ class SoftwareKeys(Section):
     precision: NumberFormat = key(_D.precision, "number format of products; empty: that of the run")
     block_products: NumberFormat = key(_D.block_products, "that of the products of blocks; empty: that of the others")
     fused: float = key(
-        _D.fused, "share of their bytes that element-wise operators move, where they are fused", gt=0, le=1
+        _D.fused, "seconds of element-wise operators for one second of moving their bytes; fused: below 1", gt=0, le=100
     )
     logit_bytes: int = key(
         _D.logit_bytes, "bytes of a logit, if the loss is computed for all tokens at once; 0: in chunks", ge=0, le=64

@@ -24,6 +24,8 @@ TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe
 DEVICES = ("auto", "cpu", "cuda")
 SITE = "site."
 """How an override of a site begins."""
+SECONDS = 30
+"""How long `measure` measures."""
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
 LAUNCH_HELP = "overrides of the config and the site, such as train.num_steps=100 site.time=04:00:00; words of a script"
@@ -233,6 +235,25 @@ def _collectives(verb: argparse.ArgumentParser) -> None:
     add("--explain", action="store_true", help=explain_help)
 
 
+def _measure(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    verb.set_defaults(may_restart=False)
+    ranks_help = "number of ranks to start and to keep busy (default: one for each CUDA device, else 2)"
+    add("--ranks", type=positive, metavar="N", help=ranks_help)
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+    add("--out", type=path, required=True, metavar="FILE.toml", help="cluster file to write")
+    add("--seconds", type=positive, default=SECONDS, metavar="N", help=f"of measuring, about (default {SECONDS})")
+    add = verb.add_argument_group("links from tables of nccl-tests").add_argument
+    tables_help = "what all_reduce_perf or other programs of it have printed"
+    add("--nccl-tests", type=path, nargs="+", metavar="FILE", help=tables_help)
+    link = verb.add_mutually_exclusive_group()
+    for name in ("inside", "between"):
+        words = f"the tables are of the link {name} nodes (default: by the hosts that they name)"
+        link.add_argument(f"--{name}", dest="link", action="store_true", const=name, help=words)
+    cluster_help = "put the links into a copy of this cluster file, and measure nothing"
+    add("--cluster", type=text, metavar="NAME|FILE", help=cluster_help)
+
+
 def _config(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     verb.add_argument("--keys", action="store_true", help="list every key, its default and its meaning")
@@ -361,6 +382,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("doctor", "look at machines before a run: network, names, folders, devices, limits, leftovers", _doctor),
     ("prove", "train with every layout and compare losses and gradient norms with one process", _prove),
     ("collectives", "show which collectives each backend of torch offers, and what an all-reduce does", _collectives),
+    ("measure", "measure this machine, or those of a launcher, and write a cluster file", _measure),
     ("config", "print every value of a config and its origin", _config),
     ("data", "prepare a corpus as token shards, or generate synthetic tensors", _data),
     ("sample", "generate text with a trained model", _sample),
