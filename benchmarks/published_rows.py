@@ -168,6 +168,10 @@ def row_of(data: Mapping[str, Any]) -> Row:
         except UserError:
             if not plans and (config, ranks) == list(configs(data))[-1]:
                 raise
+    if not plans:
+        layout = data["layout"]
+        words = f"its {layout['global_batch']} samples are not dp = {layout.get('dp') or 1} times whole micro-batches"
+        raise ValueError(f"{words} of {layout.get('micro_batch') or '1, 2 or 4'}")
     row = Row(data, tuple(plans), cluster_of(data["hardware"]), software_of(data))
     if row.step_s is None and row.memory_bytes is None and not row.ran_out and row.weight and not _job(data):
         raise ValueError("has no measured step_s, step_s_derived or memory_gb")
@@ -189,7 +193,9 @@ def configs(data: Mapping[str, Any]) -> Iterator[tuple[Config, int]]:
     chunks = [layout.get("virtual_stages") or 1]
     if unknown and pipeline > 1 and chunks == [1]:
         chunks = [1, *(number for number in (2, 3, 4, 6) if each % number == 0)]
-    share = int(layout["global_batch"]) // int(layout.get("dp") or 1)
+    share, left = divmod(int(layout["global_batch"]), int(layout.get("dp") or 1))
+    if left:
+        return
     if str(data["group"]).startswith("torchtitan") and pipeline > 1 and not layout.get("micro_batch"):
         sizes = [share // pipeline]  # its default: as many micro-batches as stages
     for size in sizes:
