@@ -4,10 +4,14 @@ Does not check a price: test_price.py does."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from runs import called
+
+from codescent.planner.most import KEYS
+from codescent.verbs.arguments import MOST_KEYS
 
 GPT2 = ("default", "data.corpus=synthetic", "model.vocab_size=2048", "train.global_batch_size=64")
 
@@ -79,6 +83,23 @@ def test_the_best_interval_of_checkpoints_is_said() -> None:
     _, text, _ = asked("--cluster", "h100-sxm", "--mtbf", "10", "--save-s", "60")
     assert "best every 33.6 min" in rows(text)["checkpoints"]
     assert "94 % of the time trains" in rows(text)["checkpoints"]
+
+
+@pytest.mark.parametrize("key", MOST_KEYS)
+def test_the_largest_value_fits_and_the_next_one_does_not(key: str) -> None:
+    """A limit that is one too many, or half of what fits."""
+    assert MOST_KEYS == KEYS
+    words = ("--cluster", "h100-sxm", "--with", "device.memory=8GB", "train.microbatch_size=1")
+    _, text, said = asked(*words, "--most", key)
+    found = re.match(rf"{key} = ([\d,]+) is the largest that fits(?:; ([\d,]+) would need)?", rows(text)["most"])
+    assert found is not None, text + said
+    for number, fits in zip(found.groups(), (True, False)):
+        if number is not None:
+            value = number.replace(",", "")
+            longer = (f"model.seq_len={value}",) if key == "data.seq_len" else ()
+            code, text, said = asked(*words, f"{key}={value}", *longer, "--json")
+            assert code == 0, said
+            assert json.loads(text)["fits"] is fits
 
 
 def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:

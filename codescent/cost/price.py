@@ -66,8 +66,7 @@ class Price:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each stage."""
-        stages = range(self.plan.mesh.pp)
-        return tuple(stage_memory(self.plan, stage, self.cluster, self.software) for stage in stages)
+        return memory_of(self.plan, self.cluster, self.software)
 
     @property
     def fullest(self) -> int:
@@ -78,6 +77,11 @@ class Price:
     def verdict(self) -> Fitting:
         """Whether all ranks fit in their devices."""
         return self.memory[self.fullest].verdict(self.cluster.device, calibrated=bool(self.software.fitted_on))
+
+
+def memory_of(plan: Plan, cluster: Cluster, software: Software) -> tuple[StageMemory, ...]:
+    """What the first rank of each stage holds."""
+    return tuple(stage_memory(plan, stage, cluster, software) for stage in range(plan.mesh.pp))
 
 
 class StageCosts:

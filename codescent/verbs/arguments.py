@@ -13,6 +13,9 @@ from codescent import __version__
 from codescent.base.sizes import memory_size, size_bytes
 from codescent.verbs.argument_types import Parser, amount, nodes, numbers, path, positive, text, whole
 
+MOST_KEYS = ("train.microbatch_size", "data.seq_len", "model.num_layers")
+"""planner/most.py finds the largest value of these. It is not imported here: it would make `--help` slow."""
+
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
 TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
@@ -155,6 +158,8 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--software", type=text, metavar="NAME", help="whose constants and traits of the file (default codescent)")
     with_help = "what if: another value of the cluster, such as links.between=100GB/s,5us; may be repeated"
     add("--with", dest="changes", type=text, action="append", metavar="KEY=VALUE", help=with_help)
+    most_help = "the largest value of train.microbatch_size, data.seq_len or model.num_layers that fits"
+    add("--most", choices=MOST_KEYS, metavar="KEY", help=most_help)
     add("--mtbf", type=amount, metavar="HOURS", help="mean time between failures of the run, for checkpoints")
     add("--save-s", type=amount, metavar="SECONDS", help="in which a checkpoint stops training, with --mtbf")
     add = verb.add_argument_group("time on a network, simulated").add_argument

@@ -18,10 +18,11 @@ from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
+from codescent.planner.most import most
 from codescent.planner.prediction import not_priced
 from codescent.planner.prediction import price_json as price_json
 
-NEEDS_CLUSTER = ("software", "changes", "mtbf", "save_s")
+NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
 """Options that have an effect with --cluster only."""
 BAR, FULL, EMPTY = 24, "#", "."
 MOST_STAGES = 8
@@ -142,6 +143,8 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
         if getattr(parts, name) >= 0.005 * found.step_s:
             yield f"  {words}", [_part(getattr(parts, name), found)]
     yield from _speed_rows(found)
+    if arguments.most is not None:
+        yield "most", [_most(found, config, arguments.most)]
     yield from _run_rows(found, config)
     name = max((name for name in NAMES), key=lambda name: float(getattr(parts, name)))
     largest = f"{_words(name)}, {of_share(getattr(parts, name) / found.step_s)} of a step"
@@ -155,6 +158,17 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
                 f"{of_share(interval.effective)} of the time trains"
             ],
         )
+
+
+def _most(found: Price, config: Config, key: str) -> str:
+    """The largest value of a key that fits, and what the next one would need."""
+    largest, size = most(config, found.plan, key, found.cluster, found.software), found.cluster.device.memory_bytes
+    behind = ""
+    if largest.next_value is not None:
+        behind = f"; {largest.next_value:,} would need {of_bytes(largest.next_bytes)} of {of_bytes(size)}"
+    if largest.value is None:
+        return f"{key}: no value fits{behind}"
+    return f"{key} = {largest.value:,} is the largest that fits{behind}"
 
 
 def _constants(found: Price) -> str:
