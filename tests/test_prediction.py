@@ -41,7 +41,7 @@ def test_the_first_steps_do_not_count_and_parts_without_a_number_are_left_out() 
     """A median of two slow first steps; a division by nothing."""
     stage = {"weights": 1.0, "gradients": 0.0, "optimizer": 2.0, "total": 4.0}
     row = {"peak_bytes": 2, "weights_bytes": 1, "gradients_bytes": 0, "optimizer_bytes": None}
-    lines = list(beside({"step_s": 1.0, "memory_bytes": [stage]}, [9.0, 9.0, 2.0, 2.0, 2.0], [row]))
+    lines = list(beside({"step_s": 1.0, "memory_bytes": [stage]}, [9.0, 9.0, 9.0, 2.0, 2.0], [row]))
     assert lines == [
         "step: predicted 1.00 s, measured 2.00 s: -50.0 %",
         "memory: predicted 4 bytes, measured 2 bytes: +100 %",

@@ -101,6 +101,8 @@ def test_a_bus_that_devices_share_and_a_program_that_uses_one_card() -> None:
     """Cards without peer access are as fast as NVLink; a program that sends over one card uses all."""
     shared = dataclasses.replace(CLUSTER, shares_inside=True)
     assert seconds(all_reduce("tp", 8 * 10**9), Mesh(tp=4), 0, shared, IDEAL)[1] == pytest.approx(4 * 1.5 * 8e9 / 1e11)
+    pairs = Mesh(dp_replicate=2, tp=2)  # two groups on the bus
+    assert seconds(all_reduce("tp", 8 * 10**9), pairs, 0, shared, IDEAL)[1] == pytest.approx(4 * 1.0 * 8e9 / 1e11)
     one = dataclasses.replace(IDEAL, rings=1)
     assert seconds(all_reduce("dp_replicate", 10**9), Mesh(dp_replicate=8), 0, CLUSTER, one)[1] == pytest.approx(
         1.75e9 / 1e10
@@ -264,6 +266,11 @@ def test_constants_are_found_again_from_times_that_they_made() -> None:
     wrong = [*runs[:-1], dataclasses.replace(runs[-1], step_s=100 * runs[-1].step_s)]
     assert fit(wrong, chosen).without([len(runs) - 1]) == pytest.approx(found.changes, abs=0.2)
     assert len(most_telling(runs, 3)) == 3
+    few = [runs[0], runs[4], dataclasses.replace(runs[8], step_s=1.3 * runs[8].step_s)]
+    bent = fit(few, chosen[:1])
+    alone = bent.without([2])
+    assert abs(float(alone[0]) - float(fit(few[:2], chosen[:1]).changes[0])) < 0.03
+    assert abs(float(alone[0]) - float(bent.changes[0])) > 0.05
 
 
 def test_the_best_interval_of_checkpoints_wastes_least() -> None:
