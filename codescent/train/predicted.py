@@ -9,7 +9,7 @@ from typing import Any
 from codescent.base.errors import UserError
 from codescent.clusters.files import load_cluster, software_of
 from codescent.cost.price import price
-from codescent.planner.prediction import beside, not_priced, price_json, said_before
+from codescent.planner.prediction import as_run, beside, not_priced, price_json, said_before
 from codescent.record.memory import last_rows
 from codescent.train.open import OpenRun
 
@@ -30,13 +30,18 @@ class Predicted:
         except UserError as error:  # the file has gone since the run was checked
             yield f"run.cluster: {error}; nothing is predicted"
             return
-        if reason := not_priced(self.run.plan):
-            yield f"run.cluster: nothing is predicted: {reason}"
+        config, plan, kind = self.run.config, self.run.plan, self.run.world.device.type
+        if reasons := list(not_priced(plan, cluster, "auto")):
+            yield f"run.cluster: nothing is predicted: {'; '.join(reasons)}"
             return
-        self.found = price_json(price(self.run.plan, cluster, software_of(cluster)))
+        software = as_run(software_of(cluster), config, cluster.device.kind)
+        try:
+            self.found = price_json(price(plan, cluster, software))
+        except UserError as error:  # no FLOP/s in this number format
+            yield f"run.cluster: nothing is predicted: {error}"
+            return
         folder.write_prediction(self.found)
         yield said_before(self.found)
-        kind = self.run.world.device.type
         if kind != cluster.device.kind:
             yield f"run.cluster: {name} has devices of the kind {cluster.device.kind}, and this run is on {kind}"
 
@@ -45,6 +50,9 @@ class Predicted:
         if not self.found or self.run.folder is None:
             return
         rows = [row for row in self.run.folder.read_metrics() if row["step"] > self.run.first_step]
-        yield from beside(
-            self.found, [float(row["step_s"]) for row in rows], list(last_rows(self.run.folder.path).values())
-        )
+        fullest: dict[int, Any] = {}
+        for rank, row in last_rows(self.run.folder.path).items():
+            stage = self.run.plan.role(rank)
+            if stage not in fullest or (row["peak_bytes"] or 0) > (fullest[stage]["peak_bytes"] or 0):
+                fullest[stage] = row
+        yield from beside(self.found, [float(row["step_s"]) for row in rows], fullest)

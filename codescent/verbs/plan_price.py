@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster
-from codescent.clusters.files import load_cluster, software_of
+from codescent.clusters.files import OWN, load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
 from codescent.cost.stage_memory import StageMemory
@@ -19,7 +19,7 @@ from codescent.plan import Plan
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
 from codescent.planner.most import most
-from codescent.planner.prediction import not_priced
+from codescent.planner.prediction import as_run, not_priced
 from codescent.planner.prediction import price_json as price_json
 
 NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
@@ -42,8 +42,8 @@ OTHERS = {
 
 LESS: Mapping[str, str] = {
     "attention_s": "a shorter data.seq_len, or cp",
-    "moved_s": 'train.compile = "true", which joins these operators',
-    "host_s": "a larger train.microbatch_size, or train.cuda_graphs",
+    "moved_s": 'train.compile = "blocks", which joins these operators',
+    "host_s": "a larger train.microbatch_size",
     "inside_s": "a smaller parallel.tp, or sequence_parallel",
     "between_s": "tp and dp_shard inside of nodes, more micro-batches in a step, or dp_shard with a smaller zero_stage",
     "bus_s": 'parallel.offload = "none" where memory allows it',
@@ -96,9 +96,13 @@ def _option(name: str) -> str:
 def priced(arguments: Namespace, plan: Plan, config: Config, cluster: Cluster) -> Price:
     """The price of a plan. Raises UserError: the cluster cannot run it."""
     slow = slow_of(arguments.slow) if arguments.slow else {}
-    if problems := [*_misfits(plan, config, cluster), *_absent(slow, plan)]:
+    reasons = (f"--cluster: {reason}" for reason in not_priced(plan, cluster, config.train.device))
+    if problems := [*reasons, *_absent(slow, plan)]:
         raise UserError(*problems)
-    return price(plan, cluster, software_of(cluster, arguments.software), slow=slow)
+    software = software_of(cluster, arguments.software)
+    if arguments.software in (None, OWN):
+        software = as_run(software, config, cluster.device.kind)
+    return price(plan, cluster, software, slow=slow)
 
 
 def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:
@@ -106,31 +110,12 @@ def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:
     yield from (f"--slow: rank {rank}: the plan has ranks 0 to {last}" for rank in slow if rank > last)
 
 
-def _misfits(plan: Plan, config: Config, cluster: Cluster) -> Iterator[str]:
-    """Why a cluster cannot run a plan."""
-    ranks, each = plan.world_size, cluster.devices
-    if cluster.nodes is not None and ranks > cluster.nodes * each:
-        have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
-        yield f"--cluster {cluster.name}: has {have}, {cluster.nodes * each} in all; the plan has {ranks:,} ranks"
-    if ranks > each and ranks % each:
-        near = sorted({ranks // each * each, -(-ranks // each) * each})
-        yield (
-            f"--cluster {cluster.name}: {ranks:,} ranks do not fill nodes of {each}; {' or '.join(map(str, near))} do, "
-            "or say --with node.devices=N"
-        )
-    if config.train.device != "auto" and config.train.device != cluster.device.kind:
-        kind = cluster.device.kind
-        yield f'train.device = "{config.train.device}": the devices of --cluster {cluster.name} are "{kind}"'
-    if reason := not_priced(plan):
-        yield f"--cluster: {reason}"
-
-
 def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
     """The screen of a price."""
     cluster, software = found.cluster, found.software
-    nodes = -(-found.plan.world_size // cluster.devices)
+    nodes = -(-found.devices // cluster.devices)
     yield "cluster", [f"{cluster.name}: {cluster.what}"]
-    yield "", [f"{counted(found.plan.world_size, 'device')} on {counted(nodes, 'node')}: {_constants(found)}"]
+    yield "", [f"{counted(found.devices, 'device')} on {counted(nodes, 'node')}: {_constants(found)}"]
     yield from _memory_rows(found)
     low, high = (share * found.step_s for share in software.band)
     parts = found.parts
@@ -227,7 +212,7 @@ def _speed_rows(found: Price) -> Rows:
     flops = found.plan.flops()
     mfu, hfu = found.utilization(flops.total_flops), found.utilization(flops.hardware_flops)
     again = f"; HFU {of_share(hfu)} with what is computed again" if flops.recomputed_flops else ""
-    precision = found.software.precision or found.plan.work.precision
+    precision = found.cluster.device.format_of(found.software.precision or found.plan.work.precision)
     yield (
         "speed",
         [
@@ -244,7 +229,7 @@ def _run_rows(found: Price, config: Config) -> Rows:
         return
     steps, cluster = config.train.num_steps, found.cluster
     seconds = steps * found.step_s
-    hours = seconds / HOUR_S * found.plan.world_size
+    hours = seconds / HOUR_S * found.devices
     costs = [f"{of_number(hours)} device-hours"]
     if cluster.device_hour is not None:
         costs.append(f"{of_number(hours * cluster.device_hour)} at {cluster.device_hour:g} an hour")
