@@ -125,7 +125,7 @@ class Software:
     units: str = ""
     shards_over_cp: bool = False
     gradient_bytes: int = 0
-    band: tuple[float, float] = (0.9, 1.35)
+    band: tuple[float, float] = (0.92, 1.32)
     fitted_on: str = ""
 
 
