@@ -132,6 +132,7 @@ def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Meas
         "memory_efficiency": MeasuredNumber(1.0, "in the bandwidth, which copies have reached"),
         "inside_efficiency": MeasuredNumber(1.0, "in the link, which collectives have reached"),
         "between_efficiency": MeasuredNumber(1.0, "in the link, which collectives have reached"),
+        "collective_s": MeasuredNumber(0.0, "in the latencies of the links"),
         "hop_s": MeasuredNumber(0.0, "in the latencies of the links"),
         "host_s": MeasuredNumber(each.median, f"measured: operators on one number, {spread_words(each, of_seconds)}"),
         "held_bytes": MeasuredNumber(

@@ -17,7 +17,7 @@ from codescent.clusters.link import Link
 from codescent.cost.collective_time import BETWEEN, INSIDE, seconds
 from codescent.plan import Collective, Mesh, Traffic, Verb
 
-_EXACT = Software(inside_efficiency=1.0, between_efficiency=1.0, hop_s=0.0)
+_EXACT = Software(inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.0, hop_s=0.0)
 _FASTEST = Link(math.inf)
 _DEVICE = ClusterDevice("", "cpu", 1, 1.0, {"fp32": 1.0})
 _AXIS = "dp_replicate"
