@@ -111,7 +111,9 @@ def _zero(inputs: Inputs) -> list[float]:
     whole = _plan(8, 1024, 16, dp_replicate=ranks, **sizes)
     plan = _plan(8, 1024, 16, dp_shard=ranks, zero_stage=stage, **sizes) if stage else whole
     state, held = state_of_rank(plan, 0), whole if stage <= 1 else plan
-    gradients = state_of_rank(held, 0).gradients_bytes * 2 / DTYPE_BYTES[held.tensors[0].gradient_dtype]
+    gradients = float(state_of_rank(held, 0).gradients_bytes)
+    if stage < 3:  # in stage 3 ours have four, and no second copy of the weights
+        gradients *= 2 / DTYPE_BYTES[held.tensors[0].gradient_dtype]
     total = state.weights_bytes + state.optimizer_bytes + gradients
     return [total / plan.num_parameters * inputs["params"] / GIGA]
 

@@ -48,6 +48,8 @@ MUST: tuple[tuple[str, str, float], ...] = (
 MOST_UNDER = 0.08
 """No memory may be predicted by so much less than was measured."""
 MOST_REGRET, LEAST_TAU = 0.10, 0.75
+ENOUGH, MOST_OF_GROUP = 4, 0.12
+"""No group of so many rows may have a larger median error."""
 
 
 def arguments_of() -> argparse.Namespace:
@@ -120,6 +122,13 @@ def requirements(scores: Scores) -> Iterator[tuple[str, float, str, bool]]:
     if sizes := scores.of("memory, calibrated"):
         under = max(-error.relative for error in sizes)
         yield "memory: most under", under, f"<= {100 * MOST_UNDER:g} %", under <= MOST_UNDER
+    groups: dict[str, list[Error]] = defaultdict(list)
+    for error in scores.of("time, calibrated"):
+        groups[error.group].append(error)
+    for name, members in groups.items():
+        value = statistics_of(members)["median"]
+        if len(members) >= ENOUGH and value > MOST_OF_GROUP:
+            yield f"time, calibrated: median of {name}", value, f"<= {100 * MOST_OF_GROUP:g} %", False
     for order in scores.orders:
         yield f"{order.name}: regret", order.regret, f"<= {100 * MOST_REGRET:g} %", order.regret <= MOST_REGRET
         yield f"{order.name}: 1 - tau", 1 - order.tau, f"<= {100 * (1 - LEAST_TAU):g} %", order.tau >= LEAST_TAU
@@ -177,7 +186,7 @@ def plot(scores: Scores, file: Path) -> None:
     for kind, marker in (("time, uncalibrated", "o"), ("time, calibrated", "x")):
         found = scores.of(kind)
         axes.scatter([one.measured for one in found], [one.predicted for one in found], marker=marker, s=24, label=kind)
-    ends = [one.measured for one in scores.of("time, uncalibrated")]
+    ends = [one.measured for one in scores.of("time, uncalibrated")] or [1.0]
     line = [min(ends), max(ends)]
     axes.plot(line, line, color="grey", linewidth=1)
     for factor in (0.8, 1.25):

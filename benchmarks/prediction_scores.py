@@ -13,14 +13,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from published_rows import Row, row_of
+from published_rows import Row, UnusableRows, row_of
 
-from codescent.clusters.cluster import Software
+from codescent.base.errors import UserError
+from codescent.clusters.cluster import Cluster, ClusterDevice, Software
+from codescent.clusters.link import Link
+from codescent.cost.collective_time import seconds
 from codescent.cost.lanes import Kind, lanes_of
 from codescent.cost.price import Price, price
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import Fitting
-from codescent.plan import Instruction, Plan, Traffic, Verb
+from codescent.plan import Instruction, Mesh, Plan, Traffic, Verb
 from codescent.plan.pipeline import pipeline
 from codescent.plan.traffic import Collective
 from codescent.planner.fitted import CONSTANTS, Constant, Fitted, MeasuredRun, changed, fit, most_telling
@@ -29,6 +32,8 @@ FEWEST, MOST_CONSTANTS, ROWS_EACH = 4, 8, 3
 """Groups of fewer rows are not calibrated. A constant needs ROWS_EACH rows, but two are always fitted."""
 DIFFERENT = 0.03
 """Measured times that differ by less have no order."""
+SAME = 1e-3
+"""A training row whose time differs by less from that of a candidate is the same run."""
 MEBI = 2**20
 EXACT = 1e-6
 """Makespans must agree to it."""
@@ -183,35 +188,46 @@ def fits(rows: Sequence[Priced], errors: Sequence[Error]) -> Iterator[tuple[str,
 
 
 def collectives(rows: Sequence[Mapping[str, Any]]) -> Iterator[Error]:
-    """Times of collectives, by latency and bandwidth of the other rows of the same hardware."""
+    """Times of collectives, by the price of collectives: three constants that the other rows of the hardware give.
+
+    Rows that have no other row of their hardware are not predicted.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["type"] == "collective":
             groups[row["hardware"]["name"]].append(row)
     for name, members in groups.items():
-        for row in members:
-            others = [other for other in members if other is not row]
-            seconds = float(row["measured"]["time_us"]) * 1e-6
+        terms = np.array([_terms(row) for row in members])
+        times = np.array([float(row["measured"]["time_us"]) * 1e-6 for row in members])
+        for number, row in enumerate(members if len(members) > 1 else []):
+            others = np.arange(len(members)) != number
+            found = _not_negative(terms[others] / times[others, None], np.ones(len(members) - 1))
             size = "from 16 MiB" if row["bytes"] >= 16 * MEBI else "from 1 MiB" if row["bytes"] >= MEBI else "smaller"
-            yield Error(f"collective, {size}", name, row["id"], seconds, _collective_s(row, others))
+            kind, predicted_s = f"collective, {size}", float(terms[number] @ found)
+            yield Error(kind, name, row["id"], float(times[number]), predicted_s)
 
 
-def _collective_s(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds = latency + growth (n - 1) + bytes / bandwidth (1 + loss / n): four constants, relative least squares.
+def _terms(row: Mapping[str, Any]) -> list[float]:
+    """What `collective_time.seconds` counts: collectives, latencies, and seconds at 1 TB/s.
 
-    With few ranks a ring uses fewer of the links of a node: `loss`.
+    Raises UnusableRows: the row has another operation than ours, or lacks a number.
     """
+    try:
+        operation = Collective(row.get("op", "all_reduce"))
+        ranks, each = int(row["hardware"]["gpus"]), int(row["hardware"]["gpus_per_node"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnusableRows([f"row {row['id']}: {error}"]) from error
+    record = Traffic(operation, "dp_replicate", int(row["bytes"]), "bf16", Verb.REDUCE, None, "")
+    device = ClusterDevice("", "cuda", 1, 1.0, {"bf16": 1.0})
 
-    def terms(one: Mapping[str, Any]) -> list[float]:
-        ranks = int(one["hardware"]["gpus"])
-        collective = Collective(one.get("op", "all_reduce"))
-        sent = Traffic(collective, "x", int(one["bytes"]), "bf16", Verb.REDUCE, None, "").wire_bytes(ranks)
-        return [1e-5, 1e-6 * (ranks - 1), sent * 1e-11, sent * 1e-11 / ranks]
+    def seconds_with(constant_s: float, latency_s: float, bytes_per_s: float) -> float:
+        link = Link(bytes_per_s, latency_s)
+        cluster = Cluster("", "", device, each, each, link, Link(bytes_per_s / each, latency_s), link)
+        software = Software(collective_s=constant_s, hop_s=0.0, inside_efficiency=1.0, between_efficiency=1.0)
+        return seconds(record, Mesh(dp_replicate=ranks), 0, cluster, software)[1]
 
-    times = np.array([float(one["measured"]["time_us"]) * 1e-6 for one in others])
-    matrix = np.array([terms(one) for one in others]) / times[:, None]
-    found = _not_negative(matrix, np.ones(len(others)))
-    return float(np.dot(terms(row), found))
+    endless = 1e30
+    return [seconds_with(1.0, 0.0, endless), seconds_with(0.0, 1.0, endless), seconds_with(0.0, 0.0, 1e12)]
 
 
 def _not_negative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -246,13 +262,15 @@ def orders(rows: Sequence[Mapping[str, Any]], known: Sequence[Priced]) -> Iterat
         if row["type"] != "ranking":
             continue
         group = next((part for part in ("vtrain_multi", "bloom_sweep") if part.split("_")[0] in row["id"]), "")
-        members = [one for one in known if one.row.group[1] == group]
-        fitted = _group(members)
+        fitted = _group([one for one in known if one.row.group[1] == group and not _is_in(one, row)])
         measured, predicted = [], []
         for number, candidate in enumerate(row["candidates"]):
             layout = {**row["fixed"], "attention": "unfused", **candidate}
             data = {**row, "type": "train_step", "group": group, "layout": layout, "id": f"{row['id']} {number}"}
-            one = row_of({**data, "measured": {"step_s": candidate["step_s"]}})
+            try:
+                one = row_of({**data, "measured": {"step_s": candidate["step_s"]}})
+            except (KeyError, TypeError, ValueError, UserError) as error:
+                raise UnusableRows([f"row {row['id']}, candidate {number}: {error}"]) from error
             software: Software = one.software
             if fitted is not None:
                 software = changed(software, fitted[0].changes, fitted[0].constants)
@@ -260,6 +278,11 @@ def orders(rows: Sequence[Mapping[str, Any]], known: Sequence[Priced]) -> Iterat
             measured.append(candidate["step_s"] / samples)
             predicted.append(price(one.plans[0], one.cluster, software).step_s / samples)
         yield Order(row["id"], _regret(measured, predicted), _tau(measured, predicted), len(measured))
+
+
+def _is_in(one: Priced, row: Mapping[str, Any]) -> bool:
+    """Whether a training row is one of the candidates: then nothing may be fitted on it."""
+    return any(math.isclose(one.row.step_s or 0.0, other["step_s"], rel_tol=SAME) for other in row["candidates"])
 
 
 def _regret(measured: Sequence[float], predicted: Sequence[float]) -> float:

@@ -51,12 +51,13 @@ DEVICES: dict[str, Silicon] = {
     "H100": Silicon(67e12, 494e12, 1979e12, 0.635, 132, 1.2),
     "H200": Silicon(67e12, 494e12, 1979e12, 0.635, 132, 1.2),
     "B200": Silicon(80e12, 1100e12, 4500e12, 0.6, 148, 1.2),
-    "RTX 3090": Silicon(35.6e12, 35.6e12, None, 0.9, 82),
-    "Quadro P4000": Silicon(5.3e12, None, None, 0.9, 14),
-    "V100": Silicon(15.7e12, None, None, 0.75, 80),
+    "RTX 3090": Silicon(35.6e12, 35.6e12, None, 0.8, 82),
+    "Quadro P4000": Silicon(5.3e12, None, None, 0.8, 14),
+    "V100": Silicon(15.7e12, None, None, 0.66, 80),
 }
-"""By the begin of a name; longer names come first. `sustained`: the middle of the range that FORMULAS.md, 3.7, has for
-A100 and H100; with a power cap of 500 W, or on PCIe, less, in proportion to the power."""
+"""By the begin of a name; longer names come first. `sustained` is that of the cluster files. With a power
+cap of 500 W it is less, in proportion to the power. It was chosen with the published rows in view, and so were
+FRAMEWORKS."""
 
 
 class UnusableRows(Exception):
@@ -168,6 +169,10 @@ def row_of(data: Mapping[str, Any]) -> Row:
         except UserError:
             if not plans and (config, ranks) == list(configs(data))[-1]:
                 raise
+    if not plans:
+        layout = data["layout"]
+        words = f"its {layout['global_batch']} samples are not dp = {layout.get('dp') or 1} times whole micro-batches"
+        raise ValueError(f"{words} of {layout.get('micro_batch') or '1, 2 or 4'}")
     row = Row(data, tuple(plans), cluster_of(data["hardware"]), software_of(data))
     if row.step_s is None and row.memory_bytes is None and not row.ran_out and row.weight and not _job(data):
         raise ValueError("has no measured step_s, step_s_derived or memory_gb")
@@ -189,7 +194,9 @@ def configs(data: Mapping[str, Any]) -> Iterator[tuple[Config, int]]:
     chunks = [layout.get("virtual_stages") or 1]
     if unknown and pipeline > 1 and chunks == [1]:
         chunks = [1, *(number for number in (2, 3, 4, 6) if each % number == 0)]
-    share = int(layout["global_batch"]) // int(layout.get("dp") or 1)
+    share, left = divmod(int(layout["global_batch"]), int(layout.get("dp") or 1))
+    if left:
+        return
     if str(data["group"]).startswith("torchtitan") and pipeline > 1 and not layout.get("micro_batch"):
         sizes = [share // pipeline]  # its default: as many micro-batches as stages
     for size in sizes:

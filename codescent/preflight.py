@@ -13,6 +13,7 @@ from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
+from codescent.clusters.files import load_cluster
 from codescent.config import decided, effects
 from codescent.config.contradictions import late_windows
 from codescent.config.load import LoadedConfig
@@ -110,6 +111,15 @@ def notes(loaded: LoadedConfig) -> list[str]:
     return [*without_effect(loaded), *found]
 
 
+def check_cluster(config: Config) -> None:
+    """Raise UserError if run.cluster is no cluster."""
+    if config.run.cluster is not None:
+        try:
+            load_cluster(config.run.cluster)
+        except UserError as error:
+            raise UserError(*(f"run.cluster: {problem}" for problem in error.problems)) from error
+
+
 def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began | None = None) -> tuple[Config, Plan]:
     """Build the plan of a config for an open dataset.
 
@@ -120,8 +130,9 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         train.global_batch_tokens were given instead; and its plan.
 
     Raises:
-        UserError: all problems of the config, or splits that are too short for it.
+        UserError: all problems of the config, or splits that are too short for it; run.cluster is no cluster.
     """
+    check_cluster(config)
     given, config = config, settled(config, dataset)
     try:
         plan = build(config, dataset.vocab_size, world_size)

@@ -46,6 +46,7 @@ SCRIPTS = (
     "all_reduce",
     "reduce_scatter",
     "zero_on_slow_links",
+    "prediction_error",
     "muon",
     "threads",
     "python_samples",

@@ -4,10 +4,14 @@ Does not check a price: test_price.py does."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from runs import called
+
+from codescent.planner.most import KEYS
+from codescent.verbs.arguments import MOST_KEYS
 
 GPT2 = ("default", "data.corpus=synthetic", "model.vocab_size=2048", "train.global_batch_size=64")
 
@@ -77,8 +81,25 @@ def test_what_ifs_change_the_price() -> None:
 
 def test_the_best_interval_of_checkpoints_is_said() -> None:
     _, text, _ = asked("--cluster", "h100-sxm", "--mtbf", "10", "--save-s", "60")
-    assert "best every 33.6 min" in rows(text)["checkpoints"]
+    assert "best every 34.0 min" in rows(text)["checkpoints"]
     assert "94 % of the time trains" in rows(text)["checkpoints"]
+
+
+@pytest.mark.parametrize("key", MOST_KEYS)
+def test_the_largest_value_fits_and_the_next_one_does_not(key: str) -> None:
+    """A limit that is one too many, or half of what fits."""
+    assert MOST_KEYS == KEYS
+    words = ("--cluster", "h100-sxm", "--with", "device.memory=8GB", "train.microbatch_size=1")
+    _, text, said = asked(*words, "--most", key)
+    found = re.match(rf"{key} = ([\d,]+) is the largest that fits(?:; ([\d,]+) would need)?", rows(text)["most"])
+    assert found is not None, text + said
+    for number, fits in zip(found.groups(), (True, False)):
+        if number is not None:
+            value = number.replace(",", "")
+            longer = (f"model.seq_len={value}",) if key == "data.seq_len" else ()
+            code, text, said = asked(*words, f"{key}={value}", *longer, "--json")
+            assert code == 0, said
+            assert json.loads(text)["fits"] is fits
 
 
 def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:
@@ -92,7 +113,7 @@ def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:
     ]
     assert len(slices) == 2
     assert "time" in text
-    assert " ms" in text.split("Operators of stage 0")[1]
+    assert " µs" in text.split("Operators of stage 0")[1]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +126,9 @@ def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:
          "--mtbf and --save-s"]),
         (("--cluster", "h100-sxm", "--slow", "x", "--software", "none", "--with", "links.inside=3"), ["--slow: 'x'",
          "none", "links.inside"]),
-        (("--cluster", "h100-sxm", "--ranks", "12", "train.global_batch_size=24"), ["12 ranks do not fill nodes of 8"]),
-        (("--cluster", "h100-sxm", "train.device=cpu"), ['the devices of --cluster h100-sxm are "cuda"']),
+        (("--cluster", "h100-sxm", "--ranks", "12", "train.global_batch_size=24"),
+         ["12 devices do not fill nodes of 8"]),
+        (("--cluster", "h100-sxm", "train.device=cpu"), ['the devices of h100-sxm are "cuda"']),
         (("--cluster", "h100-sxm", "--slow", "7: 2x"), ["--slow: rank 7: the plan has ranks 0 to 0"]),
         (("--cluster", "h100-sxm", "--ranks", "16", "--with", "node.nodes=1"), ["has 1 node of 8 devices, 8 in all"]),
         (("--cluster", "h100-sxm", "--ranks", "3", "parallel.servers=1"), ["--link simulates them"]),

@@ -4,6 +4,7 @@ Does not compare with measurements: benchmarks/prediction_error.py does."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -12,26 +13,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.clusters.cluster import Cluster, ClusterDevice, Software
+from codescent.clusters.cluster import PRECISIONS, Cluster, ClusterDevice, Software
 from codescent.clusters.files import load_cluster, shipped_clusters, software_of
 from codescent.clusters.link import Link
 from codescent.config.sections import Config
 from codescent.cost.collective_time import BETWEEN, INSIDE, group_of, seconds
 from codescent.cost.device_time import utilization
 from codescent.cost.lanes import kind_of, lanes_of
-from codescent.cost.price import price
+from codescent.cost.price import StageCosts, price
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import Fitting
 from codescent.cost.time_parts import NAMES
-from codescent.plan import Collective, Instruction, Mesh, Plan, Traffic, Verb
+from codescent.plan import AXES, SENDS, Collective, Instruction, Mesh, Plan, Traffic, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.fitted import CONSTANTS, MeasuredRun, changed, fit, most_telling
 
 IDEAL = Software(
-    memory_efficiency=1.0, inside_efficiency=1.0, between_efficiency=1.0, hop_s=0.0, host_s=0.0, microbatch_s=0.0,
-    step_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
+    memory_efficiency=1.0, inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.0, hop_s=0.0, host_s=0.0,
+    microbatch_s=0.0, step_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
 )  # fmt: skip
 """Nothing is lost but what products lose."""
 DEVICE = ClusterDevice("device", "cuda", 10**12, 1e15, {"fp32": 1e12, "bf16": 1e12})
@@ -101,6 +103,8 @@ def test_a_bus_that_devices_share_and_a_program_that_uses_one_card() -> None:
     """Cards without peer access are as fast as NVLink; a program that sends over one card uses all."""
     shared = dataclasses.replace(CLUSTER, shares_inside=True)
     assert seconds(all_reduce("tp", 8 * 10**9), Mesh(tp=4), 0, shared, IDEAL)[1] == pytest.approx(4 * 1.5 * 8e9 / 1e11)
+    pairs = Mesh(dp_replicate=2, tp=2)  # two groups on the bus
+    assert seconds(all_reduce("tp", 8 * 10**9), pairs, 0, shared, IDEAL)[1] == pytest.approx(4 * 1.0 * 8e9 / 1e11)
     one = dataclasses.replace(IDEAL, rings=1)
     assert seconds(all_reduce("dp_replicate", 10**9), Mesh(dp_replicate=8), 0, CLUSTER, one)[1] == pytest.approx(
         1.75e9 / 1e10
@@ -264,6 +268,11 @@ def test_constants_are_found_again_from_times_that_they_made() -> None:
     wrong = [*runs[:-1], dataclasses.replace(runs[-1], step_s=100 * runs[-1].step_s)]
     assert fit(wrong, chosen).without([len(runs) - 1]) == pytest.approx(found.changes, abs=0.2)
     assert len(most_telling(runs, 3)) == 3
+    few = [runs[0], runs[4], dataclasses.replace(runs[8], step_s=1.3 * runs[8].step_s)]
+    bent = fit(few, chosen[:1])
+    alone = bent.without([2])
+    assert abs(float(alone[0]) - float(fit(few[:2], chosen[:1]).changes[0])) < 0.03
+    assert abs(float(alone[0]) - float(bent.changes[0])) > 0.05
 
 
 def test_the_best_interval_of_checkpoints_wastes_least() -> None:
@@ -278,4 +287,71 @@ def test_the_best_interval_of_checkpoints_wastes_least() -> None:
     assert best.effective == pytest.approx(
         max(effective(best.seconds * factor) for factor in np.linspace(0.3, 3, 200)), rel=1e-3
     )
-    assert best_interval(60.0, 60.0).seconds == 60.0
+    shares = [best_interval(1000.0, save_s).effective for save_s in (1.0, 499.0, 501.0, 1999.0, 2001.0, 1e9)]
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_clusters()))
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_faster_format_is_never_slower_and_no_price_beats_the_peak(name: str, precision: str) -> None:
+    """A speed that is negative, or falls as the peak rises: a device whose products cost nothing."""
+    cluster, plan = load_cluster(name), plan_of(batch=64, train={"microbatch_size": 64})
+    device, software = cluster.device, dataclasses.replace(Software(), precision=precision)
+    if precision not in device.peaks:
+        return
+    times = []
+    for factor in (0.25, 1.0, 1.5, 2.0, 4.0, 16.0):
+        faster = dataclasses.replace(device, peaks={**device.peaks, precision: factor * device.peaks[precision]})
+        found = price(plan, dataclasses.replace(cluster, device=faster), software)
+        times.append(found.step_s)
+        assert 0 < found.utilization(plan.flops().total_flops) <= 1
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel"),
+    [
+        (4, {"dp_shard": 4, "zero_stage": 1}),
+        (4, {"dp_shard": 4, "zero_stage": 2}),
+        (4, {"dp_shard": 4, "zero_stage": 3}),
+        (8, {"dp_shard": 2, "zero_stage": 3, "pp": 4, "schedule": "1f1b"}),
+        (4, {"dp_shard": 2, "zero_stage": 3, "pp": 2, "schedule": "interleaved", "virtual_stages": 2}),
+        (4, {"dp_replicate": 2, "tp": 2, "recompute": "full"}),
+    ],
+)
+def test_what_nothing_hides_is_waited_for_as_often_as_it_is_sent(ranks: int, parallel: dict[str, Any]) -> None:
+    """Sums of some micro-batches that are sent and have no time: a step that is shorter than its bytes need."""
+    plan = plan_of(ranks, batch=64, **parallel)
+    lab = dataclasses.replace(CLUSTER, devices=8, inside=Link(1e8))
+    costs = StageCosts(plan, lab, dataclasses.replace(IDEAL, overlaps=()))
+    for stage in range(plan.mesh.pp):
+        waited = sum(costs.stages[stage].parts_of(at).exposed_s for at in plan.computing.programs[stage])
+        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+        sent = sum(
+            record.times * seconds(record, plan.mesh, rank, lab, IDEAL)[1]
+            for record in plan.traffic
+            if record.stage in (None, stage) and record.verb not in SENDS
+        )
+        assert waited == pytest.approx(sent, rel=1e-9)
+
+
+def test_one_rank_sends_over_one_card_and_all_to_all_shares_them() -> None:
+    """A message of one rank over all cards of its node: ring attention between nodes looks eight times as fast."""
+    nodes = dataclasses.replace(CLUSTER, devices=8, cards=8)
+    send = dataclasses.replace(all_reduce("cp", 8 * 10**9), collective=Collective.SEND)
+    assert seconds(send, Mesh(cp=16), 0, nodes, IDEAL)[1] == pytest.approx(8e9 / 1e10)
+    each = dataclasses.replace(send, collective=Collective.ALL_TO_ALL)
+    assert seconds(each, Mesh(cp=16), 0, nodes, IDEAL)[1] == pytest.approx(8e9 / 2 / 1e10)
+
+
+def test_an_average_hides_behind_the_steps_that_it_runs_beside() -> None:
+    """An overlap that has no effect on the price."""
+    slow = dataclasses.replace(CLUSTER, devices=1, cards=1, between=Link(1e6))
+    plans = [plan_of(2, dp_replicate=2, average_every=10, overlap_steps=steps) for steps in (0, 5, 9)]
+    waits = [price(plan, slow, IDEAL).parts.between_s for plan in plans]
+    assert waits[0] > waits[1] > waits[2]
+
+
+def test_number_formats_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(UserError, match=r"device: FLOP/s in fp64 are not known, only in fp32, bf16; give peaks.fp64"):
+        price(plan_of(), CLUSTER, dataclasses.replace(IDEAL, precision="fp64"))

@@ -53,7 +53,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in active(plan) for tensor in kept_of(strategy, plan))
     keeps, computes = activations(candidate, plan.objective), operators(candidate)
-    plan = dataclasses.replace(plan, kept=kept, activations=keeps, operators=computes)
+    again = made_again(candidate, plan.objective)
+    plan = dataclasses.replace(plan, kept=kept, activations=keeps, again=again, operators=computes)
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
 
 
@@ -77,6 +78,14 @@ def placed(
 def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor, ...]:
     """What forward keeps for backward of a micro-batch on a rank."""
     return saved_of(models.saved_of(run.model, _forward_pass(run, objective)), run)
+
+
+def made_again(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor, ...]:
+    """What a block keeps without parallel.recompute: it is there while backward goes through the block."""
+    if not run.layout.computes_blocks_again:
+        return ()
+    without = dataclasses.replace(run, layout=dataclasses.replace(run.layout, recompute="none"))
+    return activations(without, objective)
 
 
 def operators(run: Candidate | Plan) -> tuple[LayerOperator, ...]:

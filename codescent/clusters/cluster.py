@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from codescent.base.errors import UserError
 from codescent.clusters.link import Link
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
@@ -44,13 +45,21 @@ class ClusterDevice:
     units: int = 0
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of products in a number format, or in the one to which it is converted; else the least that is known.
+        """FLOP/s of products in a number format, or in the one to which it is converted.
 
-        `peaks` has at least one number.
+        Raises UserError: neither is known.
         """
-        while precision not in self.peaks and precision in SLOWER:
-            precision = SLOWER[precision]
-        return self.peaks[precision] if precision in self.peaks else min(self.peaks.values())
+        return self.peaks[self.format_of(precision)]
+
+    def format_of(self, precision: str) -> str:
+        """The number format in which it computes another one. Raises UserError: see `peak`."""
+        found = precision
+        while found not in self.peaks and found in SLOWER:
+            found = SLOWER[found]
+        if found not in self.peaks:
+            known = ", ".join(self.peaks)
+            raise UserError(f"{self.name}: FLOP/s in {precision} are not known, only in {known}; give peaks.{found}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class Software:
         memory_efficiency: the share of a memory's bandwidth that copies reach.
         inside_efficiency, between_efficiency: the share of a link's bandwidth that messages reach, inside of a node and
             between nodes.
+        collective_s: seconds of a collective beside its messages.
         hop_s: seconds of latency of a message, beside that of the link.
         host_s: seconds in which a host launches one operator.
         microbatch_s: seconds of a micro-batch beside its operators and messages, on each stage.
@@ -75,7 +85,8 @@ class Software:
         fragments: the share by which an allocator holds more than is in use.
         precision: number format of products; "": that of the run.
         block_products: that of the matrices of blocks; "": that of other products.
-        fused: the share of their bytes that element-wise operators move, where they are compiled into one another.
+        fused: seconds of element-wise operators for one second of moving their bytes: less than 1 where they are
+            compiled into one another, more where their arithmetic takes longer.
         logit_bytes: bytes of a logit while the loss is computed, if it is computed for all tokens at once; 0: in
             chunks, as the plan says.
         overlaps: which of OVERLAPS it does.
@@ -96,6 +107,7 @@ class Software:
     memory_efficiency: float = 0.8
     inside_efficiency: float = 0.75
     between_efficiency: float = 0.75
+    collective_s: float = 1e-5
     hop_s: float = 4e-6
     host_s: float = 3e-5
     microbatch_s: float = 1e-3
@@ -113,7 +125,7 @@ class Software:
     units: str = ""
     shards_over_cp: bool = False
     gradient_bytes: int = 0
-    band: tuple[float, float] = (0.8, 1.5)
+    band: tuple[float, float] = (0.92, 1.32)
     fitted_on: str = ""
 
 

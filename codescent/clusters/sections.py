@@ -93,6 +93,7 @@ class SoftwareKeys(Section):
     between_efficiency: float = key(
         _D.between_efficiency, "share of a card's bandwidth that messages between nodes reach", gt=0, le=4
     )
+    collective_s: float = key(_D.collective_s, "seconds of a collective beside its messages", ge=0, le=10)
     hop_s: float = key(_D.hop_s, "seconds of latency of a message, beside that of the link", ge=0, le=10)
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
     microbatch_s: float = key(_D.microbatch_s, "seconds of a micro-batch beside its operators and messages", ge=0)
@@ -103,7 +104,7 @@ class SoftwareKeys(Section):
     precision: NumberFormat = key(_D.precision, "number format of products; empty: that of the run")
     block_products: NumberFormat = key(_D.block_products, "that of the products of blocks; empty: that of the others")
     fused: float = key(
-        _D.fused, "share of their bytes that element-wise operators move, where they are fused", gt=0, le=1
+        _D.fused, "seconds of element-wise operators for one second of moving their bytes; fused: below 1", gt=0, le=100
     )
     logit_bytes: int = key(
         _D.logit_bytes, "bytes of a logit, if the loss is computed for all tokens at once; 0: in chunks", ge=0, le=64

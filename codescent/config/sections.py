@@ -42,6 +42,10 @@ class Run(Section):
     name: FolderName = key("default", "name of the run")
     folder: Folder | None = auto("run folder; auto: runs/NAME")
     seed: int = key(1337, "seed of initial weights, sample order and dropout", ge=0, le=MAX_SEED)
+    cluster: Text | None = auto(
+        "machines, a shipped cluster such as h100-sxm or a file: the run begins with a prediction, in prediction.json, "
+        "and ends with what was measured beside it; auto: none"
+    )
 
 
 class Model(Section):

@@ -56,16 +56,29 @@ def seconds(
     algorithms send (`Traffic.wire_bytes`).
     """
     if not record.axis:
-        return BUS, cluster.bus.latency_s + record.inside_bytes / cluster.bus.bytes_per_s
+        name, link = (BUS, cluster.bus) if record.collective is Collective.COPY else (INSIDE, cluster.inside)
+        return name, link.latency_s + record.inside_bytes / link.bytes_per_s
     group = group_of(mesh, record.axis, rank, cluster.devices)
     if group.ranks == 1:
         return INSIDE, 0.0
-    rate = _bytes_per_s(cluster, group, software)
-    latency_s = messages * _latency_s(record, group, cluster, software)
-    return group.link, latency_s + record.wire_bytes(group.ranks) / rate
+    latency_s = messages * (software.collective_s + _latency_s(record, group, cluster, software))
+    return group.link, latency_s + _bytes_s(record, group, cluster, software)
 
 
-def _bytes_per_s(cluster: Cluster, group: RankGroup, software: Software) -> float:
+def _bytes_s(record: Traffic, group: RankGroup, cluster: Cluster, software: Software) -> float:
+    """Seconds of the bytes."""
+    sent = record.wire_bytes(group.ranks)
+    if group.nodes == 1 or record.collective not in (Collective.SEND, Collective.ALL_TO_ALL):
+        return sent / _ring_bytes_per_s(cluster, group, software)
+    inside = cluster.inside.bytes_per_s * software.inside_efficiency
+    card = cluster.between.bytes_per_s * software.between_efficiency
+    if record.collective is Collective.SEND:  # one rank of each group on a node sends to the next node, over one card
+        return sent / min(inside, card * min(1.0, cluster.cards / group.groups))
+    others = (group.ranks - group.members) / group.ranks * record.payload_bytes
+    return max(sent / inside, others / (card * cluster.cards / (group.members * group.groups)))
+
+
+def _ring_bytes_per_s(cluster: Cluster, group: RankGroup, software: Software) -> float:
     """Bytes per second that each rank of a ring sends.
 
     Between nodes a group makes as many rings as it has ranks on a node, and each has its share of the cards (NVIDIA

@@ -59,14 +59,19 @@ def utilization(device: ClusterDevice, peak: float, rows: float, columns: float,
     """
     strain = _strain(device, peak)
     filled = max(_filled(device.units, rows, columns, strain, *tile) for tile in TILES) if device.units else 1.0
-    return filled * depth / (depth + strain * DEPTH) * (1.0 - strain * (1.0 - device.sustained))
+    return filled * depth / (depth + strain * DEPTH) * _reached(device.sustained, strain)
 
 
 def _strain(device: ClusterDevice, peak: float) -> float:
-    """How much units wait, and how far the clock falls, relative to bf16. fp8 has twice the peak and reaches 1.6 times
-    the speed: the square root says so."""
-    ratio = peak / device.peak("bf16")
+    """How much units wait, and how far the clock falls, relative to products in 16 bits. fp8 has twice their peak and
+    reaches 1.6 times their speed: the square root says so."""
+    ratio = peak / max(device.peak("bf16"), device.peak("fp16"))
     return min(ratio, math.sqrt(ratio))
+
+
+def _reached(share: float, strain: float) -> float:
+    """The share that is reached where 16 bits reach `share`: what is lost takes time in proportion to the strain."""
+    return 1.0 / (1.0 + strain * (1.0 / share - 1.0))
 
 
 def _filled(units: int, rows: float, columns: float, strain: float, high: int, wide: int, speed: float) -> float:
@@ -75,7 +80,7 @@ def _filled(units: int, rows: float, columns: float, strain: float, high: int, w
     tiles = math.ceil(rows / high) * math.ceil(columns / wide)
     waves = tiles / units
     used = rows * columns / (tiles * high * wide) * math.sqrt(waves / math.ceil(waves))
-    return used * (1.0 - strain * (1.0 - speed))
+    return used * _reached(speed, strain)
 
 
 def spent(
@@ -126,8 +131,8 @@ def _attention(one: Computed, device: ClusterDevice, software: Software, precisi
     samples, heads, queries, _, channels = one.sizes
     peak = device.peak(precision)
     strain = _strain(device, peak)
-    best = peak * (1.0 - strain * (1.0 - device.sustained)) * software.product_efficiency
-    best *= (1.0 - strain * (1.0 - software.attention_efficiency)) * channels / (channels + strain * CHANNELS)
+    best = peak * _reached(device.sustained, strain) * software.product_efficiency
+    best *= _reached(software.attention_efficiency, strain) * channels / (channels + strain * CHANNELS)
     if device.units:
         waves = samples * heads * math.ceil(queries / QUERIES) / device.units
         best *= math.sqrt(waves / math.ceil(waves)) if waves else 1.0

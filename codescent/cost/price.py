@@ -55,19 +55,23 @@ class Price:
         return self.plan.work.tokens / self.step_s
 
     @property
+    def devices(self) -> int:
+        """Devices that compute: of all ranks."""
+        return self.plan.mesh.world_size * self.plan.devices
+
+    @property
     def peak_flops_per_s(self) -> float:
         """Of the matrix products of one device, in the number format of the run."""
         return self.cluster.device.peak(self.software.precision or self.plan.work.precision)
 
     def utilization(self, flops: float) -> float:
         """The share of the peak of all devices that so many FLOPs of a step are."""
-        return flops / (self.step_s * self.peak_flops_per_s * self.plan.mesh.world_size)
+        return flops / (self.step_s * self.peak_flops_per_s * self.devices)
 
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each stage."""
-        stages = range(self.plan.mesh.pp)
-        return tuple(stage_memory(self.plan, stage, self.cluster, self.software) for stage in stages)
+        return memory_of(self.plan, self.cluster, self.software)
 
     @property
     def fullest(self) -> int:
@@ -80,6 +84,11 @@ class Price:
         return self.memory[self.fullest].verdict(self.cluster.device, calibrated=bool(self.software.fitted_on))
 
 
+def memory_of(plan: Plan, cluster: Cluster, software: Software) -> tuple[StageMemory, ...]:
+    """What the first rank of each stage holds."""
+    return tuple(stage_memory(plan, stage, cluster, software) for stage in range(plan.mesh.pp))
+
+
 class StageCosts:
     """Seconds of the instructions and messages of all stages (`simulate.Timed`).
 
@@ -90,7 +99,7 @@ class StageCosts:
     def __init__(
         self, plan: Plan, cluster: Cluster, software: Software, slow: Mapping[int, float] | None = None
     ) -> None:
-        self.slow = slow or {}
+        self.slow, self.early = slow or {}, "gathers" in software.overlaps
         self.stages = [StageTime(plan, stage, cluster, software) for stage in range(plan.mesh.pp)]
         sends = [record for record in plan.traffic if record.verb in SENDS]
         self.transfer_s = max((seconds(one, plan.mesh, 0, cluster, software)[1] for one in sends), default=0.0)
@@ -101,7 +110,9 @@ class StageCosts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
             parts = self.stages[kind[0]].parts_of(at).slower(self.slow.get(kind[0], 1.0))
-            self._found[kind] = self._begun_early(kind, at, parts) if at.verb is Verb.FORWARD and kind[3] else parts
+            self._found[kind] = (
+                self._begun_early(kind, at, parts) if at.verb is Verb.FORWARD and kind[3] and self.early else parts
+            )
         return self._found[kind]
 
     def _begun_early(self, kind: Kind, at: Instruction, parts: TimeParts) -> TimeParts:

@@ -4,11 +4,10 @@ Does not measure (train/memory.py counts) and does not say what would need less 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from codescent.base.dtypes import DTYPE_BYTES
-from codescent.build.plan import activations
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.cost.memory import memory
 from codescent.cost.stage_time import SHARE_SAMPLES
@@ -85,13 +84,11 @@ def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -
 def block_bytes(plan: Plan, stage: int, rank: int, device: str) -> int:
     """What a block keeps that backward computes again from its input, until its gradients are there: the most of a
     block of the stage (Korthikanti et al. 2022, section 5). 0: nothing is computed again."""
-    if not plan.layout.computes_blocks_again:
-        return 0
-    kept = activations(replace(plan, layout=replace(plan.layout, recompute="none")), plan.objective)
     last = plan.model.num_layers + 1
     blocks = [depth for part in plan.schedule.parts(stage) for depth in part if 0 < depth < last]
     ends = {*blocks[:1], *blocks[-1:]}
-    return max((chunk_bytes(kept, range(one, one + 1), last, plan.mesh, device, rank) for one in ends), default=0)
+    each = (chunk_bytes(plan.again, range(one, one + 1), last, plan.mesh, device, rank) for one in ends)
+    return max(each, default=0)
 
 
 def _logits(plan: Plan) -> float:

@@ -69,9 +69,15 @@ class StageTime:
         self.once: dict[tuple[int, int], DepthMessages] = defaultdict(DepthMessages)
         self.ends: dict[Verb, Waits] = defaultdict(_none)
         self._ran: dict[tuple[int, int, bool], ChunkTime] = {}
-        for record in runs_in(plan, phases(plan)[-1]):
-            if record.stage in (None, stage) and record.verb not in SENDS:
-                self._place(record)
+        self.averages: Waits = _none()  # of a round, beside the steps that follow it
+        records = [
+            one for one in runs_in(plan, phases(plan)[-1]) if one.stage in (None, stage) and one.verb not in SENDS
+        ]
+        self._runs: dict[object, int] = defaultdict(int)  # of a unit in a step: some are hidden, and others not
+        for record in records:
+            self._runs[_unit(record)] += record.times
+        for record in records:
+            self._place(record)
 
     def _place(self, record: Traffic) -> None:
         """Find where the rank waits for a collective."""
@@ -81,6 +87,8 @@ class StageTime:
         depths = [depth for chunk in self.chunks for depth in chunk if depth in range(*record.depths)]
         if record.verb in PASSES:
             self._place_inside(record, link, whole_s, depths or [self.chunks[0].start])
+        elif record.verb is Verb.AVERAGE and record.during is not None:
+            self.averages[link] += whole_s
         elif record.verb is Verb.REDUCE and record.during is not None and depths and "sums" in self.software.overlaps:
             self.once[1, min(depths)].after[link] += whole_s
         else:
@@ -95,30 +103,30 @@ class StageTime:
         return max(1, sum(any(depth in depths for depth in tensor.parameter.depths) for tensor in held))
 
     def _place_inside(self, record: Traffic, link: str, whole_s: float, depths: Sequence[int]) -> None:
-        """A collective of depths. Weights and gradients may be sent for one micro-batch alone, see `Software.units`."""
-        of_pass, times = PASSES[record.verb], record.times / len(depths)
-        is_layers = record.axis in SHARE_SAMPLES
-        microbatches, units = self.plan.work.num_microbatches, self.software.units
-        repeats = times >= microbatches and (is_layers or units != "kept")
-        again = units == "again" and not is_layers and not repeats
-        if units == "kept" and not is_layers:
-            whole_s, times = whole_s / max(1.0, times), 1.0
-            if of_pass and record.collective is Collective.ALL_GATHER:
-                return
+        """A collective of depths: of each micro-batch, of a part of them (then it counts as the mean of all), or once.
+
+        What is sent once may be sent for each micro-batch, and the other way round: see `Software.units`.
+        """
+        of_pass, is_layers = PASSES[record.verb], record.axis in SHARE_SAMPLES
+        gathers, units = record.collective is Collective.ALL_GATHER, "" if is_layers else self.software.units
+        runs, microbatches = self._runs[_unit(record)] / len(depths), self.plan.work.num_microbatches
+        repeats, again = runs > 1, units == "again" and gathers and runs <= 1
+        if units == "kept" and repeats:
+            whole_s, repeats = 0.0 if gathers and of_pass else whole_s / runs, False
         exchanges = self.always if repeats or again else self.once
-        each_s = whole_s / len(depths) / (microbatches if repeats else times)
+        each_s = whole_s / len(depths) / (microbatches if repeats else 1)
         for depth in depths:
             found = exchanges[of_pass, depth]
             if is_layers:
                 hidden = record.during is None and "layers" in self.software.overlaps
                 pieces = self.plan.mesh.degree(record.axis) if hidden else 1  # the first piece is waited for
                 (found.within if record.during is None else found.beside)[link] += each_s / pieces
-            elif record.collective is not Collective.ALL_GATHER:
-                found.after[link] += each_s
-            else:
+            elif gathers or of_pass == 0:
                 found.before[link] += each_s
                 if again and of_pass == 0:
                     exchanges[1, depth].before[link] += each_s
+            else:
+                found.after[link] += each_s
 
     def parts_of(self, at: Instruction) -> TimeParts:
         """The seconds of an instruction. REDUCE waits for the gradients that the last backward pass has sent."""
@@ -133,8 +141,19 @@ class StageTime:
         if at.verb is Verb.REDUCE:
             return _waited(self.ends[Verb.REDUCE]) + _waited(self._run(1, 0, once=True).under_way)
         if at.verb is Verb.STEP:
-            return self._update() + _waited(self.ends[Verb.STEP])
+            return self._update() + _waited(self.ends[Verb.STEP]) + self._averages()
         return TimeParts()
+
+    def _averages(self) -> TimeParts:
+        """What is left of an average, a step's share of it, behind the steps that it runs beside."""
+        sent_s = sum(self.averages.values())
+        if not sent_s:
+            return TimeParts()
+        passes = (self._run(one, chunk, once=False).parts for chunk in range(len(self.chunks)) for one in (0, 1))
+        step_s = self.plan.work.num_microbatches * sum(parts.total_s for parts in passes)
+        hidden_s = self.plan.layout.overlap_steps * step_s / self.plan.schedule.period
+        left = max(0.0, 1.0 - hidden_s / sent_s)
+        return _waited({link: left * each_s for link, each_s in self.averages.items()})
 
     @cached_property
     def _weights(self) -> float:
@@ -178,6 +197,11 @@ class StageTime:
                 alike[key] = spent(operators, device, self.software, self.plan.work.precision, last)
             found[depth] = alike[key]
         return found
+
+
+def _unit(record: Traffic) -> object:
+    """Records with the same unit are runs of one collective, of which some are hidden."""
+    return record.what, record.verb, record.axis, record.collective, record.depths
 
 
 class _Walk:

@@ -1,5 +1,5 @@
 """In: nothing. Out: `TimeParts`: the seconds of a step, or of an instruction, by what takes them.
-Does not compute them (instruction_time.py does)."""
+Does not compute them (stage_time.py does)."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ class Plan:
         kept: what strategies keep between steps, beside weights, gradients and optimizer state.
         decides: the keys of [parallel] that decide the losses, with their values, as the strategies declare them.
         activations: what forward keeps for backward of a micro-batch, as model and strategies declare it.
+        again: where backward computes blocks again, what a block keeps meanwhile; of one block at a time.
         operators: what a rank computes of a micro-batch beside products with matrices, which follow from `tensors`.
     """
 
@@ -66,6 +67,7 @@ class Plan:
     kept: tuple[KeptTensor, ...] = brief(())
     decides: Mapping[str, Scalar] = brief({})
     activations: tuple[SavedTensor, ...] = brief(())
+    again: tuple[SavedTensor, ...] = brief(())
     operators: tuple[LayerOperator, ...] = brief(())
 
     @property
@@ -277,7 +279,7 @@ class Plan:
             for placed in (tensor.weights, tensor.gradients, tensor.optimizer):
                 if wrong := [axis for axis, dim in placed.shards.items() if axis not in AXES or not 0 <= dim < dims]:
                     raise ValueError(f"{tensor.parameter.name}: cannot be cut over {wrong[0]}")
-        for kept in self.activations:
+        for kept in (*self.activations, *self.again):
             kept.refuse_impossible()
         for operator in self.operators:
             operator.refuse_impossible()

@@ -122,7 +122,7 @@ def fit(runs: Sequence[MeasuredRun], constants: Sequence[Constant] = CONSTANTS) 
         for number, run in enumerate(runs):
             found = run.priced(changes, constants)
             residuals[number] = np.log(run.step_s / found.step_s)
-            if turn < ROUNDS or turn == 0:
+            if turn < ROUNDS:
                 effects[number] = _effects(run, found, changes, constants)
         if turn < ROUNDS:
             changes = changes + _step(constants, changes, residuals, effects, weights)

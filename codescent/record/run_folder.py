@@ -59,6 +59,7 @@ HEADER = ",".join(METRICS) + "\n"
 
 PLAN = "plan.json"
 ENVIRONMENT = "environment.json"
+PREDICTION = "prediction.json"
 EVENTS = "events.jsonl"
 LOGS = "logs"
 """Folder with what each of several ranks has printed: rank-0.log and so on."""
@@ -200,6 +201,10 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json atomically: facts about the machine, and settings chosen for it."""
         _replace(self.path / ENVIRONMENT, json.dumps(strict(environment), indent=1, allow_nan=False) + "\n")
+
+    def write_prediction(self, prediction: Mapping[str, Any]) -> None:
+        """Replace prediction.json atomically: what was predicted before the first step (planner/prediction.py)."""
+        _replace(self.path / PREDICTION, json.dumps(strict(prediction), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """Read environment.json; empty if the run was killed before it was written. Raises UserError: unreadable."""

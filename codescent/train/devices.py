@@ -16,13 +16,15 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 
 CPU = "cpu"
+IN_CONFIG = 'train.device = "{}"'
+"""How a device is asked for in a config, in messages."""
 
 
-def choose_device(wanted: str, this_rank: Rank) -> torch.device:
+def choose_device(wanted: str, this_rank: Rank, option: str = IN_CONFIG) -> torch.device:
     """Choose the device of this rank. "auto" is CUDA where the machine has it, one device for each local rank.
 
     A process that sees one device takes it, whatever its local rank: with srun --gpus-per-task each rank sees only its
-    own. `refusal` checks that no two ranks have taken one device.
+    own. `refusal` checks that no two ranks have taken one device. `option`: how a user asks for a device.
 
     Raises:
         UserError: there are fewer devices than local ranks, or `wanted` is "cuda" and there is none.
@@ -33,8 +35,8 @@ def choose_device(wanted: str, this_rank: Rank) -> torch.device:
     if devices != 1 and devices < this_rank.local_world_size:
         few = f"start at most {devices} here, or " if devices else ""
         raise UserError(
-            f'train.device = "{wanted}": this machine has {counted(devices, "CUDA device")} for '
-            f'{counted(this_rank.local_world_size, "local rank")}; {few}set train.device = "cpu"'
+            f"{option.format(wanted)}: this machine has {counted(devices, 'CUDA device')} for "
+            f"{counted(this_rank.local_world_size, 'local rank')}; {few}set {option.format(CPU)}"
         )
     index = 0 if devices == 1 else this_rank.local_rank
     torch.cuda.set_device(index)
@@ -75,20 +77,21 @@ def versions(backend: str) -> dict[str, str]:
     return {"torch": torch.__version__, "NCCL": ".".join(map(str, nccl))}
 
 
-def refusal(names: Sequence[str], wanted: str) -> str:
+def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG) -> str:
     """The error text if some ranks but not all have a CUDA device, or two ranks share one; otherwise "".
 
     Args:
         names: of each rank's device, by `name_of`.
         wanted: train.device.
+        option: how a user asks for a device.
     """
     without = [str(rank) for rank, name in enumerate(names) if name == CPU]
     if len(without) == len(names):
         return ""
     if without:
         return (
-            f'train.device = "{wanted}": {plural(len(without), "rank")} {", ".join(without)} of {len(names)}: no CUDA '
-            'device, the others have one: give each rank a device, or set train.device = "cpu"'
+            f"{option.format(wanted)}: {plural(len(without), 'rank')} {', '.join(without)} of {len(names)}: no CUDA "
+            f"device, the others have one: give each rank a device, or set {option.format(CPU)}"
         )
     counts = Counter(names)
     shared = next((name for name in names if counts[name] > 1), None)
@@ -96,6 +99,6 @@ def refusal(names: Sequence[str], wanted: str) -> str:
         return ""
     ranks = ", ".join(str(rank) for rank, name in enumerate(names) if name == shared)
     return (
-        f'train.device = "{wanted}": ranks {ranks} of {len(names)} see the same CUDA device ({shared}); start one '
-        f'rank for each device, let the launcher give each rank its own device, or set train.device = "cpu"'
+        f"{option.format(wanted)}: ranks {ranks} of {len(names)} see the same CUDA device ({shared}); start one rank "
+        f"for each device, let the launcher give each rank its own device, or set {option.format(CPU)}"
     )

@@ -34,6 +34,7 @@ from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
 from codescent.train.open import OpenRun
 from codescent.train.pace import Estimate, SlowSteps
+from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
 from codescent.train.validations import Validations
@@ -56,7 +57,7 @@ class Report:
     """
 
     def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
-        self.notes = notes
+        self.notes, self.predicted = notes, Predicted(run)
         found = run.plan.flops()
         self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
@@ -106,7 +107,7 @@ class Report:
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
             self.display.say("synthetic data: random numbers, for speed measurements; the loss has no meaning")
-        for note in run.machine["notes"]:
+        for note in [*run.machine["notes"], *self.predicted.begin()]:
             self.display.say(note)
         if run.world.is_first:
             for left in run.checkpoints.incomplete():
@@ -380,6 +381,8 @@ class Report:
         if self.late_portions:
             what = "round" if self.run.plan.layout.average_every else "push"
             self.display.say(f"{counted(self.late_portions, what)} of workers came late and did not count")
+        for line in self.predicted.end():
+            self.display.say(line)
         self._event("end", step=step)
 
     def _event(self, kind: str, **fields: Any) -> None:

@@ -42,7 +42,7 @@ from codescent.meeting.rendezvous import meet
 from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.devices import backends, choose_device, name_of, refusal, versions
+from codescent.train.devices import IN_CONFIG, backends, choose_device, name_of, refusal, versions
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
 
@@ -73,6 +73,7 @@ class World:
         restarts: ranks that die may be started again.
         meet_s: parallel.meet_s.
         listen: parallel.listen.
+        option: how a user asks for a device, in messages.
 
     Raises:
         UserError: the device does not exist, ranks cannot connect, or they differ in a fact or in what facts.py lists.
@@ -90,13 +91,14 @@ class World:
         restarts: bool = False,
         meet_s: float = MEET_S,
         listen: str | None = None,
+        option: str = IN_CONFIG,
     ) -> None:
         if this_rank.child and this_rank.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {this_rank.rank} of {this_rank.world_size}")
         cause.is_rank(this_rank)
         self.this_rank = this_rank
         self.is_first = this_rank.rank == 0  # prints and writes the run folder
-        self.device = choose_device(device, this_rank)
+        self.device = choose_device(device, this_rank, option)
         self.timeout = timedelta(seconds=timeout_s)
         backend, _ = backends(self.device, this_rank.world_size, shards_alone=shards_alone)
         own = facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
@@ -104,9 +106,8 @@ class World:
         self.store = self.meeting.store
         self._torch_store = TorchStore(self.store)
         try:
-            topology = compare(
-                self.store, this_rank, name_of(self.device), {**own, **facts}, partial(refusal, wanted=device)
-            )
+            refuse = partial(refusal, wanted=device, option=option)
+            topology = compare(self.store, this_rank, name_of(self.device), {**own, **facts}, refuse)
             self.named = name_interface(this_rank.here(), self.meeting.address, is_local=is_local(this_rank))
         except BaseException:
             self.meeting.close()
@@ -365,10 +366,16 @@ class World:
         """A launcher may end all ranks when one has ended. So those that print nothing end after the one that does."""
         if not getattr(error, "everywhere", False):
             return
-        if cause.prints(error, os.environ):
-            within(PRINTED_S, lambda: self.store.set(PRINTED, ""))
-        else:
-            within(PRINTED_S, lambda: self.store.wait([PRINTED], timedelta(seconds=PRINTED_S)))
+        is_printer = cause.prints(error, os.environ)
+
+        def agree() -> None:
+            with suppress(RuntimeError):  # rank 0, which serves the store, has ended: it has printed
+                if is_printer:
+                    self.store.set(PRINTED, "")
+                else:
+                    self.store.wait([PRINTED], timedelta(seconds=PRINTED_S))
+
+        within(PRINTED_S, agree)
 
 
 def _of_all(problems: Sequence[str]) -> UserError:

@@ -13,6 +13,9 @@ from codescent import __version__
 from codescent.base.sizes import memory_size, size_bytes
 from codescent.verbs.argument_types import Parser, amount, nodes, numbers, path, positive, text, whole
 
+MOST_KEYS = ("train.microbatch_size", "data.seq_len", "model.num_layers")
+"""planner/most.py finds the largest value of these. It is not imported here: it would make `--help` slow."""
+
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
 TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
@@ -24,6 +27,8 @@ TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe
 DEVICES = ("auto", "cpu", "cuda")
 SITE = "site."
 """How an override of a site begins."""
+SECONDS = 30
+"""How long `measure` measures."""
 RESUME_AUTO = "--resume=auto"
 """An option of its own, not the folder `auto`, which is ./auto."""
 LAUNCH_HELP = "overrides of the config and the site, such as train.num_steps=100 site.time=04:00:00; words of a script"
@@ -153,6 +158,8 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--software", type=text, metavar="NAME", help="whose constants and traits of the file (default codescent)")
     with_help = "what if: another value of the cluster, such as links.between=100GB/s,5us; may be repeated"
     add("--with", dest="changes", type=text, action="append", metavar="KEY=VALUE", help=with_help)
+    most_help = "the largest value of train.microbatch_size, data.seq_len or model.num_layers that fits"
+    add("--most", choices=MOST_KEYS, metavar="KEY", help=most_help)
     add("--mtbf", type=amount, metavar="HOURS", help="mean time between failures of the run, for checkpoints")
     add("--save-s", type=amount, metavar="SECONDS", help="in which a checkpoint stops training, with --mtbf")
     add = verb.add_argument_group("time on a network, simulated").add_argument
@@ -231,6 +238,25 @@ def _collectives(verb: argparse.ArgumentParser) -> None:
     add("--timeout", type=positive, default=30, metavar="SECONDS", help="a longer call counts as hanging (default 30)")
     explain_help = "show instead what each rank holds after each step of our all-reduce, on 2 to 8 ranks"
     add("--explain", action="store_true", help=explain_help)
+
+
+def _measure(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    verb.set_defaults(may_restart=False)
+    ranks_help = "number of ranks to start and to keep busy (default: one for each CUDA device, else 2)"
+    add("--ranks", type=positive, metavar="N", help=ranks_help)
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+    add("--out", type=path, required=True, metavar="FILE.toml", help="cluster file to write")
+    add("--seconds", type=positive, default=SECONDS, metavar="N", help=f"of measuring, about (default {SECONDS})")
+    add = verb.add_argument_group("links from tables of nccl-tests").add_argument
+    tables_help = "what all_reduce_perf or other programs of it have printed"
+    add("--nccl-tests", type=path, nargs="+", metavar="FILE", help=tables_help)
+    link = verb.add_mutually_exclusive_group()
+    for name in ("inside", "between"):
+        words = f"the tables are of the link {name} nodes (default: by the hosts that they name)"
+        link.add_argument(f"--{name}", dest="link", action="store_true", const=name, help=words)
+    cluster_help = "put the links into a copy of this cluster file, and measure nothing"
+    add("--cluster", type=text, metavar="NAME|FILE", help=cluster_help)
 
 
 def _config(verb: argparse.ArgumentParser) -> None:
@@ -361,6 +387,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("doctor", "look at machines before a run: network, names, folders, devices, limits, leftovers", _doctor),
     ("prove", "train with every layout and compare losses and gradient norms with one process", _prove),
     ("collectives", "show which collectives each backend of torch offers, and what an all-reduce does", _collectives),
+    ("measure", "measure this machine, or those of a launcher, and write a cluster file", _measure),
     ("config", "print every value of a config and its origin", _config),
     ("data", "prepare a corpus as token shards, or generate synthetic tensors", _data),
     ("sample", "generate text with a trained model", _sample),

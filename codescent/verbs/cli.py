@@ -30,6 +30,7 @@ VERBS: Mapping[str, str] = {
     "doctor": "doctor.main",
     "prove": "prove.main",
     "collectives": "collectives.main",
+    "measure": "measure.main",
     "config": "config.main",
     "data": "data.main",
     "sample": "sample.main",

@@ -3,25 +3,26 @@ Does not compute a price (cost/price.py does) and does not read cluster files (c
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster
-from codescent.clusters.files import load_cluster, software_of
+from codescent.clusters.files import OWN, load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
-from codescent.cost.stage_memory import Fitting, StageMemory
-from codescent.cost.time_parts import NAMES, TimeParts
+from codescent.cost.stage_memory import StageMemory
+from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
+from codescent.planner.most import most
+from codescent.planner.prediction import as_run, not_priced
+from codescent.planner.prediction import price_json as price_json
 
-NEEDS_CLUSTER = ("software", "changes", "mtbf", "save_s")
+NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
 """Options that have an effect with --cluster only."""
 BAR, FULL, EMPTY = 24, "#", "."
 MOST_STAGES = 8
@@ -41,8 +42,8 @@ OTHERS = {
 
 LESS: Mapping[str, str] = {
     "attention_s": "a shorter data.seq_len, or cp",
-    "moved_s": 'train.compile = "true", which joins these operators',
-    "host_s": "a larger train.microbatch_size, or train.cuda_graphs",
+    "moved_s": 'train.compile = "blocks", which joins these operators',
+    "host_s": "a larger train.microbatch_size",
     "inside_s": "a smaller parallel.tp, or sequence_parallel",
     "between_s": "tp and dp_shard inside of nodes, more micro-batches in a step, or dp_shard with a smaller zero_stage",
     "bus_s": 'parallel.offload = "none" where memory allows it',
@@ -95,9 +96,13 @@ def _option(name: str) -> str:
 def priced(arguments: Namespace, plan: Plan, config: Config, cluster: Cluster) -> Price:
     """The price of a plan. Raises UserError: the cluster cannot run it."""
     slow = slow_of(arguments.slow) if arguments.slow else {}
-    if problems := [*_misfits(plan, config, cluster), *_absent(slow, plan)]:
+    reasons = (f"--cluster: {reason}" for reason in not_priced(plan, cluster, config.train.device))
+    if problems := [*reasons, *_absent(slow, plan)]:
         raise UserError(*problems)
-    return price(plan, cluster, software_of(cluster, arguments.software), slow=slow)
+    software = software_of(cluster, arguments.software)
+    if arguments.software in (None, OWN):
+        software = as_run(software, config, cluster.device.kind)
+    return price(plan, cluster, software, slow=slow)
 
 
 def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:
@@ -105,31 +110,12 @@ def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:
     yield from (f"--slow: rank {rank}: the plan has ranks 0 to {last}" for rank in slow if rank > last)
 
 
-def _misfits(plan: Plan, config: Config, cluster: Cluster) -> Iterator[str]:
-    """Why a cluster cannot run a plan."""
-    ranks, each = plan.world_size, cluster.devices
-    if cluster.nodes is not None and ranks > cluster.nodes * each:
-        have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
-        yield f"--cluster {cluster.name}: has {have}, {cluster.nodes * each} in all; the plan has {ranks:,} ranks"
-    if ranks > each and ranks % each:
-        near = sorted({ranks // each * each, -(-ranks // each) * each})
-        yield (
-            f"--cluster {cluster.name}: {ranks:,} ranks do not fill nodes of {each}; {' or '.join(map(str, near))} do, "
-            "or say --with node.devices=N"
-        )
-    if config.train.device != "auto" and config.train.device != cluster.device.kind:
-        kind = cluster.device.kind
-        yield f'train.device = "{config.train.device}": the devices of --cluster {cluster.name} are "{kind}"'
-    if plan.layout.hands_out:
-        yield "--cluster: ranks that are given portions of work have no common step; --link simulates them"
-
-
 def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
     """The screen of a price."""
     cluster, software = found.cluster, found.software
-    nodes = -(-found.plan.world_size // cluster.devices)
+    nodes = -(-found.devices // cluster.devices)
     yield "cluster", [f"{cluster.name}: {cluster.what}"]
-    yield "", [f"{counted(found.plan.world_size, 'device')} on {counted(nodes, 'node')}: {_constants(found)}"]
+    yield "", [f"{counted(found.devices, 'device')} on {counted(nodes, 'node')}: {_constants(found)}"]
     yield from _memory_rows(found)
     low, high = (share * found.step_s for share in software.band)
     parts = found.parts
@@ -142,6 +128,8 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
         if getattr(parts, name) >= 0.005 * found.step_s:
             yield f"  {words}", [_part(getattr(parts, name), found)]
     yield from _speed_rows(found)
+    if arguments.most is not None:
+        yield "most", [_most(found, config, arguments.most)]
     yield from _run_rows(found, config)
     name = max((name for name in NAMES), key=lambda name: float(getattr(parts, name)))
     largest = f"{_words(name)}, {of_share(getattr(parts, name) / found.step_s)} of a step"
@@ -155,6 +143,17 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
                 f"{of_share(interval.effective)} of the time trains"
             ],
         )
+
+
+def _most(found: Price, config: Config, key: str) -> str:
+    """The largest value of a key that fits, and what the next one would need."""
+    largest, size = most(config, found.plan, key, found.cluster, found.software), found.cluster.device.memory_bytes
+    behind = ""
+    if largest.next_value is not None:
+        behind = f"; {largest.next_value:,} would need {of_bytes(largest.next_bytes)} of {of_bytes(size)}"
+    if largest.value is None:
+        return f"{key}: no value fits{behind}"
+    return f"{key} = {largest.value:,} is the largest that fits{behind}"
 
 
 def _constants(found: Price) -> str:
@@ -213,7 +212,7 @@ def _speed_rows(found: Price) -> Rows:
     flops = found.plan.flops()
     mfu, hfu = found.utilization(flops.total_flops), found.utilization(flops.hardware_flops)
     again = f"; HFU {of_share(hfu)} with what is computed again" if flops.recomputed_flops else ""
-    precision = found.software.precision or found.plan.work.precision
+    precision = found.cluster.device.format_of(found.software.precision or found.plan.work.precision)
     yield (
         "speed",
         [
@@ -230,7 +229,7 @@ def _run_rows(found: Price, config: Config) -> Rows:
         return
     steps, cluster = config.train.num_steps, found.cluster
     seconds = steps * found.step_s
-    hours = seconds / HOUR_S * found.plan.world_size
+    hours = seconds / HOUR_S * found.devices
     costs = [f"{of_number(hours)} device-hours"]
     if cluster.device_hour is not None:
         costs.append(f"{of_number(hours * cluster.device_hour)} at {cluster.device_hour:g} an hour")
@@ -243,29 +242,3 @@ def of_long(seconds: float) -> str:
     """Such as "3.2 days", or as `of_seconds`."""
     days = seconds / (24 * HOUR_S)
     return f"{of_number(days)} days" if days >= 2 else of_seconds(seconds)
-
-
-def price_json(found: Price) -> dict[str, Any]:
-    """A price as JSON: seconds, bytes, shares."""
-    flops = found.plan.flops()
-    return {
-        "cluster": found.cluster.name,
-        "fitted_on": found.software.fitted_on,
-        "step_s": found.step_s,
-        "band_s": [share * found.step_s for share in found.software.band],
-        "parts": _numbers(found.parts),
-        "tokens_per_s": found.tokens_per_s,
-        "mfu": found.utilization(flops.total_flops),
-        "hfu": found.utilization(flops.hardware_flops),
-        "peak_flops_per_s": found.peak_flops_per_s,
-        "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
-        "device_bytes": found.cluster.device.memory_bytes,
-        "verdict": str(found.verdict),
-        "fits": found.verdict is not Fitting.TOO_LARGE,
-    }
-
-
-def _numbers(parts: TimeParts) -> dict[str, float]:
-    found = {name: float(getattr(parts, name)) for name in NAMES}
-    assert all(math.isfinite(number) for number in found.values())
-    return found

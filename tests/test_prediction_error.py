@@ -1,0 +1,72 @@
+"""In: small files of rows. Out: what benchmarks/prediction_error.py scores, reports and refuses.
+Does not score published runs: the benchmark itself does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "prediction_error.py"
+MODEL = {"arch": "gpt", "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "gated_mlp": False,
+         "vocab": 1024, "seq": 512, "tied_embeddings": True, "causal": True}  # fmt: skip
+HARDWARE = {"name": "A100-SXM4-80GB", "peak_bf16_tflops": 312, "mem_gb": 80, "hbm_gbs": 2039, "gpus": 8,
+            "gpus_per_node": 8, "links": {"intra": {"type": "NVLink", "GBps_per_gpu_unidir": 300},
+                                          "inter": {"type": "none", "GBps_per_gpu_unidir": 0}}}  # fmt: skip
+
+
+def row(number: int, step_s: float | None = 0.1, **layout: Any) -> dict[str, Any]:
+    """A training row of 8 devices."""
+    usual = {"dp": 8, "zero": 0, "recompute": "none", "micro_batch": 4, "precision": "bf16", "attention": "flash"}
+    layout = {**usual, "global_batch": 32 * number, **layout}
+    measured = {} if step_s is None else {"step_s": step_s * number}
+    return {"id": f"row {number}", "type": "train_step", "group": "lab", "weight": 1, "score": "absolute",
+            "model": MODEL, "hardware": HARDWARE, "layout": layout, "measured": measured}  # fmt: skip
+
+
+def scored(folder: Path, rows: list[Any], *words: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "rows.json"
+    file.write_text(json.dumps({"rows": rows}))
+    command = [sys.executable, str(BENCHMARK), "--rows", str(file), *words]
+    return subprocess.run(command, text=True, capture_output=True, check=False, timeout=120)
+
+
+def test_constants_of_a_group_predict_each_row_without_itself(tmp_path: Path) -> None:
+    """A row that is predicted by its own measurement; a row that fits nothing and counts all the same."""
+    report = tmp_path / "report.md"
+    rows = [row(number) for number in range(1, 8)]
+    done = scored(tmp_path, [*rows, {**row(9, 7.0), "weight": 0}], "--markdown", str(report))
+    assert done.returncode == 0, done.stderr
+    lines = [
+        line.split("|") for line in report.read_text().splitlines() if line.startswith("| time, calibrated | A100")
+    ]
+    errors = {line[3].strip(): float(line[6].strip().rstrip("%")) for line in lines}
+    assert len(errors) == 8
+    assert max(abs(error) for name, error in errors.items() if name != "row 9") < 10
+    assert errors["row 9"] < -50
+    alone = scored(tmp_path, [*rows[:6], row(7, 1.0)], "--markdown", str(report))
+    assert alone.returncode == 0
+    (strange,) = [line for line in report.read_text().splitlines() if ", calibrated" in line and "| row 7 |" in line]
+    assert float(strange.split("|")[6].strip().rstrip("%")) < -80  # the others say a tenth of it
+
+
+@pytest.mark.parametrize(
+    ("rows", "problems"),
+    [
+        ([row(1, None), row(2, dp=3), {**row(3), "hardware": {"name": "Z9"}}],
+         ["row row 1: has no measured step_s", "row row 2:", "row row 3: hardware 'Z9' is not known"]),
+        ([{"id": "a"}], ["row 0: needs id, type and group"]),
+        ([{"id": "b", "type": "train_step", "group": "g"}], ["row b: lacks 'layout'"]),
+    ],
+)  # fmt: skip
+def test_rows_that_make_no_plan_are_named_all_at_once(tmp_path: Path, rows: list[Any], problems: list[str]) -> None:
+    """A traceback of a row, or a row that is left out in silence."""
+    done = scored(tmp_path, rows)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for problem in problems:
+        assert problem in done.stderr
