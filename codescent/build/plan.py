@@ -141,7 +141,12 @@ def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[
 
 def trajectory_of(config: Config, candidate: Candidate) -> dict[str, Scalar]:
     """See `trajectory`: of a candidate, whether or not anything refuses it."""
-    return _plan(config, candidate, (), Schedule(())).trajectory()
+    return bare_plan(config, candidate).trajectory()
+
+
+def bare_plan(config: Config, candidate: Candidate) -> Plan:
+    """A plan without tensors and instructions: what is decided before them, whether or not anything refuses it."""
+    return _plan(config, candidate, (), Schedule(()))
 
 
 def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...], schedule: Schedule) -> Plan:

@@ -4,11 +4,9 @@ Does not print (verbs/plan_search.py does). A Plan is built for a layout that ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import product
 
-from codescent.base.refusal import Value
 from codescent.build.accept import changed
 from codescent.build.plan import build
 from codescent.clusters.cluster import Cluster, Software
@@ -18,19 +16,20 @@ from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.plan import Plan
 from codescent.plan.schedule import accumulate
 from codescent.planner.search_bounds import LAYERS, Bounds, Scheduled
+from codescent.planner.search_factors import Factors, FactorsByValue, Family
 from codescent.planner.search_found import Counts, Found, Layout, Searched
 from codescent.planner.search_queue import Queue
 from codescent.planner.search_rules import Rules
-from codescent.planner.search_space import SCHEDULE, VIRTUAL, Frame, Options, Space, default_of
+from codescent.planner.search_space import SCHEDULE, VIRTUAL, Frame, Space, default_of
 from codescent.strategies.pipeline import Pipeline
 
 WANTED = 10
 """So many of the fastest layouts are found."""
 RECOMPUTE = "parallel.recompute"
-Factors = Sequence[Sequence[Options]]
-"""See `Admitted.factors`."""
-Family = Sequence[tuple[Frame, Factors]]
-"""Frames that differ in dp_replicate and dp_shard alone: their ranks compute the same."""
+MESSAGES = tuple(key for key in LAYERS if key != RECOMPUTE)
+"""Options that decide what layers send."""
+SCHEDULED = (*LAYERS, SCHEDULE, VIRTUAL)
+"""Options that decide all but where the state is."""
 
 
 class Search:
@@ -45,6 +44,7 @@ class Search:
         self.space, self.cluster, self.software, self.wanted = space, cluster, software, wanted
         self.rules, self.bounds = Rules(space), Bounds(space, cluster, software)
         self.counts = Counts()
+        self.factors = FactorsByValue()
         self.families: dict[tuple[int, ...], list[tuple[Frame, Factors]]] = {}
         self.fast, self.unfit = Queue(), Queue()
         self.fitting: list[Found] = []
@@ -77,27 +77,26 @@ class Search:
 
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""
-        frame = family[0][0]
-        for chosen in _values(family, [key for key in LAYERS if key != RECOMPUTE]):
-            bound_s = self.bounds.least_s(frame, {**chosen, RECOMPUTE: default_of(RECOMPUTE)})
-            self.fast.add(bound_s, partial(self._by_layers, _restricted(family, chosen)))
+        for chosen, left in self.factors.split(family, MESSAGES):
+            bound_s = self.bounds.least_s(family[0][0], {**chosen, RECOMPUTE: default_of(RECOMPUTE)})
+            self.fast.add(bound_s, partial(self._by_layers, left))
 
     def _by_layers(self, family: Family) -> None:
-        for layers in _values(family, LAYERS):
-            bound_s = self.bounds.least_s(family[0][0], layers)
-            self.fast.add(bound_s, partial(self._by_schedule, _restricted(family, layers)))
+        for layers, left in self.factors.split(family, LAYERS):
+            self.fast.add(self.bounds.least_s(family[0][0], layers), partial(self._by_schedule, left))
 
     def _by_schedule(self, family: Family) -> None:
-        for options in _values(family, (*LAYERS, SCHEDULE, VIRTUAL)):
+        for options, left in self.factors.split(family, SCHEDULED):
             found = self.bounds.scheduled(family[0][0], options)
-            self.fast.add(found.computing_s, partial(self._by_layout, _restricted(family, options), found))
+            self.fast.add(found.computing_s, partial(self._by_layout, left, found))
 
     def _by_layout(self, family: Family, scheduled: Scheduled) -> None:
         limit = self.cluster.device.memory_bytes
         fits, too_large = list[Layout](), list[Layout]()
-        for layout in _layouts(family):
-            large = scheduled.kept_bytes > limit or scheduled.bytes(*layout) > limit
-            (too_large if large else fits).append(layout)
+        for frame, factors in family:
+            for options in self.factors.all(factors):
+                large = scheduled.kept_bytes > limit or scheduled.bytes(frame, options) > limit
+                (too_large if large else fits).append(Layout(frame, options))
         self._bound_all(self.fast, scheduled, fits)
         if too_large:
             self.counts.unfit += len(too_large)
@@ -161,42 +160,3 @@ class Search:
 def _limit_s(found: Sequence[Found], wanted: int) -> float:
     """The seconds of the last one that is wanted; inf: more are wanted."""
     return sorted(one.price.step_s for one in found)[wanted - 1] if len(found) >= wanted else math.inf
-
-
-def _restricted(family: Family, chosen: Options) -> Family:
-    """The layouts of a family that have the chosen values."""
-    left: dict[int, Factors] = {}  # many frames have the same factors
-    for _, factors in family:
-        if id(factors) not in left:
-            left[id(factors)] = tuple(
-                tuple(one for one in factor if all(one[key] == value for key, value in chosen.items() if key in one))
-                for factor in factors
-            )
-    return [(frame, left[id(factors)]) for frame, factors in family if all(left[id(factors)])]
-
-
-def _values(family: Family, keys: Sequence[str]) -> list[Options]:
-    """All different values of some keys that the frames of a family have."""
-    found: dict[tuple[Value, ...], Options] = {}
-    for factors in {id(factors): factors for _, factors in family}.values():
-        parts = []
-        for factor in factors:
-            some = ({key: one[key] for key in keys if key in one} for one in factor)
-            parts.append(list({tuple(one.values()): one for one in some}.values()))
-        found |= {tuple(one[key] for key in keys): one for one in _all(parts)}
-    return list(found.values())
-
-
-def _layouts(family: Family) -> Iterator[Layout]:
-    """All layouts of a family. Frames with the same factors have the same options."""
-    found: dict[int, list[Options]] = {}
-    for frame, factors in family:
-        if id(factors) not in found:
-            found[id(factors)] = list(_all(factors))
-        yield from (Layout(frame, options) for options in found[id(factors)])
-
-
-def _all(factors: Factors) -> Iterator[Options]:
-    """One of each factor, in all ways."""
-    for chosen in product(*factors):
-        yield {key: value for one in chosen for key, value in one.items()}

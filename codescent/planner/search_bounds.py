@@ -12,9 +12,9 @@ from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.lanes import StageLanes, kind_of
 from codescent.plan import Instruction, Mesh, Verb
-from codescent.planner.search_computing import Computing, computing
+from codescent.planner.search_computing import Computing, Layers
 from codescent.planner.search_constants import Constants
-from codescent.planner.search_cuts import Cut, cut_of
+from codescent.planner.search_cuts import Again, Cut, cut_of
 from codescent.planner.search_depths import Depths
 from codescent.planner.search_held import Held, Holding, gathered, holding
 from codescent.planner.search_kept import Kept
@@ -27,6 +27,8 @@ from codescent.strategies.pipeline import depths_of
 T = TypeVar("T")
 LAYERS = ("parallel.sequence_parallel", "parallel.recompute", "parallel.context")
 """Options that decide what layers compute and send."""
+SCHEDULED = (*LAYERS, SCHEDULE, VIRTUAL)
+"""Options that decide all but where the state is."""
 STATE = ("parallel.zero_stage", "parallel.offload")
 """Options that decide where weights, gradients and optimizer state are."""
 
@@ -38,6 +40,7 @@ class Bounds:
         self.space, self.cluster, self.software = space, cluster, software
         self.depths = Depths(space)
         self.constants = Constants(space, cluster, software)
+        self.layers = Layers(space, self.depths, cluster, software)
         self.all_depths = range(self.depths.last + 1)
         self._found: dict[Hashable, Any] = {}
         # cost/ takes the instructions of a kind to be as long as the first one of them.
@@ -52,32 +55,32 @@ class Bounds:
 
     # What a layout is made of
 
-    def _computing(self, frame: Frame, options: Options) -> Computing:
-        chosen = _some(options, *LAYERS)
-        key = Computing, frame.mesh.tp, frame.mesh.cp, frame.microbatch_size, *chosen.values(), self._aligned(frame)
-        return self._once(key, partial(self._compute, frame, chosen))
+    def computing(self, frame: Frame, options: Options) -> Computing:
+        sequence, recompute, context = LAYERS
+        mesh, kinds = frame.mesh, (self._aligned(frame.mesh.pp), frame.microbatches > 1)
+        key = mesh.tp, mesh.cp, frame.microbatch_size, options[sequence], options[recompute], options[context], kinds
+        return self._once(key, lambda: self._compute(frame, _some(options, *LAYERS)))
 
     def _compute(self, frame: Frame, chosen: Options) -> Computing:
-        found = computing(self.space, self.depths, frame, chosen, self.cluster, self.software)
-        return found if self._aligned(frame) else found.without_messages()
+        found = self.layers.computing(frame, chosen)
+        return found if self._aligned(frame.mesh.pp) else found.without_messages()
 
-    def _sending(self, frame: Frame, options: Options) -> Sending:
-        chosen = _some(options, *STATE)
-        return self._once(
-            (Sending, frame.mesh, frame.microbatches > 1, *chosen.values()), partial(self._send, frame, chosen)
-        )
+    def sending(self, frame: Frame, options: Options) -> Sending:
+        zero_stage, offload = STATE
+        key = Sending, frame.mesh, frame.microbatches > 1, options[zero_stage], options[offload]
+        return self._once(key, lambda: self._send(frame, options))
 
-    def _send(self, frame: Frame, chosen: Options) -> Sending:
-        others = {"parallel.sequence_parallel": False}  # sums of whole tensors, which a bound may leave out
-        found = sending(self.space, self.depths, frame, {**chosen, **others}, self.cluster, self.software)
-        return found if self._aligned(frame) else found.without_messages()
+    def _send(self, frame: Frame, options: Options) -> Sending:
+        held = self.holding(frame, options).plan
+        found = sending(held, self.depths, frame.mesh, self.cluster, self.software)
+        return found if self._aligned(frame.mesh.pp) else found.without_messages()
 
-    def _aligned(self, frame: Frame) -> bool:
+    def _aligned(self, stages: int) -> bool:
         """Whether the groups of all stages lie on nodes as those of the first one do."""
-        stage, devices = self.space.ranks // frame.mesh.pp, self.cluster.devices
-        return frame.mesh.pp == 1 or stage % devices == 0 or devices % stage == 0
+        stage, devices = self.space.ranks // stages, self.cluster.devices
+        return stages == 1 or stage % devices == 0 or devices % stage == 0
 
-    def _holding(self, frame: Frame, options: Options) -> Holding:
+    def holding(self, frame: Frame, options: Options) -> Holding:
         mesh, several = frame.mesh, frame.microbatches > 1
         return self._once(
             (Holding, mesh, several, *(options[key] for key in STATE)), lambda: self._hold(frame, options)
@@ -111,15 +114,14 @@ class Bounds:
 
     def least_s(self, frame: Frame, options: Options) -> float:
         """Less than the seconds of a step, whatever the schedule and the place of the state. `options`: LAYERS."""
-        found = self._computing(frame, options)
+        found = self.computing(frame, options)
         passes = (*zip(self.depths.counts(self.all_depths), found.forward, found.backward, strict=True),)
         microbatch_s = sum(number * (one.total_s + back.total_s) for number, one, back in passes)
         return max(1.0, frame.microbatches / frame.mesh.pp) * microbatch_s
 
     def scheduled(self, frame: Frame, options: Options) -> Scheduled:
         """The bounds of a schedule, wherever the state is. `options`: LAYERS and the schedule."""
-        paths = self._paths(frame, options, None, (0.0,) * frame.mesh.pp)
-        return Scheduled(self, paths, self._kept_bytes(frame, options), str(options[SCHEDULE]))
+        return Scheduled(self, frame, options)
 
     def step_s(self, frame: Frame, options: Options) -> float:
         """Less than the seconds of a step."""
@@ -130,18 +132,20 @@ class Bounds:
         return self._all_paths(frame, options).in_lanes_s(lanes)
 
     def _all_paths(self, frame: Frame, options: Options) -> Paths:
-        cut, sent, held = self._cut(frame, options), self._sending(frame, options), self._holding(frame, options)
+        cut, sent, held = self._cut(frame, options), self.sending(frame, options), self.holding(frame, options)
         key = "ends", id(cut), id(sent), id(held)  # all of them stay in `_found`
-        ends_s = self._once(key, lambda: tuple(sent.step_s + self._of_state(held, one).update_s for one in cut.counts))
-        return self._paths(frame, options, sent, ends_s)
+        ends_s = self._once(key, lambda: tuple(sent.step_s + self.of_state(held, one).update_s for one in cut.counts))
+        return self.paths(frame, options, sent, ends_s)
 
-    def _paths(self, frame: Frame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
-        cut, computed, whole = self._cut(frame, options), self._computing(frame, options), frame.mesh.pp == 1
+    def paths(self, frame: Frame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
+        cut, computed, whole = self._cut(frame, options), self.computing(frame, options), frame.mesh.pp == 1
         apart = self._prices_last or frame.microbatches == 1
 
-        passes = self._passes(computed, sent, whole=whole)
+        passes = self.passes(computed, sent, whole=whole, exact=frame.microbatches > 1)
         fixed_s = computed.fixed_s / 2 / cut.chunks
-        times = tuple(self._times(passes.of(part), fixed_s, apart=apart) for part in cut.parts)
+        stays = self.again(cut, str(options[SCHEDULE]), frame.microbatches)
+        each = [passes.of(part, again) for part, again in zip(cut.parts, stays, strict=True)]
+        times = tuple(self._times(one, fixed_s, apart=apart) for one in each)
         reduce_s = 0.0 if sent is None else sent.reduce_s
         message_s: float = self._once(
             ("message", frame.mesh.pp, frame.mesh.cp, frame.mesh.tp, frame.microbatch_size, options[LAYERS[0]]),
@@ -149,24 +153,16 @@ class Bounds:
         )
         return Paths(cut, times, frame.microbatches, message_s, self.constants.weights, reduce_s, ends_s)
 
-    def _passes(self, computed: Computing, sent: Sending | None, *, whole: bool) -> Passes:
+    def again(self, cut: Cut, schedule: str, microbatches: int) -> list[Again]:
+        """See `Cut.again`."""
+        return self._once(("again", id(cut), schedule, microbatches), lambda: cut.again(schedule, microbatches))
+
+    def passes(self, computed: Computing, sent: Sending | None, *, whole: bool, exact: bool) -> Passes:
+        """The passes of parts of the model. `exact`: there are several micro-batches."""
         return self._once(
             ("passes", id(computed), id(sent), whole),
-            lambda: Passes(self.depths, computed, sent, self.software, whole=whole),
+            lambda: Passes(self.depths, computed, sent, self.software, whole=whole, exact=exact),
         )
-
-    def sending_s(self, frame: Frame, options: Options, cut: Cut, blocks: int) -> float:
-        """Less than what sending weights and gradients adds to a step of a pipeline.
-
-        It begins with the first pass of the first stage, and ends with its last one. In between, some stage has so many
-        passes through blocks that send, or waits for as many of others.
-        """
-        sent, computed = self._sending(frame, options), self._computing(frame, options)
-        passes = self._passes(computed, sent, whole=False)
-        begin = passes.of(cut.parts[cut.virtual[0]])
-        update_s = self._of_state(self._holding(frame, options), cut.counts[0]).update_s
-        ends_s = begin.left + sent.reduce_s + sent.step_s + update_s
-        return max(begin.first - begin.forward, begin.gathers) + blocks * passes.block_s + ends_s
 
     def _times(self, found: PartTimes, fixed_s: float, *, apart: bool) -> PartTimes:
         """`apart`: whether the last backward pass is priced by itself."""
@@ -180,7 +176,7 @@ class Bounds:
             most=found.most + fixed_s,
         )
 
-    def _of_state(self, held: Holding, counts: tuple[int, ...]) -> Held:
+    def of_state(self, held: Holding, counts: tuple[int, ...]) -> Held:
         """What a stage with so many depths of each kind holds."""
 
         def make() -> Held:
@@ -199,6 +195,16 @@ class Bounds:
         """Less than the bytes of the fullest rank: those of the first rank of one of a few stages."""
         return self.scheduled(frame, options).bytes(frame, options)
 
+    def least_bytes(self, frame: Frame, options: Options) -> float:
+        """Less than `bytes`, whatever the schedule and the place of the state. `options`: LAYERS.
+
+        Some stage has the mean number of blocks, or more. It keeps those of a micro-batch, or more.
+        """
+        kept = self._kept(frame, {**options, SCHEDULE: default_of(SCHEDULE)})
+        runs = [first for first, end in self.depths.runs[1:-1] if end - first > 1]
+        block = min([kept.bytes(range(at, at + 2)) - kept.bytes(range(at, at + 1)) for at in runs], default=0)
+        return self.total_bytes(block * -(-(self.depths.last - 1) // frame.mesh.pp) + min(kept.again[1:-1]))
+
     def total_bytes(self, held: float) -> float:
         """What a device holds, with all that an allocator and libraries hold besides."""
         return self.constants.device_bytes + self.constants.allocated * held
@@ -207,8 +213,8 @@ class Bounds:
         """Of weights, gradients and optimizer state, and what is gathered: of the stages that may be the fullest."""
 
         def make() -> tuple[float, ...]:
-            held, counts = self._holding(frame, options), [cut.counts[stage] for stage in cut.full]
-            return tuple(self._of_state(held, one).state + self._gathered(held, one) for one in counts)
+            held, counts = self.holding(frame, options), [cut.counts[stage] for stage in cut.full]
+            return tuple(self.of_state(held, one).state + self._gathered(held, one) for one in counts)
 
         key = frame.mesh, frame.microbatches > 1, options[STATE[0]], options[STATE[1]], id(cut)
         return self._once(key, make)
@@ -219,7 +225,7 @@ class Bounds:
             lambda: gathered(held, self.depths, counts, self.cluster, self.software),
         )
 
-    def _kept_bytes(self, frame: Frame, options: Options) -> tuple[float, ...]:
+    def kept_of(self, frame: Frame, options: Options) -> tuple[float, ...]:
         """Of what forward passes keep, and of the head: of the stages that may be the fullest."""
         cut, kept = self._cut(frame, options), self._kept(frame, options)
         name = str(options[SCHEDULE])
@@ -242,11 +248,15 @@ class Scheduled:
         kept_bytes: as `bytes`, likewise.
     """
 
-    def __init__(self, bounds: Bounds, paths: Paths, kept: tuple[float, ...], schedule: str) -> None:
-        self.bounds, self.cut, self.kept, self.paths = bounds, paths.cut, kept, paths
-        self.computing_s = paths.longest_s(schedule)
-        self.kept_bytes = bounds.total_bytes(max(kept))
-        self.sending_blocks = max(0, self.cut.least_blocks - self.cut.chunks) * paths.microbatches
+    def __init__(self, bounds: Bounds, frame: Frame, options: Options) -> None:
+        self.bounds, self.computed = bounds, bounds.computing(frame, options)
+        paths = bounds.paths(frame, options, None, (0.0,) * frame.mesh.pp)
+        self.cut, self.computing_s = paths.cut, paths.longest_s(str(options[SCHEDULE]))
+        self.kept = bounds.kept_of(frame, options)
+        self.kept_bytes = bounds.total_bytes(max(self.kept))
+        stays = bounds.again(self.cut, str(options[SCHEDULE]), frame.microbatches)
+        self.again = stays[self.cut.virtual[0]]
+        self.blocks = max(0, self.cut.least_blocks - self.cut.chunks) * frame.microbatches
 
     def bytes(self, frame: Frame, options: Options) -> float:
         """See `Bounds.bytes`."""
@@ -254,10 +264,19 @@ class Scheduled:
         return self.bounds.total_bytes(max(map(add, state, self.kept)))
 
     def step_s(self, frame: Frame, options: Options) -> float:
-        """As `Bounds.step_s`, and less: each stage has so many blocks that send."""
+        """As `Bounds.step_s`, and less, but sooner known.
+
+        A step of a pipeline begins with the first pass of the first stage, and ends with its last one. In between, some
+        stage has so many passes through blocks that send, or waits for as many of others.
+        """
         if self.cut.stages == 1:
             return self.bounds.step_s(frame, options)
-        return self.computing_s + self.bounds.sending_s(frame, options, self.cut, self.sending_blocks)
+        sent, held = self.bounds.sending(frame, options), self.bounds.holding(frame, options)
+        passes = self.bounds.passes(self.computed, sent, whole=False, exact=frame.microbatches > 1)
+        begin = passes.of(self.cut.parts[self.cut.virtual[0]], self.again)
+        begins_s = max(begin.first - begin.forward, begin.gathers) if begin.gathers > 0.0 else 0.0
+        ends_s = begin.left + sent.reduce_s + sent.step_s + self.bounds.of_state(held, self.cut.counts[0]).update_s
+        return self.computing_s + begins_s + self.blocks * passes.block_s + ends_s
 
 
 def _some(options: Options, *keys: str) -> dict[str, Value]:

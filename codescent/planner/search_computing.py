@@ -10,9 +10,11 @@ from codescent.build.plan import operators
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.stage_time import StageTime
 from codescent.cost.time_parts import TimeParts
-from codescent.plan import Instruction, Mesh, Verb
+from codescent.plan import Instruction, Mesh, Plan, Verb
+from codescent.plan.operators import LayerOperator
 from codescent.planner.search_depths import SHARE_SAMPLES, Depths, candidate_of_piece, piece
 from codescent.planner.search_space import Frame, Options, Space
+from codescent.strategies import active
 
 
 class PassTime(NamedTuple):
@@ -58,26 +60,45 @@ class Computing:
         return Computing(forward, backward, self.fixed_s)
 
 
-def computing(
-    space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
-) -> Computing:
-    """The seconds of the depths. Of the frame tp, cp and the micro-batch count, of the options what layers compute."""
-    tp, cp = frame.mesh.tp, frame.mesh.cp
-    mesh = Mesh(dp_replicate=space.ranks // (tp * cp), cp=cp, tp=tp)
-    candidate = candidate_of_piece(space, Frame(mesh, frame.microbatch_size, 1), options)
-    plan = piece(space, depths, candidate, [(first, first + 1) for first in depths.first], SHARE_SAMPLES)
-    plan = replace(plan, operators=operators(candidate))
-    time, chunks = StageTime(plan, 0, cluster, software), range(len(depths.first))
-    found = [
-        [time.parts_of(Instruction(verb, number, chunk=chunk)) for chunk in chunks]
-        for verb, number in ((Verb.FORWARD, 1), (Verb.BACKWARD, 0))  # neither the first nor the last one
-    ]
-    forward, backward = (
-        tuple(_pass_time(time, of_pass, depth, one) for depth, one in zip(depths.first, parts, strict=True))
-        for of_pass, parts in enumerate(found)
-    )
-    fixed_s = sum(parts[0].total_s - times[0].total_s for parts, times in zip(found, (forward, backward), strict=True))
-    return Computing(forward, backward, fixed_s * len(chunks))
+class Layers:
+    """What the depths of a model compute, by division and micro-batch."""
+
+    def __init__(self, space: Space, depths: Depths, cluster: Cluster, software: Software) -> None:
+        self.space, self.depths, self.cluster, self.software = space, depths, cluster, software
+        self._placed: dict[tuple[object, ...], Plan] = {}
+        self._operators: dict[tuple[object, ...], tuple[LayerOperator, ...]] = {}
+
+    def computing(self, frame: Frame, options: Options) -> Computing:
+        """The seconds of the depths. Of the frame tp, cp and the micro-batch count, and whether there are several."""
+        plan = self._plan(frame, options)
+        time, chunks = StageTime(plan, 0, self.cluster, self.software), range(len(self.depths.first))
+        found = [
+            [time.parts_of(Instruction(verb, number, chunk=chunk)) for chunk in chunks]
+            for verb, number in ((Verb.FORWARD, 1), (Verb.BACKWARD, 0))  # neither the first nor the last one
+        ]
+        forward, backward = (
+            tuple(_pass_time(time, of_pass, depth, one) for depth, one in zip(self.depths.first, parts, strict=True))
+            for of_pass, parts in enumerate(found)
+        )
+        rests = zip(found, (forward, backward), strict=True)
+        fixed_s = sum(parts[0].total_s - times[0].total_s for parts, times in rests)
+        return Computing(forward, backward, fixed_s * len(chunks))
+
+    def _plan(self, frame: Frame, options: Options) -> Plan:
+        """A depth of each kind as a chunk. Neither the tensors nor the operators depend on what is computed again."""
+        tp, cp, size = frame.mesh.tp, frame.mesh.cp, frame.microbatch_size
+        mesh = Mesh(dp_replicate=self.space.ranks // (tp * cp), cp=cp, tp=tp)
+        candidate = candidate_of_piece(self.space, Frame(mesh, size, min(2, frame.microbatches)), options)
+        same = tp, cp, candidate.layout.sequence_parallel
+        if same not in self._placed:
+            chunks = [(first, first + 1) for first in self.depths.first]
+            self._placed[same] = piece(self.space, self.depths, candidate, chunks, ())
+        if (*same, size) not in self._operators:
+            self._operators[*same, size] = operators(candidate)
+        plan = replace(self._placed[same], work=candidate.work, layout=candidate.layout)
+        layers = (strategy for strategy in active(candidate) if strategy.axis in SHARE_SAMPLES)
+        traffic = tuple(record for strategy in layers for record in strategy.traffic(plan, 0))
+        return replace(plan, traffic=traffic, operators=self._operators[*same, size])
 
 
 def _pass_time(time: StageTime, of_pass: int, depth: int, parts: TimeParts) -> PassTime:

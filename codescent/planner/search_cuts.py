@@ -5,9 +5,10 @@ Does not know seconds or bytes (search_bounds.py does)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from codescent.plan import Verb
 from codescent.plan.pipeline import SCHEDULES
@@ -40,6 +41,15 @@ class Cut:
     full: tuple[int, ...]
     least_blocks: int
 
+    def again(self, schedule: str, microbatches: int) -> list[Again]:
+        """By part: the least of its virtual stages."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.parts]
+        for stage in range(self.stages):
+            runs = forward_runs(schedule, stage, self.stages, microbatches, self.chunks)
+            for number, part in zip(runs, self.virtual[stage :: self.stages], strict=True):
+                found[part].append((number, microbatches - number))
+        return [Again.least(set(each), microbatches) for each in found]
+
     def flying(self, schedule: str, stage: int, microbatches: int) -> Mapping[int, int]:
         """By part: forward passes of a stage that are in flight, where most of them are."""
         by_chunk = in_flight(schedule, stage, self.stages, microbatches, self.chunks)
@@ -47,6 +57,32 @@ class Cut:
         for number, part in zip(by_chunk, self.virtual[stage :: self.stages], strict=True):
             found[part] = found.get(part, 0) + number
         return found
+
+
+class Again(NamedTuple):
+    """How often a pass gathers weights that stay from a forward pass to the backward pass behind it: at least the share
+    of micro-batches.
+
+    Attributes:
+        forward, backward, first, last: the passes of `search_sent.Sending`.
+    """
+
+    forward: float
+    backward: float
+    first: float
+    last: float
+
+    @classmethod
+    def least(cls, runs: Collection[tuple[int, int]], microbatches: int) -> Again:
+        """Of some stages. `runs`: how often forward passes gather, and backward passes.
+
+        What is gathered once in a step is gathered with the first, or with the last pass. Else all passes count as the
+        mean of them.
+        """
+        each = [[number / microbatches if number > 1 else 0.0 for number in some] for some in zip(*runs)]
+        ends = [[1.0 if number == 1 else number / microbatches for number in some] for some in zip(*runs)]
+        forward, backward, first, last = (min(some) for some in (*each, *ends))
+        return cls(forward, backward, first, last)
 
 
 def cut_of(depths: Depths, bounds: Sequence[tuple[int, int]], stages: int) -> Cut:
@@ -85,3 +121,17 @@ def in_flight(schedule: str, stage: int, stages: int, microbatches: int, chunks:
             if number > highest:
                 most, highest = list(held), number
     return tuple(most)
+
+
+@lru_cache(maxsize=4096)
+def forward_runs(schedule: str, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    """By chunk: how often a forward pass comes first, or behind a backward pass of the chunk. A backward pass that comes
+    behind another one is the rest of as many as there are micro-batches."""
+    found, behind_forward = [0] * chunks, [False] * chunks
+    for at in SCHEDULES[schedule](stage, stages, microbatches, chunks):
+        forward = at.verb is Verb.FORWARD
+        if forward and not behind_forward[at.chunk]:
+            found[at.chunk] += 1
+        if forward or at.verb is Verb.BACKWARD:
+            behind_forward[at.chunk] = forward
+    return tuple(found)

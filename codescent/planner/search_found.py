@@ -56,6 +56,7 @@ class Counts:
         combinations: that the ranks and the batch admit.
         refused: those that build refuses.
         other_losses: those that would change the losses.
+        unpriced: those of which cost/ says that it cannot price them.
         admissible: the others.
         unfit: those too large for a device, by a lower bound or by their plan.
         simulated: those that fit and whose step is priced.
@@ -64,6 +65,7 @@ class Counts:
     combinations: int = 0
     refused: int = 0
     other_losses: int = 0
+    unpriced: int = 0
     admissible: int = 0
     unfit: int = 0
     simulated: int = 0

@@ -43,7 +43,8 @@ def holding(
     space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
 ) -> Holding:
     """What is held. A stage is like another one, so of those of the frame it counts whether there are several."""
-    candidate = candidate_of_piece(space, frame._replace(mesh=replace(frame.mesh, pp=1)), options)
+    mesh, alone = replace(frame.mesh, pp=1), {"parallel.sequence_parallel": False}  # no tensor has sums over tp
+    candidate = candidate_of_piece(space, frame._replace(mesh=mesh), {**options, **alone})
     plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ("dp_shard",))
     kinds = tuple(_held(plan, depths, [first], cluster, software) for first in depths.first)
     return Holding(kinds, _held(plan, depths, [0, depths.last], cluster, software), plan)

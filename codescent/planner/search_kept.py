@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codescent.build.plan import activations
+from codescent.build.plan import activations, made_again
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.activations import is_known
 from codescent.cost.stage_memory import block_bytes, stage_memory
@@ -32,7 +32,8 @@ class Kept:
         self.mesh, self.last, self.device = Mesh(pp=pp, cp=cp, tp=tp), depths.last, cluster.device.kind
         candidate = candidate_of_piece(space, Frame(self.mesh, frame.microbatch_size, 1), options)
         whole = piece(space, depths, candidate, [(depths.last, depths.last + 1)], ())
-        plan = replace(whole, activations=activations(candidate, whole.objective))
+        keeps, again = (made(candidate, whole.objective) for made in (activations, made_again))
+        plan = replace(whole, activations=keeps, again=again)
         known = is_known(plan, self.device)
         self.tensors = list(kept_on(plan.activations, self.device)) if known else []
         self.logits = stage_memory(replace(plan, mesh=replace(self.mesh, pp=1)), 0, cluster, software).logits

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from codescent.clusters.cluster import Software
 from codescent.planner.search_computing import Computing, PassTime
+from codescent.planner.search_cuts import Again
 from codescent.planner.search_depths import SOME, Depths
-from codescent.planner.search_sent import BACKWARD, FIRST, FORWARD, LAST, NONE, Seconds, Sending, Sent
+from codescent.planner.search_sent import BACKWARD, FORWARD, LAST, NONE, Seconds, Sending, Sent
 from codescent.planner.search_walk import Sums, walk
 
 
@@ -43,29 +44,37 @@ NO_MESSAGE = Sent()
 class Passes:
     """The passes of a layout through parts of the model, each computed once.
 
-    `sending`: None: nothing is sent. `whole`: there is one part, which is the model.
+    `sending`: None: nothing is sent. `whole`: there is one part, which is the model. `exact`: see `walk`.
     """
 
     def __init__(
-        self, depths: Depths, computing: Computing, sending: Sending | None, software: Software, *, whole: bool
+        self,
+        depths: Depths,
+        computing: Computing,
+        sending: Sending | None,
+        software: Software,
+        *,
+        whole: bool,
+        exact: bool = True,
     ) -> None:
-        self.depths, self.software, self.sending, self.whole = depths, software, sending, whole
+        self.depths, self.software, self.sending, self.whole, self.exact = depths, software, sending, whole, exact
         self.passes = computing.forward, computing.backward
-        self._found: dict[range, PartTimes] = {}
+        self._found: dict[tuple[range, Again], PartTimes] = {}
 
-    def of(self, part: range) -> PartTimes:
-        """The seconds of a part."""
-        if part not in self._found:
-            self._found[part] = self._times(part)
-        return self._found[part]
+    def of(self, part: range, again: Again) -> PartTimes:
+        """The seconds of a part. `again`: see `Cut.again`."""
+        key = part, again
+        if key not in self._found:
+            self._found[key] = self._times(part, again)
+        return self._found[key]
 
-    def _times(self, part: range) -> PartTimes:
+    def _times(self, part: range, again: Again) -> PartTimes:
         counts = self.depths.counts(part)
         totals = [_total(one, counts) for one in self.passes]
         if self.sending is None:
             forward_s, backward_s = (one.total_s for one in totals)
             return PartTimes(forward_s, backward_s, forward_s, backward_s, 0.0, 0.0, 0.0)
-        sent = self._all(part, self.sending) if self.whole else self._chunk(counts, self.sending)
+        sent = self._all(part, self.sending) if self.whole else self._chunk(counts, self.sending, again)
         ends = self.depths.kind[part[0]], self.depths.kind[part[-1]]
         forward, backward, first, last = (
             walk(
@@ -75,10 +84,11 @@ class Passes:
                 sums,
                 self.software,
                 fits=self._fits[at][counts[-1]],
+                exact=self.exact,
             )
             for at, sums in enumerate(sent)
         )
-        gathers_s = first.opening_s - forward.opened_s
+        gathers_s = first.opening_s - forward.opened_s - first.shorter_s
         return PartTimes(
             forward.least_s, backward.all_s, first.least_s, last.least_s, last.left_s, gathers_s, forward.most_s
         )
@@ -89,7 +99,8 @@ class Passes:
         (first, end), *others = self.depths.runs[1:-1]
         if others or end - first < SOME or not (self._fits[FORWARD][0] and self._fits[BACKWARD][0]):
             return 0.0  # parts may hide more of a link that is busy for longer than a block computes
-        two, three = (self.of(range(first, first + number)) for number in (SOME - 1, SOME))
+        none = Again(0.0, 0.0, 0.0, 0.0)
+        two, three = (self.of(range(first, first + number), none) for number in (SOME - 1, SOME))
         more_s = three.forward + three.backward - two.forward - two.backward
         return max(0.0, more_s - sum(one[self.depths.kind[first]].total_s for one in self.passes))
 
@@ -117,42 +128,53 @@ class Passes:
         for at, sent in enumerate(sending.passes):
             first, second, *_, other, last = [*map(self.depths.like, part)][:: -1 if at in BACK else 1]
             aside = sent[other if at in BACK else first].after
-            each = [(number, sent[depth]) for depth, number in numbers.items()]
+            each = [(number, sent[depth]) for depth, number in numbers.items() if depth]
+            each.append((1, sent[0]._replace(least_s=0.0)))
             found.append(_sums(each, each, sent[first].before, sent[second].before, sent[last].after, aside))
         return found
 
-    def _chunk(self, counts: tuple[int, ...], sending: Sending) -> list[Sums]:
-        """Of a chunk of a pipeline. When its root and its last block are gathered again, and the gradients of its first
-        unit leave, depends on the schedule. So these count only where they do in any order."""
+    def _chunk(self, counts: tuple[int, ...], sending: Sending, again: Again) -> list[Sums]:
+        """Of a chunk of a pipeline. Its root and its last block stay from a forward pass to the backward pass behind
+        it."""
         found = []
         for at, sent in enumerate(sending.passes):
-            begin = sent[0] if counts[0] else NO_MESSAGE
-            end = sent[self.depths.last] if counts[-1] else NO_MESSAGE
-            blocks = [(number, one) for number, one in zip(counts[1:-1], self._middle[at], strict=True) if number]
-            first, last = (blocks[0][1], blocks[-1][1]) if blocks else (NO_MESSAGE, NO_MESSAGE)
-            whole, freed = [*blocks, (1, begin), (1, end)], [*blocks, (-1, last)]
-            again = first.before if sum(counts[1:-1]) > 1 else NONE
-            if at == FORWARD:
-                found.append(_sums(freed, (), *((NONE, again) if counts[0] else (again, NONE))))
-            elif at == FIRST:
-                opens = (begin, first) if counts[0] else (first, NO_MESSAGE)
-                found.append(_sums(whole, (), *(one.before for one in opens)))
-            elif at == BACKWARD:
-                left = blocks if counts[0] or counts[-1] else [*blocks, (-1, first)]
-                found.append(_sums(freed, left, aside=first.after if counts[0] else NONE))
+            blocks = [(number, *self._blocks[kind]) for kind, number in enumerate(counts[1:-1]) if number]
+            begin = self._stays(0, 0, at, again) if counts[0] else NO_MESSAGE
+            end = self._stays(self.depths.last, self.depths.last, at, again) if counts[-1] else NO_MESSAGE
+            last = self._stays(blocks[-1][2], blocks[-1][1], at, again) if blocks else NO_MESSAGE
+            first = last if sum(counts[1:-1]) == 1 else sent[blocks[0][1]] if blocks else NO_MESSAGE
+            each = [(number, sent[depth]) for number, depth, _ in blocks]
+            if blocks:
+                each += [(-1, sent[blocks[-1][1]]), (1, last)]
+            each += [(1, begin), (1, end)]
+            order = [one for one, number in ((begin, counts[0]), (first, len(blocks))) if number] + [end]
+            if at in BACK:
+                behind = [one for one, number in ((end, counts[-1]), (last, len(blocks))) if number] + [begin]
+                closes, aside = order[0].after, first.after if counts[0] and blocks else NONE
+                follows = behind[1].before if counts[-1] and blocks else NONE
+                found.append(_sums(each, each, behind[0].before, follows, closes, aside))
             else:
-                closes = (begin, first) if counts[0] else (first, NO_MESSAGE)
-                found.append(_sums(freed, whole, NONE, NONE, *(one.after for one in closes)))
+                follows = order[1].before if counts[0] and blocks else NONE
+                found.append(_sums(each, (), order[0].before, follows))
         return found
 
-    @cached_property
-    def _middle(self) -> list[list[Sent]]:
-        """By pass and kind of block: what one sends that is neither the first nor the last one of its chunk."""
+    def _stays(self, depth: int, like: int, at: int, again: Again) -> Sent:
+        """What a pass sends of a unit that stays, if it is gathered for each micro-batch; else what is sent once.
+
+        `like`: a unit that does not stay, and so is gathered in backward passes, too.
+        """
         assert self.sending is not None
-        return [
-            [sent[first + 1] if end - first > 1 else NO_MESSAGE for first, end in self.depths.runs[1:-1]]
-            for sent in self.sending.passes
-        ]
+        passes = self.sending.passes
+        each_s, found = passes[FORWARD][depth].before, passes[at][depth]._replace(least_s=0.0)
+        if each_s == NONE:
+            return found
+        before_s = passes[BACKWARD][like].before if at in BACK and like != depth else each_s
+        return found._replace(before=_total_s([(again[at], before_s)]))
+
+    @cached_property
+    def _blocks(self) -> list[tuple[int, int]]:
+        """By kind of block: one that does not stay, and one that stays; the same where there is one alone."""
+        return [(min(first + 1, end - 1), min(first + SOME, end) - 1) for first, end in self.depths.runs[1:-1]]
 
 
 def _total(passes: Sequence[PassTime], counts: Sequence[int]) -> PassTime:
@@ -186,7 +208,7 @@ def _sums(
     return Sums(opens, follows, before, after, closes, aside, least_s, most_s)
 
 
-def _total_s(seconds: Sequence[tuple[int, Seconds]]) -> Seconds:
+def _total_s(seconds: Sequence[tuple[float, Seconds]]) -> Seconds:
     inside_s = between_s = bus_s = 0.0
     for number, each_s in seconds:
         if each_s is not NONE:

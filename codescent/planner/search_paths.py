@@ -74,7 +74,7 @@ class Paths:
         """By virtual stage: what its first forward pass takes more than another one. Its weights are gathered from the
         begin of the step on, and so beside the passes of all virtual stages before it. Those behind take no more."""
         begin = self.times[self.cut.virtual[0]]
-        found = [max(begin.first - begin.forward, begin.gathers)]
+        found = [max(begin.first - begin.forward, begin.gathers) if begin.gathers > 0.0 else 0.0]
         for number, part in enumerate(self.cut.virtual[1:], 1):
             found.append(self.times[part].gathers - number * self.times[part].most)
             if found[-1] <= 0.0:

@@ -6,13 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 from codescent.base.refusal import Value
-from codescent.build.plan import trajectory_of
+from codescent.build.plan import bare_plan, trajectory_of
 from codescent.build.rules import rules
+from codescent.clusters.cluster import Cluster
 from codescent.config.sections import Config
 from codescent.plan import AXES
+from codescent.planner.prediction import not_priced
 from codescent.planner.search_reads import MICROBATCHES, Reads, noting
 from codescent.planner.search_space import DEGREES, MICROBATCH, OPTIONS, SCHEDULE, VIRTUAL, Frame, Options, Space
 from codescent.strategies import Candidate
@@ -33,45 +36,52 @@ class Admitted:
         combinations: their number before anything is refused.
         refused: how many of them build refuses.
         other_losses: how many of the others change the losses.
+        unpriced: how many of the others have no price.
     """
 
     factors: tuple[tuple[Options, ...], ...]
     combinations: int
     refused: int
     other_losses: int
+    unpriced: int
 
     @property
     def number(self) -> int:
-        """Of the combinations that are admitted."""
+        """Of the combinations that are left."""
         return math.prod(map(len, self.factors))
 
 
 class Rules:
-    """What build admits, frame by frame."""
+    """What build admits and cost/ prices, frame by frame."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, cluster: Cluster) -> None:
         self.space = space
-        losses = trajectory_of(space.config, space.candidate)
+        losses, device = trajectory_of(space.config, space.candidate), space.config.train.device
 
         def changes_losses(config: Config, candidate: Candidate) -> bool:
-            same_ranks = candidate.mesh.dp  # a rule of the learning rate may read it
-            return bool(same_ranks) and trajectory_of(config, candidate) != losses
+            ranks = candidate.mesh.dp  # those by which the learning rate may be scaled: read before `update` is made
+            return bool(ranks) and trajectory_of(config, candidate) != losses
 
-        self.rules = [_Rule(space, _refuses(rule)) for rule in rules(space.resolved)]
-        self.losses = _Rule(space, changes_losses)
+        def has_no_price(config: Config, candidate: Candidate) -> bool:
+            return any(True for _ in not_priced(bare_plan(config, candidate), cluster, device))
+
+        self.build = [_Rule(space, _refuses(rule)) for rule in rules(space.resolved)]
+        self.losses, self.price = _Rule(space, changes_losses), _Rule(space, has_no_price)
         self._found: dict[tuple[Any, ...], Admitted] = {}
 
     def admitted(self, frame: Frame) -> Admitted:
-        """The combinations of a frame that build admits, and that keep the losses of the config."""
+        """The combinations of a frame that build admits, that keep the losses of the config, and that have a price."""
         values = _values_of(frame)
-        refused = tuple(rule.refused(frame, values) for rule in self.rules)
-        other = self.losses.refused(frame, values)
-        same = (self.space.domains(frame), *map(id, refused), id(other))  # `_Rule` keeps what it has returned
+        refused = [rule.refused(frame, values) for rule in self.build]
+        losses, price = self.losses.refused(frame, values), self.price.refused(frame, values)
+        same = (self.space.domains(frame), *map(id, refused), id(losses), id(price))  # `_Rule` keeps what it returns
         if same not in self._found:
             builds = [one for found in refused for one in found]
-            before, built, kept = (self._factors(frame, those) for those in ([], builds, [*builds, *other]))
-            numbers = [math.prod(map(len, factors)) for factors in (before, built, kept)]
-            self._found[same] = Admitted(kept, numbers[0], numbers[0] - numbers[1], numbers[1] - numbers[2])
+            steps = [], builds, [*builds, *losses], [*builds, *losses, *price]
+            factors = [self._factors(frame, those) for those in steps]
+            numbers = [math.prod(map(len, one)) for one in factors]
+            left_out = (before - after for before, after in pairwise(numbers))
+            self._found[same] = Admitted(factors[-1], numbers[0], *left_out)
         return self._found[same]
 
     def _factors(self, frame: Frame, refused: Sequence[Refused]) -> tuple[tuple[Options, ...], ...]:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
 from codescent.cost.stage_time import PASSES, StageTime
-from codescent.plan import Instruction, Plan, Traffic, Verb
-from codescent.planner.search_depths import Depths, candidate_of_piece, piece
-from codescent.planner.search_space import Frame, Options, Space
+from codescent.plan import Instruction, Mesh, Plan, Traffic, Verb
+from codescent.planner.search_depths import Depths
+from codescent.strategies import active
 from codescent.strategies.common_sums import common_sums
 
 LINKS = (INSIDE, BETWEEN, BUS)
@@ -59,17 +59,14 @@ class Sending:
         return Sending(tuple(dict.fromkeys(one, Sent()) for one in self.passes), 0.0, self.step_s)
 
 
-def sending(
-    space: Space, depths: Depths, frame: Frame, options: Options, cluster: Cluster, software: Software
-) -> Sending:
-    """What is sent. Of the frame the mesh counts, and whether there are several micro-batches."""
-    frame = Frame(frame.mesh, 1, min(2, frame.microbatches))
-    candidate = candidate_of_piece(space, frame, options)
-    bucket_bytes = candidate.layout.bucket_bytes
-    candidate = replace(candidate, layout=replace(candidate.layout, bucket_bytes=1))  # a bucket for each tensor
-    plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ("dp_shard", "dp_replicate"))
-    buckets = [record for record in plan.traffic if record.verb is Verb.REDUCE and record.depths != (0, 0)]
-    others = (record for record in plan.traffic if record.verb in PASSES)
+def sending(held: Plan, depths: Depths, mesh: Mesh, cluster: Cluster, software: Software) -> Sending:
+    """What is sent. `held`: the piece of `Holding`, whose tensors the ranks of the mesh hold."""
+    bucket_bytes, layout = held.layout.bucket_bytes, replace(held.layout, bucket_bytes=1)  # a bucket for each tensor
+    plan = replace(held, mesh=mesh, layout=layout, traffic=())
+    strategies = (strategy for strategy in active(plan) if strategy.axis in ("dp_shard", "dp_replicate"))
+    traffic = [record for strategy in strategies for record in strategy.traffic(plan, 0)]
+    buckets = [record for record in traffic if record.verb is Verb.REDUCE and record.depths != (0, 0)]
+    others = (record for record in traffic if record.verb in PASSES)
     time = StageTime(replace(plan, traffic=(*others, *_sums(plan))), 0, cluster, software)
     reduce_s = _place(time, buckets, bucket_bytes)
     step = time.parts_of(Instruction(Verb.STEP))

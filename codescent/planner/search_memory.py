@@ -1,0 +1,67 @@
+"""In: the families of a search. Out: the layout that needs least memory of all.
+Does not look for fast ones (search.py does). It builds the plans of those that may need least, and no other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from codescent.planner.search_bounds import LAYERS, SCHEDULED, Bounds, Scheduled
+from codescent.planner.search_factors import FactorsByValue, Family
+from codescent.planner.search_found import Layout
+from codescent.planner.search_queue import Queue
+
+Measure = Callable[[Layout], float]
+"""Bytes of the fullest rank of a layout, by its plan."""
+
+
+class LeastMemory:
+    """The layout with the least bound of its bytes, until its plan is below all bounds."""
+
+    def __init__(self, bounds: Bounds, factors: FactorsByValue, measure: Measure) -> None:
+        self.bounds, self.factors, self.measure = bounds, factors, measure
+        self.queue = Queue()
+        self.least: Layout | None = None
+        self.least_bytes = math.inf
+
+    def of(self, families: Sequence[Family]) -> Layout | None:
+        """The layout with the least memory; None: there are no layouts.
+
+        Families that differ in the size of their micro-batches alone need more with larger ones. So the next larger one
+        comes in when the smaller one is divided.
+        """
+        alike: dict[tuple[int, int, int], list[Family]] = {}
+        for family in families:
+            mesh = family[0][0].mesh
+            alike.setdefault((mesh.pp, mesh.cp, mesh.tp), []).append(family)
+        for some in alike.values():
+            self._begin(sorted(some, key=lambda one: one[0][0].microbatch_size))
+        self.queue.until(lambda: self.least_bytes)
+        return self.least
+
+    def _begin(self, families: Sequence[Family]) -> None:
+        smallest, *larger = families
+        divided = [
+            (self.bounds.least_bytes(left[0][0], layers), left) for layers, left in self.factors.split(smallest, LAYERS)
+        ]
+        for number, (bound, left) in enumerate(divided):
+            self.queue.add(bound, partial(self._by_schedule, left))
+        if larger:
+            self.queue.add(min(bound for bound, _ in divided), partial(self._begin, larger))
+
+    def _by_schedule(self, family: Family) -> None:
+        for options, left in self.factors.split(family, SCHEDULED):
+            found = self.bounds.scheduled(left[0][0], options)
+            self.queue.add(found.kept_bytes, partial(self._by_layout, left, found))
+
+    def _by_layout(self, family: Family, scheduled: Scheduled) -> None:
+        for frame, factors in family:
+            for options in self.factors.all(factors):
+                layout = Layout(frame, options)
+                self.queue.add(scheduled.bytes(*layout), partial(self._measure, layout))
+
+    def _measure(self, layout: Layout) -> None:
+        found = self.measure(layout)
+        if found < self.least_bytes:
+            self.least, self.least_bytes = layout, found
