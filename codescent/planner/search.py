@@ -3,21 +3,26 @@ Does not print (verbs/plan_search.py does). A Plan is built for a layout that ma
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
+from codescent.base.errors import UserError
 from codescent.build.accept import changed
-from codescent.build.plan import build
+from codescent.build.plan import bare_plan, build
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.lanes import StageLanes, lanes_of
 from codescent.cost.price import price
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.plan import Plan
 from codescent.plan.schedule import accumulate
-from codescent.planner.search_bounds import LAYERS, Bounds, Scheduled
+from codescent.planner.prediction import not_priced
+from codescent.planner.search_bounds import LAYERS, SCHEDULED, Bounds, Scheduled
 from codescent.planner.search_factors import Factors, FactorsByValue, Family
 from codescent.planner.search_found import Counts, Found, Layout, Searched
+from codescent.planner.search_memory import LeastMemory
 from codescent.planner.search_queue import Queue
 from codescent.planner.search_rules import Rules
 from codescent.planner.search_space import SCHEDULE, VIRTUAL, Frame, Space, default_of
@@ -25,11 +30,11 @@ from codescent.strategies.pipeline import Pipeline
 
 WANTED = 10
 """So many of the fastest layouts are found."""
+UNFIT = 100
+"""Of so many of the fastest schedules with layouts that do not fit, the fastest one of these is looked for."""
 RECOMPUTE = "parallel.recompute"
 MESSAGES = tuple(key for key in LAYERS if key != RECOMPUTE)
 """Options that decide what layers send."""
-SCHEDULED = (*LAYERS, SCHEDULE, VIRTUAL)
-"""Options that decide all but where the state is."""
 
 
 class Search:
@@ -42,80 +47,94 @@ class Search:
 
     def __init__(self, space: Space, cluster: Cluster, software: Software, wanted: int = WANTED) -> None:
         self.space, self.cluster, self.software, self.wanted = space, cluster, software, wanted
-        self.rules, self.bounds = Rules(space), Bounds(space, cluster, software)
-        self.counts = Counts()
-        self.factors = FactorsByValue()
+        self.rules, self.bounds = Rules(space, cluster), Bounds(space, cluster, software)
+        self.counts, self.factors, self.fast = Counts(), FactorsByValue(), Queue()
         self.families: dict[tuple[int, ...], list[tuple[Frame, Factors]]] = {}
-        self.fast, self.unfit = Queue(), Queue()
         self.fitting: list[Found] = []
-        self.too_large: list[Found] = []
+        self.unfit: list[tuple[Scheduled, list[Layout]]] = []
         self._lanes: dict[tuple[object, ...], StageLanes] = {}
 
     def run(self) -> Searched:
-        """Search."""
+        """Search.
+
+        Raises:
+            UserError: build refuses all layouts, or none has a price.
+        """
+        with _without_collector():
+            self.admit()
+            for family in self.families.values():
+                self._by_computing(family)
+            self.fast.until(self._limit_s)
+            best = sorted(self.fitting, key=lambda one: one.order)[: self.wanted]
+            return Searched(self.space, tuple(best), self.least_memory(), self._first_unfit(), self.counts)
+
+    def admit(self) -> None:
+        """Count the layouts, and put them into families.
+
+        Raises:
+            UserError: build refuses all of them, or none has a price.
+        """
         for frame in self.space.frames():
             self._admit(frame)
-        for family in self.families.values():
-            self._by_computing(family)
-        self.fast.until(lambda: _limit_s(self.fitting, self.wanted))
-        self.unfit.until(lambda: _limit_s(self.too_large, 1))
-        best = sorted(self.fitting, key=lambda one: one.order)[: self.wanted]
-        first_unfit = min(self.too_large, key=lambda one: one.order, default=None)
-        return Searched(self.space, tuple(best), None, first_unfit, self.counts)
+        if not self.families:
+            raise UserError(*self._problems())
 
     def _admit(self, frame: Frame) -> None:
-        """Count the layouts of a frame."""
         admitted, counts = self.rules.admitted(frame), self.counts
         counts.combinations += admitted.combinations
         counts.refused += admitted.refused
         counts.other_losses += admitted.other_losses
+        counts.unpriced += admitted.unpriced
         counts.admissible += admitted.number
         if not admitted.number:
             return
         same = frame.mesh.pp, frame.mesh.cp, frame.mesh.tp, frame.microbatch_size
         self.families.setdefault(same, []).append((frame, admitted.factors))
 
+    def _problems(self) -> list[str]:
+        """Why nothing is admissible: what build says of the config itself, else why it has no price."""
+        build(self.space.start, self.space.vocab_size, self.space.ranks)  # raises, where it refuses the config
+        device = self.space.config.train.device
+        return [*not_priced(bare_plan(self.space.config, self.space.candidate), self.cluster, device)]
+
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""
         for chosen, left in self.factors.split(family, MESSAGES):
-            bound_s = self.bounds.least_s(family[0][0], {**chosen, RECOMPUTE: default_of(RECOMPUTE)})
+            bound_s = self.bounds.least_s(left[0][0], {**chosen, RECOMPUTE: default_of(RECOMPUTE)})
             self.fast.add(bound_s, partial(self._by_layers, left))
 
     def _by_layers(self, family: Family) -> None:
         for layers, left in self.factors.split(family, LAYERS):
-            self.fast.add(self.bounds.least_s(family[0][0], layers), partial(self._by_schedule, left))
+            self.fast.add(self.bounds.least_s(left[0][0], layers), partial(self._by_schedule, left))
 
     def _by_schedule(self, family: Family) -> None:
         for options, left in self.factors.split(family, SCHEDULED):
-            found = self.bounds.scheduled(family[0][0], options)
+            found = self.bounds.scheduled(left[0][0], options)
             self.fast.add(found.computing_s, partial(self._by_layout, left, found))
 
     def _by_layout(self, family: Family, scheduled: Scheduled) -> None:
-        limit = self.cluster.device.memory_bytes
-        fits, too_large = list[Layout](), list[Layout]()
+        """Set aside what is too large by its bound. The others get a bound with what ranks send."""
+        limit, too_large = self.cluster.device.memory_bytes, list[Layout]()
         for frame, factors in family:
             for options in self.factors.all(factors):
-                large = scheduled.kept_bytes > limit or scheduled.bytes(frame, options) > limit
-                (too_large if large else fits).append(Layout(frame, options))
-        self._bound_all(self.fast, scheduled, fits)
+                if scheduled.kept_bytes > limit or scheduled.bytes(frame, options) > limit:
+                    too_large.append(Layout(frame, options))
+                else:
+                    layout = Layout(frame, options)
+                    self.fast.add(scheduled.step_s(frame, options), partial(self._bound, layout))
         if too_large:
             self.counts.unfit += len(too_large)
-            self.unfit.add(scheduled.computing_s, partial(self._bound_all, self.unfit, scheduled, too_large))
+            self.unfit.append((scheduled, too_large))
 
-    def _bound_all(self, queue: Queue, scheduled: Scheduled, layouts: Sequence[Layout]) -> None:
-        for layout in layouts:
-            queue.add(scheduled.step_s(*layout), partial(self._bound, queue, layout))
+    def _bound(self, layout: Layout) -> None:
+        self.fast.add(self.bounds.step_s(*layout), partial(self._refine, layout))
 
-    def _bound(self, queue: Queue, layout: Layout) -> None:
-        queue.add(self.bounds.step_s(*layout), partial(self._refine, queue, layout))
-
-    def _refine(self, queue: Queue, layout: Layout) -> None:
-        price = self._price if queue is self.fast else self._price_unfit
+    def _refine(self, layout: Layout) -> None:
         if layout.frame.mesh.pp == 1:  # the bound has all instructions already
-            price(layout)
+            self._price(layout)
             return
         bound_s = self.bounds.step_in_lanes_s(*layout, self._lanes_of(layout))
-        queue.add(bound_s, partial(price, layout))
+        self.fast.add(bound_s, partial(self._price, layout))
 
     def _lanes_of(self, layout: Layout) -> StageLanes:
         frame, options = layout
@@ -128,21 +147,40 @@ class Search:
     def _price(self, layout: Layout) -> None:
         plan = self.plan(layout)
         memory = self._memory(plan)
-        if self._fitting(memory) is Fitting.TOO_LARGE:  # its seconds are not needed, unless all that fit are slower
+        if self._fitting(memory) is Fitting.TOO_LARGE:
             self.counts.unfit += 1
-            self.unfit.add(self.bounds.step_s(*layout), partial(self._price_unfit, layout))
+            self.unfit.append((self.bounds.scheduled(*layout), [layout]))
             return
         self.counts.simulated += 1
-        self.fitting.append(self._found(layout, plan, memory))
+        self.fitting.append(self._priced(layout, plan, memory))
 
-    def _price_unfit(self, layout: Layout) -> None:
-        plan = self.plan(layout)
-        self.too_large.append(self._found(layout, plan, self._memory(plan)))
+    def _limit_s(self) -> float:
+        """The seconds of the last one that is wanted; inf: more are wanted."""
+        if len(self.fitting) < self.wanted:
+            return math.inf
+        return sorted(one.price.step_s for one in self.fitting)[self.wanted - 1]
+
+    def least_memory(self) -> Found:
+        """The layout with the least memory of all. `admit` comes before."""
+        search = LeastMemory(self.bounds, self.factors, lambda layout: self._memory(self.plan(layout)).total)
+        return self.found(search.of(list(self.families.values())))
+
+    def _first_unfit(self) -> Found | None:
+        """About the fastest of those that do not fit: of the schedules that compute the shortest."""
+        fastest = sorted(self.unfit, key=lambda one: one[0].computing_s)[:UNFIT]
+        bounds = ((scheduled.step_s(*layout), layout) for scheduled, layouts in fastest for layout in layouts)
+        first = min(bounds, key=lambda one: one[0], default=None)
+        return self.found(first[1]) if first else None
 
     def plan(self, layout: Layout) -> Plan:
         """The plan of a layout. Raises UserError: build refuses it after all."""
         config = changed(self.space.start, self.space.change(*layout))
         return build(config, self.space.vocab_size, self.space.ranks)
+
+    def found(self, layout: Layout) -> Found:
+        """A layout with its price. Raises UserError: as `plan`."""
+        plan = self.plan(layout)
+        return self._priced(layout, plan, self._memory(plan))
 
     def _memory(self, plan: Plan) -> StageMemory:
         held = (stage_memory(plan, stage, self.cluster, self.software) for stage in range(plan.mesh.pp))
@@ -151,12 +189,19 @@ class Search:
     def _fitting(self, memory: StageMemory) -> Fitting:
         return memory.verdict(self.cluster.device, calibrated=bool(self.software.fitted_on))
 
-    def _found(self, layout: Layout, plan: Plan, memory: StageMemory) -> Found:
+    def _priced(self, layout: Layout, plan: Plan, memory: StageMemory) -> Found:
         lanes = self._lanes_of(layout) if plan.mesh.pp > 1 else None
         priced = price(plan, self.cluster, self.software, lanes)
         return Found(layout, self.space.change(*layout), priced, memory, self._fitting(memory))
 
 
-def _limit_s(found: Sequence[Found], wanted: int) -> float:
-    """The seconds of the last one that is wanted; inf: more are wanted."""
-    return sorted(one.price.step_s for one in found)[wanted - 1] if len(found) >= wanted else math.inf
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A search keeps millions of objects, none in a cycle: looking for cycles takes a quarter of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

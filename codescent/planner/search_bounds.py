@@ -56,6 +56,7 @@ class Bounds:
     # What a layout is made of
 
     def computing(self, frame: Frame, options: Options) -> Computing:
+        """What the layers of a layout compute."""
         sequence, recompute, context = LAYERS
         mesh, kinds = frame.mesh, (self._aligned(frame.mesh.pp), frame.microbatches > 1)
         key = mesh.tp, mesh.cp, frame.microbatch_size, options[sequence], options[recompute], options[context], kinds
@@ -66,6 +67,7 @@ class Bounds:
         return found if self._aligned(frame.mesh.pp) else found.without_messages()
 
     def sending(self, frame: Frame, options: Options) -> Sending:
+        """What ranks send of weights and gradients."""
         zero_stage, offload = STATE
         key = Sending, frame.mesh, frame.microbatches > 1, options[zero_stage], options[offload]
         return self._once(key, lambda: self._send(frame, options))
@@ -81,6 +83,7 @@ class Bounds:
         return stages == 1 or stage % devices == 0 or devices % stage == 0
 
     def holding(self, frame: Frame, options: Options) -> Holding:
+        """What ranks hold of weights, gradients and optimizer state."""
         mesh, several = frame.mesh, frame.microbatches > 1
         return self._once(
             (Holding, mesh, several, *(options[key] for key in STATE)), lambda: self._hold(frame, options)
@@ -138,6 +141,7 @@ class Bounds:
         return self.paths(frame, options, sent, ends_s)
 
     def paths(self, frame: Frame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
+        """The instructions of a step. `sent`: None: of no rank. `ends_s`: of the last one, by stage."""
         cut, computed, whole = self._cut(frame, options), self.computing(frame, options), frame.mesh.pp == 1
         apart = self._prices_last or frame.microbatches == 1
 
@@ -196,13 +200,14 @@ class Bounds:
         return self.scheduled(frame, options).bytes(frame, options)
 
     def least_bytes(self, frame: Frame, options: Options) -> float:
-        """Less than `bytes`, whatever the schedule and the place of the state. `options`: LAYERS.
+        """Less than `bytes`, whatever the schedule. `options`: LAYERS and STATE.
 
-        Some stage has the mean number of blocks, or more. It keeps those of a micro-batch, or more.
+        Some stage has the mean number of blocks, or more. It keeps those of a micro-batch, or more, and their state.
         """
-        kept = self._kept(frame, {**options, SCHEDULE: default_of(SCHEDULE)})
+        kept, held = self._kept(frame, {**options, SCHEDULE: default_of(SCHEDULE)}), self.holding(frame, options)
         runs = [first for first, end in self.depths.runs[1:-1] if end - first > 1]
-        block = min([kept.bytes(range(at, at + 2)) - kept.bytes(range(at, at + 1)) for at in runs], default=0)
+        block: float = min([kept.bytes(range(at, at + 2)) - kept.bytes(range(at, at + 1)) for at in runs], default=0)
+        block += min(one.state for one in held.kinds[1:-1])
         return self.total_bytes(block * -(-(self.depths.last - 1) // frame.mesh.pp) + min(kept.again[1:-1]))
 
     def total_bytes(self, held: float) -> float:

@@ -125,8 +125,10 @@ def in_flight(schedule: str, stage: int, stages: int, microbatches: int, chunks:
 
 @lru_cache(maxsize=4096)
 def forward_runs(schedule: str, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """By chunk: how often a forward pass comes first, or behind a backward pass of the chunk. A backward pass that comes
-    behind another one is the rest of as many as there are micro-batches."""
+    """By chunk: how often a forward pass comes first, or behind a backward pass of the chunk.
+
+    A backward pass that comes behind another one is the rest of as many as there are micro-batches.
+    """
     found, behind_forward = [0] * chunks, [False] * chunks
     for at in SCHEDULES[schedule](stage, stages, microbatches, chunks):
         forward = at.verb is Verb.FORWARD

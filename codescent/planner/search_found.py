@@ -83,13 +83,13 @@ class Searched:
     Attributes:
         space: in which it was.
         best: the fastest that fit, in order.
-        least: the one with the least memory, whether it fits or not; None: nothing is admissible.
-        first_unfit: the fastest of those that do not fit; None: there is none.
+        least: the one with the least memory, whether it fits or not.
+        first_unfit: about the fastest of those that do not fit; None: none has been found.
         counts: of combinations.
     """
 
     space: Space
     best: tuple[Found, ...]
-    least: Found | None
+    least: Found
     first_unfit: Found | None
     counts: Counts

@@ -7,11 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from codescent.planner.search_bounds import LAYERS, SCHEDULED, Bounds, Scheduled
-from codescent.planner.search_factors import FactorsByValue, Family
+from codescent.planner.search_bounds import LAYERS, SCHEDULED, STATE, Bounds, Scheduled
+from codescent.planner.search_factors import Factors, FactorsByValue, Family
 from codescent.planner.search_found import Layout
 from codescent.planner.search_queue import Queue
+from codescent.planner.search_space import Frame
 
+HELD = (*LAYERS, *STATE)
+"""Options that decide what a block holds, whatever the schedule."""
 Measure = Callable[[Layout], float]
 """Bytes of the fullest rank of a layout, by its plan."""
 
@@ -25,8 +28,8 @@ class LeastMemory:
         self.least: Layout | None = None
         self.least_bytes = math.inf
 
-    def of(self, families: Sequence[Family]) -> Layout | None:
-        """The layout with the least memory; None: there are no layouts.
+    def of(self, families: Sequence[Family]) -> Layout:
+        """The layout with the least memory. `families`: one or more.
 
         Families that differ in the size of their micro-batches alone need more with larger ones. So the next larger one
         comes in when the smaller one is divided.
@@ -38,14 +41,16 @@ class LeastMemory:
         for some in alike.values():
             self._begin(sorted(some, key=lambda one: one[0][0].microbatch_size))
         self.queue.until(lambda: self.least_bytes)
+        assert self.least is not None
         return self.least
 
     def _begin(self, families: Sequence[Family]) -> None:
         smallest, *larger = families
         divided = [
-            (self.bounds.least_bytes(left[0][0], layers), left) for layers, left in self.factors.split(smallest, LAYERS)
+            (self.bounds.least_bytes(max(left, key=_shards)[0], options), left)
+            for options, left in self.factors.split(smallest, HELD)
         ]
-        for number, (bound, left) in enumerate(divided):
+        for bound, left in divided:
             self.queue.add(bound, partial(self._by_schedule, left))
         if larger:
             self.queue.add(min(bound for bound, _ in divided), partial(self._begin, larger))
@@ -65,3 +70,7 @@ class LeastMemory:
         found = self.measure(layout)
         if found < self.least_bytes:
             self.least, self.least_bytes = layout, found
+
+
+def _shards(one: tuple[Frame, Factors]) -> int:
+    return one[0].mesh.dp_shard

@@ -77,7 +77,7 @@ class Rules:
         same = (self.space.domains(frame), *map(id, refused), id(losses), id(price))  # `_Rule` keeps what it returns
         if same not in self._found:
             builds = [one for found in refused for one in found]
-            steps = [], builds, [*builds, *losses], [*builds, *losses, *price]
+            steps: tuple[list[Refused], ...] = [], builds, [*builds, *losses], [*builds, *losses, *price]
             factors = [self._factors(frame, those) for those in steps]
             numbers = [math.prod(map(len, one)) for one in factors]
             left_out = (before - after for before, after in pairwise(numbers))
