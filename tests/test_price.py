@@ -21,7 +21,7 @@ from codescent.clusters.link import Link
 from codescent.config.sections import Config
 from codescent.cost.collective_time import BETWEEN, INSIDE, group_of, seconds
 from codescent.cost.device_time import utilization
-from codescent.cost.lanes import kind_of, lanes_of
+from codescent.cost.lanes import Kind, kind_of, lanes_of
 from codescent.cost.price import StageCosts, price
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import Fitting
@@ -224,6 +224,20 @@ def test_memory_has_state_activations_and_gathered_units_and_a_verdict() -> None
         assert held.verdict(device, calibrated=calibrated) is verdict
 
 
+def test_units_that_are_gathered_once_for_a_micro_batch_stay_whole() -> None:
+    """Two units of all virtual stages: memory of the root, and of the last block of each chunk, that is not there."""
+    plan = plan_of(4, layers=8, batch=32, dp_shard=2, zero_stage=3, pp=2, schedule="interleaved", virtual_stages=2)
+    gathers = [one for one in plan.traffic if one.collective is Collective.ALL_GATHER and one.stage in (None, 0)]
+    sizes = {one.what.removeprefix("weights of "): one.payload_bytes for one in gathers}
+    assert list(sizes) == ["the root", "block 0", "block 1", "block 4", "block 5"]
+    stay = ("the root", "block 1", "block 5")  # blocks 0 and 4 are gathered in forward, and in backward
+    gradients = max(one.payload_bytes for one in plan.traffic if one.collective is Collective.REDUCE_SCATTER)
+    held = price(plan, CLUSTER, IDEAL).memory[0].gathered
+    assert held == sum(sizes[name] for name in stay) + sizes["block 0"] + sizes["block 4"] + gradients
+    again = price(plan, CLUSTER, dataclasses.replace(IDEAL, units="again")).memory[0].gathered
+    assert again == sizes["the root"] + 2 * sizes["block 0"] + gradients
+
+
 def test_a_recomputed_block_is_in_memory_while_its_gradients_are_computed() -> None:
     """Recomputation that needs the inputs of blocks alone: it runs out of memory in the first backward pass."""
     full, none = (price(plan_of(recompute=kind), CLUSTER, IDEAL).memory[0].activations for kind in ("full", "none"))
@@ -317,6 +331,9 @@ def test_a_faster_format_is_never_slower_and_no_price_beats_the_peak(name: str, 
         (8, {"dp_shard": 2, "zero_stage": 3, "pp": 4, "schedule": "1f1b"}),
         (4, {"dp_shard": 2, "zero_stage": 3, "pp": 2, "schedule": "interleaved", "virtual_stages": 2}),
         (4, {"dp_replicate": 2, "tp": 2, "recompute": "full"}),
+        (4, {"dp_replicate": 4}),
+        (4, {"dp_shard": 2, "zero_stage": 3, "cp": 2, "context": "all-gather"}),
+        (4, {"pp": 2, "tp": 2, "train": {"microbatch_size": 64}}),
     ],
 )
 def test_what_nothing_hides_is_waited_for_as_often_as_it_is_sent(ranks: int, parallel: dict[str, Any]) -> None:
@@ -325,7 +342,11 @@ def test_what_nothing_hides_is_waited_for_as_often_as_it_is_sent(ranks: int, par
     lab = dataclasses.replace(CLUSTER, devices=8, inside=Link(1e8))
     costs = StageCosts(plan, lab, dataclasses.replace(IDEAL, overlaps=()))
     for stage in range(plan.mesh.pp):
-        waited = sum(costs.stages[stage].parts_of(at).exposed_s for at in plan.computing.programs[stage])
+        program = plan.computing.programs[stage]
+        kinds: dict[Kind, Instruction] = {}
+        for at in program:  # the first instruction of a kind is priced for all
+            kinds.setdefault(kind_of(stage, at), at)
+        waited = sum(costs.parts_of(kind, kinds[kind]).exposed_s for at in program for kind in [kind_of(stage, at)])
         rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
         sent = sum(
             record.times * seconds(record, plan.mesh, rank, lab, IDEAL)[1]

@@ -11,9 +11,9 @@ from codescent.clusters.cluster import ClusterDevice, Software
 from codescent.cost.operators import ATTENTION, PRODUCT, Computed
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
-"""Rows and columns of the part of a product that one unit of a GPU computes, and the share of the best speed that such
-a tile has: small ones load more than they compute (NVIDIA 2023, "Matrix Multiplication Background User's Guide",
-section 4.1). A library chooses the fastest one."""
+"""Tiles: parts of a product that one unit of a GPU computes. Each has rows, columns, and its share of the best speed.
+Small tiles load more than they compute (NVIDIA 2023, "Matrix Multiplication Background User's Guide", section 4.1). A
+library chooses the fastest one."""
 DEPTH = 100
 """Sums over so many elements reach half of a tile's speed: it has to be loaded and stored."""
 QUERIES = 128

@@ -18,7 +18,7 @@ HERE = -1
 
 def kind_of(stage: int, at: Instruction) -> Kind:
     """The kind of an instruction of a stage."""
-    return stage, at.verb, at.chunk, at.last or at.microbatch == 0
+    return stage, at.verb, at.chunk, at.last or (at.verb is Verb.FORWARD and at.microbatch == 0)
 
 
 @dataclass(frozen=True)

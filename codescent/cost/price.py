@@ -110,9 +110,8 @@ class StageCosts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
             parts = self.stages[kind[0]].parts_of(at).slower(self.slow.get(kind[0], 1.0))
-            self._found[kind] = (
-                self._begun_early(kind, at, parts) if at.verb is Verb.FORWARD and kind[3] and self.early else parts
-            )
+            early = self.early and at.verb is Verb.FORWARD and kind[3]
+            self._found[kind] = self._begun_early(kind, at, parts) if early else parts
         return self._found[kind]
 
     def _begun_early(self, kind: Kind, at: Instruction, parts: TimeParts) -> TimeParts:

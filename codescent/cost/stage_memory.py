@@ -4,13 +4,14 @@ Does not measure (train/memory.py counts) and does not say what would need less 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.cost.memory import memory
-from codescent.cost.stage_time import SHARE_SAMPLES
+from codescent.cost.stage_time import sends_layers
 from codescent.plan import AXES, Collective, Plan, Verb
 from codescent.plan.activations import chunk_bytes
 
@@ -18,6 +19,9 @@ FITS_CALIBRATED, FITS = 0.92, 0.80
 """Shares of a device that may be predicted full: with constants that were fitted on this machine, and without (Fujii et
 al. 2024, "Accelerating LLM training with 4D parallelism and a memory consumption estimator": of 454 runs, none that was
 estimated below 80 % ran out of memory)."""
+
+ALWAYS = 1 << 40
+"""A unit that a program always gathers again: more runs than there are micro-batches."""
 
 
 class Fitting(StrEnum):
@@ -99,26 +103,25 @@ def _logits(plan: Plan) -> float:
 
 
 def _gathered(plan: Plan, stage: int, software: Software) -> float:
-    """Units that are whole at the same time: the largest one, the next one, and that of the root; or all, if backward
-    gathers none again. The largest unit's gradients are whole, too."""
-    units, gradients, again = dict[str, int](), [0], software.units == "again"
+    """Units that are whole at the same time, and the gradients of the largest one before they are scattered.
+
+    A unit that is gathered more than once for a micro-batch is let go of in between. Two of these count, the largest
+    ones: one computes, and the next one comes. The others stay whole from forward to backward.
+    """
+    units, runs, gradients = dict[str, int](), Counter[str](), dict[str, int]()
     divided = {axis for tensor in plan.held_by(stage) for axis in tensor.weights.shards}
     for record in plan.traffic:
-        if record.stage not in (None, stage) or record.axis in SHARE_SAMPLES:
+        over = divided.intersection(record.axis.split("*"))
+        if record.stage not in (None, stage) or sends_layers(record) or not over:
             continue
-        if record.collective is Collective.ALL_GATHER and not divided.intersection(record.axis.split("*")):
-            continue  # they are held whole, and brought up to date
-        if record.collective is Collective.ALL_GATHER and record.verb is Verb.FORWARD:
+        if record.collective is Collective.ALL_GATHER and record.verb in (Verb.FORWARD, Verb.BACKWARD):
             units[record.what] = record.payload_bytes
-        again |= record.collective is Collective.ALL_GATHER and record.verb is Verb.BACKWARD
-        if record.collective is Collective.REDUCE_SCATTER and record.verb is Verb.BACKWARD:
-            gradients.append(record.payload_bytes)
-    if not units:
-        return 0.0
+            is_root = record.during is None
+            runs[record.what] += record.times if software.units != "again" or is_root else ALWAYS
+        elif record.collective is Collective.REDUCE_SCATTER and record.verb is Verb.BACKWARD:
+            gradients[record.what] = record.payload_bytes
     if software.units == "kept":
-        return float(sum(units.values()) + sum(gradients))
-    if not again:
-        return float(sum(units.values()) + max(gradients))
-    roots = [record.payload_bytes for record in plan.traffic if record.what in units and record.during is None]
-    largest = sorted(units.values())[-2:]
-    return float(sum(largest) + max([0, *roots]) * (max([0, *roots]) not in largest) + max(gradients))
+        return float(sum(units.values()) + sum(gradients.values()))
+    freed = [size for what, size in units.items() if runs[what] > plan.work.num_microbatches]
+    whole = sum(units.values()) - sum(freed)
+    return float(whole + sum(sorted(freed)[-2:]) + max(gradients.values(), default=0))

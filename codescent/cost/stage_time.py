@@ -20,8 +20,6 @@ from codescent.plan.state import state_of_rank
 
 PASSES = {Verb.FORWARD: 0, Verb.BACKWARD: 1, Verb.BACKWARD_INPUT: 1, Verb.BACKWARD_WEIGHT: 1}
 """The instructions that compute depths: forward is pass 0, backward is pass 1."""
-SHARE_SAMPLES = ("cp", "tp")
-"""Axes whose ranks compute the same samples: they send parts of layers, and not weights or their gradients."""
 Waits = dict[str, float]
 """Seconds by link."""
 
@@ -97,7 +95,7 @@ class StageTime:
     def _tensors(self, record: Traffic) -> int:
         """How many tensors a collective of weights or gradients has."""
         depths = range(*record.depths)
-        if record.axis in SHARE_SAMPLES:
+        if sends_layers(record):
             return 1
         held = self.plan.held_by(self.stage)
         return max(1, sum(any(depth in depths for depth in tensor.parameter.depths) for tensor in held))
@@ -107,11 +105,11 @@ class StageTime:
 
         What is sent once may be sent for each micro-batch, and the other way round: see `Software.units`.
         """
-        of_pass, is_layers = PASSES[record.verb], record.axis in SHARE_SAMPLES
+        of_pass, is_layers = PASSES[record.verb], sends_layers(record)
         gathers, units = record.collective is Collective.ALL_GATHER, "" if is_layers else self.software.units
         runs, microbatches = self._runs[_unit(record)] / len(depths), self.plan.work.num_microbatches
-        repeats, again = runs > 1, units == "again" and gathers and runs <= 1
-        if units == "kept" and repeats:
+        repeats, again = is_layers or runs > 1, units == "again" and gathers and runs <= 1
+        if units == "kept" and runs > 1:
             whole_s, repeats = 0.0 if gathers and of_pass else whole_s / runs, False
         exchanges = self.always if repeats or again else self.once
         each_s = whole_s / len(depths) / (microbatches if repeats else 1)
@@ -197,6 +195,14 @@ class StageTime:
                 alike[key] = spent(operators, device, self.software, self.plan.work.precision, last)
             found[depth] = alike[key]
         return found
+
+
+def sends_layers(record: Traffic) -> bool:
+    """Whether a collective sends parts of layers, for each micro-batch: not weights, and not their gradients.
+
+    Ranks of tp and cp compute the same samples. What those of cp sum are gradients.
+    """
+    return record.axis == "tp" or (record.axis == "cp" and record.collective is not Collective.ALL_REDUCE)
 
 
 def _unit(record: Traffic) -> object:
