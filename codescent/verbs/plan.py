@@ -23,6 +23,7 @@ from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traf
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
 from codescent.preflight import absent, notes, plan_of, steps_in_words
+from codescent.verbs import plan_search
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.plan_link import apart_of, coding_on, free_rows, link_rows, links_of, refuse_absent
@@ -40,6 +41,10 @@ MOST_INSTRUCTIONS = 7
 
 def main(arguments: Namespace) -> int:
     """Print the plan of a config. Draw its timeline if --timeline names a file."""
+    if arguments.search:
+        return plan_search.main(arguments)
+    plan_search.refuse_without(arguments)
+    arguments.ranks = arguments.ranks[0] if arguments.ranks else None
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
     links, cluster = links_of(arguments), cluster_of(arguments)
     problems = [] if file is None else list(refusals(file))

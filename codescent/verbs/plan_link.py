@@ -23,16 +23,13 @@ from codescent.cost.network import HostLinks
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
 from codescent.planner.links import Apart, Links, host_links_of, link_of, slow_of
-from codescent.planner.period import KEEP, MOST_PERIOD, least_handed, least_period
+from codescent.planner.period import KEEP, MOST_PERIOD, NOTHING_DUE, least_handed, least_period
 from codescent.preflight import plan_of
 
 NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding", "inside", "memory")
 """Options that have an effect with --link only."""
 HERE = "here"
 """Value of --coding that measures."""
-
-NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_every": None, "train.num_epochs": None}
-"""Keys whose steps are multiples of the period, without effect."""
 
 
 def links_of(arguments: Namespace) -> Links | None:

@@ -4,6 +4,7 @@ Does not print (verbs/plan_search.py does). A Plan is built for a layout that ma
 from __future__ import annotations
 
 import gc
+import heapq
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ from codescent.strategies.pipeline import Pipeline
 
 WANTED = 10
 """So many of the fastest layouts are found."""
-UNFIT = 100
-"""Of so many of the fastest schedules with layouts that do not fit, the fastest one of these is looked for."""
+UNFIT, BOUNDED, PRICED = 100, 40, 4
+"""Of so many schedules with layouts that do not fit, those with the least bounds: so many layouts get a closer bound, and
+so many of these a price."""
 RECOMPUTE = "parallel.recompute"
 MESSAGES = tuple(key for key in LAYERS if key != RECOMPUTE)
 """Options that decide what layers send."""
@@ -133,8 +135,12 @@ class LayoutSearch:
         if layout.frame.mesh.pp == 1:  # the bound has all instructions already
             self._price(layout)
             return
-        bound_s = self.bounds.step_in_lanes_s(*layout, self._lanes_of(layout))
-        self.fast.add(bound_s, partial(self._price, layout))
+        self.fast.add(self._closest_s(layout), partial(self._price, layout))
+
+    def _closest_s(self, layout: LayoutChoice) -> float:
+        if layout.frame.mesh.pp == 1:
+            return self.bounds.step_s(*layout)
+        return self.bounds.step_in_lanes_s(*layout, self._lanes_of(layout))
 
     def _lanes_of(self, layout: LayoutChoice) -> StageLanes:
         frame, options = layout
@@ -166,11 +172,12 @@ class LayoutSearch:
         return self.found(search.of(list(self.families.values())))
 
     def _first_unfit(self) -> Found | None:
-        """About the fastest of those that do not fit: of the schedules that compute the shortest."""
+        """About the fastest of those that do not fit. A layout that fits may be faster."""
         fastest = sorted(self.unfit, key=lambda one: one[0].computing_s)[:UNFIT]
-        bounds = ((scheduled.step_s(*layout), layout) for scheduled, layouts in fastest for layout in layouts)
-        first = min(bounds, key=lambda one: one[0], default=None)
-        return self.found(first[1]) if first else None
+        bounds = [(scheduled.step_s(*layout), layout) for scheduled, layouts in fastest for layout in layouts]
+        some = [layout for _, layout in heapq.nsmallest(BOUNDED, bounds, key=lambda one: one[0])]
+        closer = heapq.nsmallest(PRICED, some, key=self._closest_s)
+        return min(map(self.found, closer), key=lambda one: one.order, default=None)
 
     def plan(self, layout: LayoutChoice) -> Plan:
         """The plan of a layout. Raises UserError: build refuses it after all."""

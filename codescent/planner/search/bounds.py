@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
-from codescent.cost.lanes import StageLanes, kind_of
-from codescent.plan import Instruction, Mesh, Verb
+from codescent.cost.lanes import StageLanes
+from codescent.plan import Mesh
 from codescent.planner.search.computing import Computing, Layers
 from codescent.planner.search.constants import Constants
 from codescent.planner.search.cuts import Again, StageCut, cut_of
@@ -25,15 +25,16 @@ from codescent.planner.search.space import SCHEDULE, VIRTUAL, LayoutFrame, Optio
 from codescent.strategies.pipeline import depths_of
 
 T = TypeVar("T")
+BUCKETS = 0.999
+"""Tensors share buckets of gradients, which leave with the lowest of their depths. Here each tensor leaves by itself,
+which may make a step a little longer."""
+NOTHING_STAYS = [Again(0.0, 0.0, 0.0, 0.0)]
 LAYERS = ("parallel.sequence_parallel", "parallel.recompute", "parallel.context")
 """Options that decide what layers compute and send."""
 SCHEDULED = (*LAYERS, SCHEDULE, VIRTUAL)
 """Options that decide all but where the state is."""
 STATE = ("parallel.zero_stage", "parallel.offload")
 """Options that decide where weights, gradients and optimizer state are."""
-SPANNING = 0.998
-"""Buckets of gradients that span two chunks leave with the later one. Here each chunk sends its own. In pipelines this
-makes a step longer by up to a thousandth."""
 
 
 class Bounds:
@@ -46,9 +47,6 @@ class Bounds:
         self.layers = Layers(space, self.depths, cluster, software)
         self.all_depths = range(self.depths.last + 1)
         self._found: dict[Hashable, Any] = {}
-        # cost/ takes the instructions of a kind to be as long as the first one of them.
-        first, last = Instruction(Verb.BACKWARD, 0), Instruction(Verb.BACKWARD, 1, last=True)
-        self._prices_last = kind_of(0, first) != kind_of(0, last)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._found:
@@ -119,11 +117,19 @@ class Bounds:
     # Seconds
 
     def least_s(self, frame: LayoutFrame, options: Options) -> float:
-        """Less than the seconds of a step, whatever the schedule and the place of the state. `options`: LAYERS."""
-        found = self.computing(frame, options)
-        passes = (*zip(self.depths.counts(self.all_depths), found.forward, found.backward, strict=True),)
-        microbatch_s = sum(number * (one.total_s + back.total_s) for number, one, back in passes)
-        return max(1.0, frame.microbatches / frame.mesh.pp) * microbatch_s
+        """Less than the seconds of a step, whatever the schedule and the place of the state. `options`: LAYERS.
+
+        Some stage has the mean of the work, or more. One micro-batch goes there and back; only gradients of weights,
+        which are not passed on, may be computed beside it.
+        """
+        found, counts = self.computing(frame, options), self.depths.counts(self.all_depths)
+        forward_s, backward_s = (
+            sum(number * one.total_s for number, one in zip(counts, passes, strict=True))
+            for passes in (found.forward, found.backward)
+        )
+        passed_on = 1.0 if frame.mesh.pp == 1 else 1.0 - self.constants.weights
+        mean_s = frame.microbatches / frame.mesh.pp * (forward_s + backward_s)
+        return max(mean_s, forward_s + passed_on * backward_s)
 
     def scheduled(self, frame: LayoutFrame, options: Options) -> Scheduled:
         """The bounds of a schedule, wherever the state is. `options`: LAYERS and the schedule."""
@@ -131,11 +137,11 @@ class Bounds:
 
     def step_s(self, frame: LayoutFrame, options: Options) -> float:
         """Less than the seconds of a step."""
-        return self._all_paths(frame, options).longest_s(str(options[SCHEDULE]))
+        return BUCKETS * self._all_paths(frame, options).longest_s(str(options[SCHEDULE]))
 
     def step_in_lanes_s(self, frame: LayoutFrame, options: Options, lanes: StageLanes) -> float:
         """As `step_s`, and closer: instruction by instruction. `lanes`: of the schedule."""
-        return SPANNING * self._all_paths(frame, options).in_lanes_s(lanes)
+        return BUCKETS * self._all_paths(frame, options).in_lanes_s(lanes)
 
     def _all_paths(self, frame: LayoutFrame, options: Options) -> Paths:
         cut, sent, held = self._cut(frame, options), self.sending(frame, options), self.holding(frame, options)
@@ -146,13 +152,14 @@ class Bounds:
     def paths(self, frame: LayoutFrame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
         """The instructions of a step. `sent`: None: of no rank. `ends_s`: of the last one, by stage."""
         cut, computed, whole = self._cut(frame, options), self.computing(frame, options), frame.mesh.pp == 1
-        apart = self._prices_last or frame.microbatches == 1
 
         passes = self.passes(computed, sent, whole=whole, exact=frame.microbatches > 1)
         fixed_s = computed.fixed_s / 2 / cut.chunks
-        stays = self.again(cut, str(options[SCHEDULE]), frame.microbatches)
+        stays = NOTHING_STAYS * len(cut.parts)
+        if sent is not None:
+            stays = self.again(cut, str(options[SCHEDULE]), frame.microbatches)
         each = [passes.of(part, again) for part, again in zip(cut.parts, stays, strict=True)]
-        times = tuple(self._times(one, fixed_s, apart=apart) for one in each)
+        times = tuple(self._times(one, fixed_s, apart=0 in part) for one, part in zip(each, cut.parts, strict=True))
         reduce_s = 0.0 if sent is None else sent.reduce_s
         message_s: float = self._once(
             ("message", frame.mesh.pp, frame.mesh.cp, frame.mesh.tp, frame.microbatch_size, options[LAYERS[0]]),
@@ -172,12 +179,15 @@ class Bounds:
         )
 
     def _times(self, found: PartTimes, fixed_s: float, *, apart: bool) -> PartTimes:
-        """`apart`: whether the last backward pass is priced by itself."""
+        """`apart`: whether the last backward pass is priced by itself, with the gradients that it sends.
+
+        A bucket of gradients leaves with the lowest of its depths. So only those of depth 0 leave with their part.
+        """
         return PartTimes(
             forward=found.forward + fixed_s,
             backward=found.backward + fixed_s,
             first=found.first + fixed_s,
-            last=(found.last if apart else found.backward) + fixed_s,
+            last=(found.last if apart else min(found.last, found.backward)) + fixed_s,
             left=found.left,
             gathers=found.gathers,
             most=found.most + fixed_s,
@@ -191,7 +201,9 @@ class Bounds:
             ends = [HeldBytes(0.0, 0.0)]
             if counts[0] and counts[-1]:
                 found, ends = found[1:-1], [held.ends]
-            state, update_s = (sum(n * one[at] for n, one in found) + ends[0][at] for at in range(len(HeldBytes._fields)))
+            state, update_s = (
+                sum(n * one[at] for n, one in found) + ends[0][at] for at in range(len(HeldBytes._fields))
+            )
             return HeldBytes(state, update_s)
 
         return self._once(("state", id(held), counts), make)
@@ -262,8 +274,7 @@ class Scheduled:
         self.cut, self.computing_s = paths.cut, paths.longest_s(str(options[SCHEDULE]))
         self.kept = bounds.kept_of(frame, options)
         self.kept_bytes = bounds.total_bytes(max(self.kept))
-        stays = bounds.again(self.cut, str(options[SCHEDULE]), frame.microbatches)
-        self.again = stays[self.cut.virtual[0]]
+        self.schedule, self.microbatches = str(options[SCHEDULE]), frame.microbatches
         self.blocks = max(0, self.cut.least_blocks - self.cut.chunks) * frame.microbatches
 
     def bytes(self, frame: LayoutFrame, options: Options) -> float:
@@ -281,7 +292,8 @@ class Scheduled:
             return self.bounds.step_s(frame, options)
         sent, held = self.bounds.sending(frame, options), self.bounds.holding(frame, options)
         passes = self.bounds.passes(self.computed, sent, whole=False, exact=frame.microbatches > 1)
-        begin = passes.of(self.cut.parts[self.cut.virtual[0]], self.again)
+        stays = self.bounds.again(self.cut, self.schedule, self.microbatches)
+        begin = passes.of(self.cut.parts[self.cut.virtual[0]], stays[self.cut.virtual[0]])
         begins_s = max(begin.first - begin.forward, begin.gathers) if begin.gathers > 0.0 else 0.0
         ends_s = begin.left + sent.reduce_s + sent.step_s + self.bounds.of_state(held, self.cut.counts[0]).update_s
         return self.computing_s + begins_s + self.blocks * passes.block_s + ends_s

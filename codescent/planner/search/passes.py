@@ -12,7 +12,7 @@ from codescent.clusters.cluster import Software
 from codescent.planner.search.computing import Computing, PassTime
 from codescent.planner.search.cuts import Again
 from codescent.planner.search.depths import SOME, Depths
-from codescent.planner.search.sent import BACKWARD, FORWARD, LAST, NONE, Seconds, Sending, DepthSent
+from codescent.planner.search.sent import BACKWARD, FORWARD, LAST, NONE, DepthSent, Seconds, Sending
 from codescent.planner.search.walk import PassMessages, walk
 
 

@@ -136,7 +136,9 @@ class _Rule:
             self._refused.add([key for key in values if key in read], values, found)
         return found
 
-    def _explore(self, frame: LayoutFrame, values: Mapping[str, Value], chosen: Options, read: set[str]) -> Iterator[Refused]:
+    def _explore(
+        self, frame: LayoutFrame, values: Mapping[str, Value], chosen: Options, read: set[str]
+    ) -> Iterator[Refused]:
         """Ask with the chosen options. An option that the rule also reads is then chosen in all possible ways.
 
         `read`: is given the keys of frames on which the answer depends.
@@ -157,7 +159,9 @@ class _Rule:
         for value in self.space.domain(key, frame, chosen):
             yield from self._explore(frame, values, {**chosen, key: value}, read)
 
-    def _answer(self, frame: LayoutFrame, values: Mapping[str, Value], options: Options) -> tuple[bool, tuple[str, ...]]:
+    def _answer(
+        self, frame: LayoutFrame, values: Mapping[str, Value], options: Options
+    ) -> tuple[bool, tuple[str, ...]]:
         """Whether the rule refuses, and what it has read."""
         found = self._answers.get(values)
         if found is None:

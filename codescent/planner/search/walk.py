@@ -56,7 +56,14 @@ class Walked(NamedTuple):
 
 
 def walk(
-    computed: PassTime, begins: PassTime, ends: PassTime, sent: PassMessages, software: Software, *, fits: bool, exact: bool
+    computed: PassTime,
+    begins: PassTime,
+    ends: PassTime,
+    sent: PassMessages,
+    software: Software,
+    *,
+    fits: bool,
+    exact: bool,
 ) -> Walked:
     """A pass of one micro-batch through consecutive depths.
 
