@@ -139,8 +139,8 @@ def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
             warn(f"{counted(ranks, 'rank')} ...")
         found.append(_searched(loaded, vocab_size, ranks, stay, cluster, software))
     took_s = time.perf_counter() - begin_s
-    keys = {key: None for key, origin in loaded.origins.items() if origin != DEFAULT}
-    slower = [apart(one, {key.removeprefix("parallel."): None for key in keys}) for one in found]
+    known = [key for key, origin in loaded.origins.items() if origin != DEFAULT]
+    slower = [apart(one, known) for one in found]
     if arguments.json:
         print(json.dumps([_json(*one) for one in zip(found, slower, strict=True)], indent=1))
     elif len(found) == 1:

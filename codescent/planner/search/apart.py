@@ -4,7 +4,7 @@ Does not say whether a run learns as well so (docs/which.md has what was measure
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from codescent.base.errors import UserError
@@ -45,7 +45,7 @@ class Apart(NamedTuple):
     price: Price
 
 
-def apart(found: Searched, given: Mapping[str, Value]) -> list[Apart]:
+def apart(found: Searched, given: Collection[str]) -> list[Apart]:
     """The fastest layouts whose replicas send less, if links between nodes are slow; at most WANTED, each faster than
     the fastest of the search.
 
@@ -84,7 +84,7 @@ def _contradicts(found: Searched, axes: Mapping[str, int]) -> bool:
     return any(getattr(config, name.partition(".")[2]) != degree for name, degree in named)
 
 
-def _priced(found: Searched, change: Change, given: Mapping[str, Value]) -> Iterator[Apart]:
+def _priced(found: Searched, change: Change, given: Collection[str]) -> Iterator[Apart]:
     space, first = found.space, found.best[0]
     for method in METHODS:
         keys = {f"parallel.{name}": value for name, value in method.items()}

@@ -32,8 +32,8 @@ from codescent.strategies.pipeline import Pipeline
 WANTED = 10
 """So many of the fastest layouts are found."""
 UNFIT, BOUNDED, PRICED = 100, 40, 4
-"""Of so many schedules with layouts that do not fit, those with the least bounds: so many layouts get a closer bound, and
-so many of these a price."""
+"""Of so many schedules with layouts that do not fit, those with the least bounds: so many layouts get a closer bound,
+and so many of these a price."""
 RECOMPUTE = "parallel.recompute"
 MESSAGES = tuple(key for key in LAYERS if key != RECOMPUTE)
 """Options that decide what layers send."""
@@ -94,10 +94,12 @@ class LayoutSearch:
         self.families.setdefault(same, []).append((frame, admitted.factors))
 
     def _problems(self) -> list[str]:
-        """Why nothing is admissible: what build says of the config itself, else why it has no price."""
+        """Why nothing is admissible: why the config has no price here, whatever the layout; else what build says."""
+        config, device = self.space.config, self.space.config.train.device
+        if problems := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
+            return problems
         build(self.space.start, self.space.vocab_size, self.space.ranks)  # raises, where it refuses the config
-        device = self.space.config.train.device
-        return [*not_priced(bare_plan(self.space.config, self.space.candidate), self.cluster, device)]
+        return ["--search: build refuses each layout of this config, or it would change the losses"]
 
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""
@@ -135,9 +137,10 @@ class LayoutSearch:
         if layout.frame.mesh.pp == 1:  # the bound has all instructions already
             self._price(layout)
             return
-        self.fast.add(self._closest_s(layout), partial(self._price, layout))
+        self.fast.add(self.closest_s(layout), partial(self._price, layout))
 
-    def _closest_s(self, layout: LayoutChoice) -> float:
+    def closest_s(self, layout: LayoutChoice) -> float:
+        """The closest of the bounds."""
         if layout.frame.mesh.pp == 1:
             return self.bounds.step_s(*layout)
         return self.bounds.step_in_lanes_s(*layout, self._lanes_of(layout))
@@ -176,7 +179,7 @@ class LayoutSearch:
         fastest = sorted(self.unfit, key=lambda one: one[0].computing_s)[:UNFIT]
         bounds = [(scheduled.step_s(*layout), layout) for scheduled, layouts in fastest for layout in layouts]
         some = [layout for _, layout in heapq.nsmallest(BOUNDED, bounds, key=lambda one: one[0])]
-        closer = heapq.nsmallest(PRICED, some, key=self._closest_s)
+        closer = heapq.nsmallest(PRICED, some, key=self.closest_s)
         return min(map(self.found, closer), key=lambda one: one.order, default=None)
 
     def plan(self, layout: LayoutChoice) -> Plan:

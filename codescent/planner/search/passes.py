@@ -81,7 +81,7 @@ class Passes:
                 totals[at in BACK],
                 self.passes[at in BACK][ends[at in BACK]],
                 self.passes[at in BACK][ends[at not in BACK]],
-                sums,
+                sums._replace(slows=not self.sending.together),
                 self.software,
                 fits=self._fits[at][counts[-1]],
                 exact=self.exact,
@@ -129,7 +129,7 @@ class Passes:
             first, second, *_, other, last = [*map(self.depths.like, part)][:: -1 if at in BACK else 1]
             aside = sent[other if at in BACK else first].after
             each = [(number, sent[depth]) for depth, number in numbers.items() if depth]
-            each.append((1, sent[0]._replace(least_s=0.0)))
+            each.append((1, sent[0]))
             found.append(_sums(each, each, sent[first].before, sent[second].before, sent[last].after, aside))
         return found
 
@@ -165,7 +165,7 @@ class Passes:
         """
         assert self.sending is not None
         passes = self.sending.passes
-        each_s, found = passes[FORWARD][depth].before, passes[at][depth]._replace(least_s=0.0)
+        each_s, found = passes[FORWARD][depth].before, passes[at][depth]
         if each_s == NONE:
             return found
         before_s = passes[BACKWARD][like].before if at in BACK and like != depth else each_s
@@ -203,9 +203,7 @@ def _sums(
     """`gathered`: the depths whose weights are gathered. `left`: those whose gradients leave."""
     before = _total_s([(number, one.before) for number, one in gathered])
     after = _total_s([(number, one.after) for number, one in left])
-    least_s = sum([number * one.least_s for number, one in left])
-    most_s = sum([number * one.most_s for number, one in left])
-    return PassMessages(opens, follows, before, after, closes, aside, least_s, most_s)
+    return PassMessages(opens, follows, before, after, closes, aside)
 
 
 def _total_s(seconds: Sequence[tuple[float, Seconds]]) -> Seconds:

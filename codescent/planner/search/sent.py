@@ -3,6 +3,7 @@ Does not know what is held (held.py does), or what depths compute (computing.py 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,13 +28,10 @@ class DepthSent(NamedTuple):
     Attributes:
         before: weights, before the depth computes.
         after: gradients, when it is done.
-        least_s, most_s: for how long the depth waits for sums over cp alone, which cost/ takes for sums of layers.
     """
 
     before: Seconds = NONE
     after: Seconds = NONE
-    least_s: float = 0.0
-    most_s: float = 0.0
 
 
 FORWARD, BACKWARD, FIRST, LAST = range(4)
@@ -48,11 +46,13 @@ class Sending:
         passes: FORWARD, BACKWARD, FIRST and LAST: by depth of `Depths.some`.
         reduce_s: what REDUCE of the first stage waits for beside gradients that backward has sent.
         step_s: of STEP beside the update.
+        together: whether gradients of several depths share a bucket, and so leave later than here.
     """
 
     passes: tuple[Mapping[int, DepthSent], ...]
     reduce_s: float
     step_s: float
+    together: bool = False
 
     def without_messages(self) -> Sending:
         """The same, as if no weights and gradients were sent."""
@@ -75,7 +75,11 @@ def sending(held: Plan, depths: Depths, mesh: Mesh, cluster: Cluster, software: 
         for once in (False, True)
         for of_pass in (0, 1)
     )
-    return Sending(passes, reduce_s + sum(time.ends[Verb.REDUCE].values()), step.total_s - step.update_s)
+    sizes = Counter[int]()
+    for record in buckets:
+        sizes[record.depths[0]] += record.payload_bytes
+    together = any(size < bucket_bytes for size in sizes.values())
+    return Sending(passes, reduce_s + sum(time.ends[Verb.REDUCE].values()), step.total_s - step.update_s, together)
 
 
 def _sums(plan: Plan) -> Iterator[Traffic]:
@@ -107,9 +111,8 @@ def _place(time: StageTime, buckets: Iterable[Traffic], bucket_bytes: int) -> fl
 
 def _sent(time: StageTime, of_pass: int, depth: int, *, once: bool) -> DepthSent:
     found = [time.always[of_pass, depth], *([time.once[of_pass, depth]] if once else [])]
-    least_s, beside_s = (sum(sum(getattr(one, name).values()) for one in found) for name in ("within", "beside"))
     before, after = (_by_link([getattr(one, name) for one in found]) for name in ("before", "after"))
-    return DepthSent(before, after, least_s, least_s + beside_s)
+    return DepthSent(before, after)
 
 
 def _by_link(waits: Sequence[Mapping[str, float]]) -> Seconds:

@@ -21,7 +21,7 @@ class PassMessages(NamedTuple):
         after: all gradients.
         closes: what leaves the depth that computes last.
         aside: what leaves a depth beside which little or nothing is computed: next to the embedding.
-        least_more_s, most_more_s: for how long depths wait besides.
+        slows: whether gradients that leave beside a computation make it longer, as far as it is known.
     """
 
     opens: Seconds = NONE
@@ -30,8 +30,7 @@ class PassMessages(NamedTuple):
     after: Seconds = NONE
     closes: Seconds = NONE
     aside: Seconds = NONE
-    least_more_s: float = 0.0
-    most_more_s: float = 0.0
+    slows: bool = True
 
 
 class Walked(NamedTuple):
@@ -77,28 +76,32 @@ def walk(
         fits: whether the messages of each depth take no longer than it computes.
         exact: whether `computed` has all messages of layers; else more may be waited for.
     """
-    opens, follows, before, after, closes, aside, least_more_s, most_more_s = sent
-    within_s, contention = computed.within_s + least_more_s, software.contention
+    opens, follows, before, after, closes, aside, slows = sent
+    within_s, contention = computed.within_s, software.contention
     alone_s = computed.device_s + computed.host_s + within_s + computed.beside_s
     if "gathers" not in software.overlaps:
         all_s = alone_s + sum(before) + sum(after)
-        return Walked(sum(opens), sum(before), 0.0, all_s, all_s + most_more_s if exact else math.inf, 0.0, all_s)
+        return Walked(sum(opens), sum(before), 0.0, all_s, all_s if exact else math.inf, 0.0, all_s)
     opening_s = max(opens) + (max(0.0, max(follows) - _most_s(begins, contention)) if exact else 0.0)
     opened_s = max(opens) + max(follows) if fits else sum(before)
     hidden_s = max(
-        0.0, *(before[at] - opens[at] - follows[at] + after[at] - closes[at] - aside[at] for at in range(len(before)))
+        0.0,
+        *(
+            before[at] - opens[at] - follows[at] + slows * (after[at] - closes[at] - aside[at])
+            for at in range(len(before))
+        ),
     )
     if fits:
         taken_s = (contention - 1.0) * hidden_s
     else:
-        waits_s = within_s + computed.beside_s + most_more_s
+        waits_s = within_s + computed.beside_s
         taken_s = (1.0 - 1.0 / contention) * max(0.0, min(hidden_s, computed.device_s) - waits_s)
     computing_s = max(alone_s, computed.device_s + within_s + taken_s)
     least_s = max(opening_s + computing_s, max(before) + ends.total_s)
-    most_s = _most_s(computed, contention) + most_more_s
+    most_s = _most_s(computed, contention)
     queued_s = sum(left_s for gathered_s, left_s in zip(before, after, strict=True) if gathered_s)
     rest_s = most_s + sum(before) + queued_s - begins.total_s  # from the first depth's end, when it sends gradients
-    last_s = _most_s(ends, contention) + most_more_s
+    last_s = _most_s(ends, contention)
     left_s = sum(closes)
     if after != NONE and exact:
         left_s = sum([max(closes[at] + max(0.0, aside[at] - last_s), all_s - rest_s) for at, all_s in enumerate(after)])
