@@ -1,0 +1,137 @@
+"""In: a config, ranks, devices in a few numbers. Out: the layout that the rules of docs/which.md give, and why.
+Does not simulate: a search on a cluster compares all layouts by their seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codescent.base.amounts import of_bytes, of_share
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.base.refusal import Change
+from codescent.build.plan import build
+from codescent.cost.stage_memory import FITS
+from codescent.plan import Plan
+from codescent.planner.which.facts import OFFLOAD, RECOMPUTE, Held, RunFacts, facts_of, on_one_device
+from codescent.planner.which.facts import Devices as Devices
+from codescent.planner.which.layout_rules import LayoutRule, rules_for
+from codescent.planner.which.layout_rules import TableRow as TableRow
+from codescent.planner.which.reasons import reasons
+from codescent.planner.which.trajectories import OtherTrajectory, other_trajectory
+from codescent.planner.which.trials import KEYS, RuleTrials, TriedLayout, change_of, with_defaults
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+
+MOST_RANKS_TRIED = 1 << 16
+"""So many devices are tried for a model that fits on no layout."""
+
+
+@dataclass(frozen=True)
+class ByRules:
+    """The answer of docs/which.md.
+
+    Attributes:
+        change: of the config: keys of a layout.
+        row: of the table of that page.
+        why: sentences: the questions that decided, with their numbers; what was passed over; the memory.
+        plan: with the change.
+        held: by its fullest rank.
+        devices: for which it is.
+        other: over slow links, keys with which replicas send less, which is another trajectory; None: nothing.
+    """
+
+    change: Change
+    row: TableRow
+    why: tuple[str, ...]
+    plan: Plan
+    held: Held
+    devices: Devices
+    other: OtherTrajectory | None
+
+
+def by_rules(config: Config, vocab_size: int | None, ranks: int, devices: Devices, given: Collection[str]) -> ByRules:
+    """The layout that the rules of docs/which.md give.
+
+    Args:
+        config: of the run.
+        vocab_size: see `build.resolve`.
+        ranks: of the run.
+        devices: on which it runs.
+        given: keys of a layout that keep the value of the config. The others start from their defaults.
+
+    Raises:
+        UserError: the config has problems, the ranks do not fill hosts, ranks are parameter servers, or no layout
+            fits: then it says the fewest devices that would do.
+    """
+    given = frozenset(given) & set(KEYS)
+    if problems := list(_refused(config, ranks, devices)):
+        raise UserError(*problems)
+    start = with_defaults(config, given)
+    facts = facts_of(start, vocab_size, ranks, devices, given, on_one_device(start, vocab_size))
+    trials = RuleTrials(start, vocab_size, facts)
+    for rule in rules_for(facts):
+        found = trials.first(rule)
+        if found is not None:
+            slow = not facts.is_fast
+            other = other_trajectory(config, start, vocab_size, facts) if slow else None
+            change, why = change_of(config, found, given), tuple(reasons(facts, rule, found, trials))
+            return ByRules(change, _row(rule, found), why, found.plan, found.held, devices, other)
+    if not trials.built and facts.one.kept is None:
+        build(start, vocab_size, ranks)  # says what is wrong with each layout
+    raise UserError(_does_not_fit(start, vocab_size, facts, trials))
+
+
+def _refused(config: Config, ranks: int, devices: Devices) -> Iterator[str]:
+    each, servers = devices.per_host, config.parallel.servers
+    if ranks > each and ranks % each:
+        near = f"{ranks // each * each:,} or {-(-ranks // each) * each:,}"
+        yield f"--ranks {ranks}: do not fill hosts of {each} (--per-host); {near} do"
+    if servers:
+        yield (
+            f"parallel.servers = {servers!r}: the rules of docs/which.md are for ranks that sum gradients or average; "
+            "set it to 0, or take docs/parameter_server.md"
+        )
+
+
+def _row(rule: LayoutRule, found: TriedLayout) -> TableRow:
+    """The row of the table. Two of them depend on what the memory needed."""
+    spared = {found.values.get(RECOMPUTE, "none"), found.values.get(OFFLOAD, "none")} != {"none"}
+    if rule.row is TableRow.DEVICE_FITS and spared:
+        return TableRow.DEVICE_NOT
+    if rule.row is TableRow.OLD_CARDS and not spared:
+        return TableRow.SLOW
+    return rule.row
+
+
+def _does_not_fit(start: Config, vocab_size: int | None, facts: RunFacts, trials: RuleTrials) -> str:
+    size, usable = facts.devices.memory_bytes, facts.devices.usable_bytes
+    said = (
+        f"no layout of docs/which.md fits on {counted(facts.ranks, 'rank')} of {of_bytes(size)}, of which "
+        f"{of_share(FITS)} count ({of_bytes(usable)})"
+    )
+    if trials.least is not None:
+        words = ", ".join(Change(trials.least.values).words())
+        said += f"; the least is {of_bytes(trials.least.held.total)}, with {words}"
+    elif facts.one.kept is not None:
+        said += f"; weights and gradients alone, divided over all, take {of_bytes(facts.one.offloaded / facts.ranks)}"
+    if trials.other_values:
+        said += f"; given, and so kept: {', '.join(trials.other_values)}"
+    fewest = _fewest(start, vocab_size, facts)
+    if fewest is None:
+        return f"{said}. No power of two up to {MOST_RANKS_TRIED:,} devices would do"
+    return f"{said}. The fewest devices that would do, of powers of two: {fewest:,}"
+
+
+def _fewest(start: Config, vocab_size: int | None, facts: RunFacts) -> int | None:
+    """The smallest power of two of such devices on which a rule fits."""
+    for ranks in (1 << power for power in range(MOST_RANKS_TRIED.bit_length())):
+        if ranks == facts.ranks or any(_refused(start, ranks, facts.devices)):
+            continue
+        other = facts_of(start, vocab_size, ranks, facts.devices, facts.given, facts.one)
+        trials = RuleTrials(start, vocab_size, other)
+        if any(trials.may_fit(rule) for rule in rules_for(other)):
+            return ranks
+    return None
