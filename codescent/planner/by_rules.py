@@ -79,8 +79,9 @@ def by_rules(config: Config, vocab_size: int | None, ranks: int, devices: Device
             other = other_trajectory(config, start, vocab_size, facts) if slow else None
             change, why = change_of(config, found, given), tuple(reasons(facts, rule, found, trials))
             return ByRules(change, _row(rule, found), why, found.plan, found.held, devices, other)
-    if not trials.built and facts.one.kept is None:
-        build(start, vocab_size, ranks)  # says what is wrong with each layout
+    if trials.least is None and not trials.ruled_out:
+        build(start, vocab_size, ranks)  # says what is wrong with the run, and what would do
+        raise UserError(*trials.refused)
     raise UserError(_does_not_fit(start, vocab_size, facts, trials))
 
 

@@ -187,7 +187,10 @@ class RunFacts:
 def facts_of(
     config: Config, vocab_size: int | None, ranks: int, devices: Devices, given: Collection[str], one: OneDevice
 ) -> RunFacts:
-    """The facts of a run. `config`: with defaults for what is not given. Raises UserError: model or task has problems."""
+    """The facts of a run. `config`: with defaults for what is not given.
+
+    Raises UserError: model or task have problems.
+    """
     resolved, parallel = resolve(config, vocab_size), config.parallel
     return RunFacts(
         devices=devices,

@@ -59,7 +59,7 @@ class RuleTrials:
         refused: what `build` or the config says against layouts, in the order of the trials.
         other_values: by a key that is given: values that rules need instead.
         least: the layout that needs least of those that do not fit.
-        built: number of plans.
+        ruled_out: whether a bound said of a layout that it does not fit.
     """
 
     def __init__(self, config: Config, vocab_size: int | None, facts: RunFacts) -> None:
@@ -68,7 +68,7 @@ class RuleTrials:
         self.refused: dict[str, None] = {}
         self.other_values: dict[str, dict[Value, None]] = {}
         self.least: TriedLayout | None = None
-        self.built = 0
+        self.ruled_out = False
 
     def first(self, rule: LayoutRule) -> TriedLayout | None:
         """The best layout of a rule that builds and fits; None: there is none."""
@@ -105,6 +105,7 @@ class RuleTrials:
         mesh, facts = rule.mesh, self._facts
         shards, parts = mesh.tp * mesh.pp * mesh.dp_shard, mesh.tp * mesh.cp * mesh.pp
         if facts.least_bytes(shards, parts, offload=rule.offloads) > facts.devices.usable_bytes:
+            self.ruled_out = True
             return False
         sizes = sorted({size for one in steps for size in one.sizes})
         admitted = (found for size in sizes if (found := self._tried_with(mesh, steps[-1].settings, size)) is not None)
@@ -149,7 +150,6 @@ class RuleTrials:
         except (UserError, ValueError) as error:
             self.refused.update(dict.fromkeys(problems_of(error)))
             return None
-        self.built += 1
         held = held_by(plan, self._facts.kind)
         found = TriedLayout(values, plan, held, held.total <= self._facts.devices.usable_bytes)
         if not found.fits and (self.least is None or held.total < self.least.held.total):
