@@ -1,4 +1,4 @@
-"""In: runs and devices, as docs/which.md and docs/which_derived.md describe them. Out: the layouts that these pages give.
+"""In: runs and devices of docs/which.md and docs/which_derived.md. Out: the layouts that these pages give.
 Does not check prices: nothing is simulated here."""
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_a_block_that_does_not_fit_is_divided_by_tp() -> None:
     assert found.row is TableRow.BLOCK_NOT
     assert found.plan.mesh.tp >= 2
     assert found.plan.mesh.tp * found.plan.mesh.dp_shard == 16
-    assert any(one.startswith("2. A single block takes") for one in found.why)
+    assert any(one.startswith("2. A single block has") for one in found.why)
 
 
 def test_fast_networks() -> None:
@@ -244,7 +244,7 @@ def test_slow_ethernet_gets_another_trajectory_beside_the_answer() -> None:
 )
 @pytest.mark.parametrize("devices", [Devices(1.2 * GIB, 1, 25e12, 1.25e9), Devices(2 * GIB, 4, 150e12, 400e9, NVLINK)])
 def test_given_keys_stay(words: tuple[str, ...], given: tuple[str, ...], devices: Devices) -> None:
-    """A rule that overwrites what the user gave, or none where one would do. `answer` checks that it builds and fits."""
+    """A rule that overwrites what the user gave, or none where one would do. `answer` looks whether it fits."""
     config = config_of(*SMALL, *words)
     found = answer(SMALL, 8, devices, *words, given=given)
     for key in given:
@@ -269,16 +269,22 @@ def test_keys_that_are_not_given_lose_a_value_without_effect() -> None:
 
 
 def test_what_fits_nowhere_says_the_fewest_devices() -> None:
+    """A number of devices on which it does not fit either, or twice as many as needed."""
+    devices = Devices(0.5 * GIB, 1, 25e12, 1.25e9)
     with pytest.raises(UserError) as few:
-        by_rules(config_of(*XL), 50_257, 2, dataclasses.replace(ETHERNET, memory_bytes=6 * GIB), ())
+        by_rules(config_of(*SMALL), 50_257, 1, devices, ())
     message = few.value.problems[0]
-    assert "fits on 2 ranks of 6.00 GiB, of which 80 % count (4.80 GiB)" in message
+    assert "fits on 1 rank of 512.00 MiB, of which 80 % count (409.60 MiB)" in message
     fewest = int(message.rsplit(" ", 1)[1])
     assert fewest > 2
-    answer(XL, fewest, dataclasses.replace(ETHERNET, memory_bytes=6 * GIB))
+    answer(SMALL, fewest, devices)
     with pytest.raises(UserError):
-        by_rules(config_of(*XL), 50_257, fewest // 2, dataclasses.replace(ETHERNET, memory_bytes=6 * GIB), ())
-    with pytest.raises(UserError, match=r"No power of two up to 65,536 devices would do"):
+        by_rules(config_of(*SMALL), 50_257, fewest // 2, devices, ())
+
+
+def test_a_block_that_no_host_can_divide_fits_nowhere() -> None:
+    """tp over several hosts, or shards that gather the block."""
+    with pytest.raises(UserError, match=r"a single block .* more than 8 ranks of a host can divide\. No power of two"):
         by_rules(config_of("llama3_405b"), None, 8, Devices(GIB, 8, 400e12, 400e9, 450e9), ())
 
 

@@ -79,7 +79,7 @@ def by_rules(config: Config, vocab_size: int | None, ranks: int, devices: Device
             other = other_trajectory(config, start, vocab_size, facts) if slow else None
             change, why = change_of(config, found, given), tuple(reasons(facts, rule, found, trials))
             return ByRules(change, _row(rule, found), why, found.plan, found.held, devices, other)
-    if trials.least is None and not trials.ruled_out:
+    if trials.least is None and not trials.ruled_out and facts.least_tp <= facts.per_host:
         build(start, vocab_size, ranks)  # says what is wrong with the run, and what would do
         raise UserError(*trials.refused)
     raise UserError(_does_not_fit(start, vocab_size, facts, trials))
@@ -116,8 +116,11 @@ def _does_not_fit(start: Config, vocab_size: int | None, facts: RunFacts, trials
     if trials.least is not None:
         words = ", ".join(Change(trials.least.values).words())
         said += f"; the least is {of_bytes(trials.least.held.total)}, with {words}"
-    elif facts.one.kept is not None:
-        said += f"; weights and gradients alone, divided over all, take {of_bytes(facts.one.offloaded / facts.ranks)}"
+    elif least := facts.one.weights + facts.one.gradients:
+        said += f"; weights and gradients alone, divided over all, take {of_bytes(least / facts.ranks)}"
+    if facts.least_tp > facts.per_host:
+        block, each = of_bytes(facts.one.matrices), counted(facts.per_host, "rank")
+        said += f"; a single block has {block} of weights and gradients, more than {each} of a host can divide"
     if trials.other_values:
         said += f"; given, and so kept: {', '.join(trials.other_values)}"
     fewest = _fewest(start, vocab_size, facts)

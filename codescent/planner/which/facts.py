@@ -3,6 +3,7 @@ Does not choose a layout (layout_rules.py does) and builds no plan of several ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,9 +19,9 @@ from codescent.config.decided import with_samples
 from codescent.config.effects import value_of
 from codescent.cost.activations import activations_bytes, is_known
 from codescent.cost.stage_memory import FITS, block_bytes
-from codescent.plan import AXES, Plan
-from codescent.plan.activations import CPU, CUDA, chunk_bytes
-from codescent.plan.state import state_bytes
+from codescent.plan import AXES, Mesh, Plan
+from codescent.plan.activations import CPU, CUDA
+from codescent.plan.state import StateBytes, state_bytes
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -78,17 +79,16 @@ class OneDevice:
     Attributes:
         kept: without recompute; None: build refuses one rank, so nothing is known.
         again: with recompute = "full".
-        state, offloaded: of one micro-batch: the least, on the device, without and with offload = "optimizer".
+        weights, gradients, optimizer: of one micro-batch, which has the smallest gradients.
         matrices: weights and gradients of the largest block.
-        of_block: what it keeps for backward.
     """
 
     kept: Held | None = None
     again: Held | None = None
-    state: float = 0.0
-    offloaded: float = 0.0
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
     matrices: float = 0.0
-    of_block: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,16 +172,24 @@ class RunFacts:
 
     @property
     def least_tp(self) -> int:
-        """Over so many ranks of a host a single block must be divided (question 2). 1: it fits."""
-        needed, room = self.one.matrices + self.one.of_block, self.devices.usable_bytes
-        enough = [degree for degree in sorted(divisors(self.per_host)) if needed / degree <= room]
-        return (enough or [self.per_host])[0]
+        """Over so many ranks of a host a single block must be divided (question 2). 1: it fits.
 
-    def least_bytes(self, ranks: int, pieces: int, *, offload: bool) -> float:
-        """A rank holds at least so much: state over `ranks`, activations over `pieces`, both divided equally."""
-        state = self.one.offloaded if offload else self.one.state
-        again = self.one.again.activations if self.one.again else 0.0
-        return state / ranks + again / pieces
+        More than a host has: no layout of the page serves, because tp stays inside of hosts.
+        """
+        room = self.devices.usable_bytes
+        enough = (degree for degree in sorted(divisors(self.per_host)) if self.one.matrices / degree <= room)
+        return next(enough, max(2, math.ceil(self.one.matrices / room)))
+
+    def least_bytes(self, mesh: Mesh, stage: int, *, offload: bool) -> float:
+        """A rank holds at least so much: state and activations divided equally over all that divide them.
+
+        `stage`: zero_stage. Gradients of stage 1 and weights of stages 1 and 2 are whole on each shard.
+        """
+        one, parts = self.one, mesh.tp * mesh.pp
+        sharded = one.optimizer * (not offload) + one.gradients * (stage > 1) + one.weights * (stage > 2)
+        whole = one.gradients * (stage <= 1) + one.weights * (stage <= 2)
+        again = one.again.activations if one.again else 0.0
+        return sharded / (parts * mesh.dp_shard) + whole / parts + again / (parts * mesh.cp)
 
 
 def facts_of(
@@ -224,29 +232,30 @@ def on_one_device(config: Config, vocab_size: int | None) -> OneDevice:
     whole: dict[str, Value] = {**{f"parallel.{axis}": 1 for axis in AXES}, MICROBATCH: 1}
     kind = kind_of(config)
 
-    def planned(values: Mapping[str, Value]) -> Plan:
-        return build(changed(config, Change({**whole, **values})), vocab_size, 1)
+    def planned(values: Mapping[str, Value]) -> Plan | None:
+        try:
+            return build(changed(config, Change({**whole, **values})), vocab_size, 1)
+        except (UserError, ValueError):  # one rank is refused, such as by parallel.cut; then each plan is tried
+            return None
 
-    try:
-        kept, again = planned({RECOMPUTE: "none"}), planned({RECOMPUTE: "full"})
-        state = offloaded = state_bytes(planned({MICROBATCH: None})).device_bytes
-        if kind == CUDA:
-            offloaded = state_bytes(planned({MICROBATCH: None, OFFLOAD: "optimizer"})).device_bytes
-    except (UserError, ValueError):  # one rank is refused, such as by parallel.cut; then each plan is tried
-        return OneDevice()
-    return OneDevice(held_by(kept, kind), held_by(again, kind), state, offloaded, *_largest_block(kept, kind))
+    kept, again, least = (planned(values) for values in ({RECOMPUTE: "none"}, {RECOMPUTE: "full"}, {MICROBATCH: None}))
+    state = StateBytes(0, 0, 0) if least is None else state_bytes(least)
+    return OneDevice(
+        None if kept is None else held_by(kept, kind),
+        None if again is None else held_by(again, kind),
+        state.weights_bytes,
+        state.gradients_bytes,
+        state.optimizer_bytes,
+        0.0 if kept is None else _largest_block(kept),
+    )
 
 
-def _largest_block(plan: Plan, kind: str) -> tuple[float, float]:
-    """Bytes of the weights and gradients of the largest block, and of what it keeps for backward."""
-    last = plan.model.num_layers + 1
-    kind = kind if is_known(plan, kind) else CPU
-    sizes = dict.fromkeys(range(1, last), 0.0)
+def _largest_block(plan: Plan) -> float:
+    """Bytes of the weights and gradients of the largest block."""
+    sizes = dict.fromkeys(range(1, plan.model.num_layers + 1), 0.0)
     for tensor in plan.tensors:
-        if len(tensor.parameter.depths) == 1 and tensor.parameter.depths[0] in sizes:
+        depth, *others = tensor.parameter.depths
+        if not others and depth in sizes:
             gradient = DTYPE_BYTES[tensor.gradient_dtype] if tensor.parameter.trained else 0
-            each = DTYPE_BYTES[tensor.weight_dtype] + gradient
-            sizes[tensor.parameter.depths[0]] += tensor.parameter.numel * each
-    largest = max(sizes, key=lambda depth: sizes[depth])
-    part = range(largest, largest + 1)
-    return sizes[largest], chunk_bytes(plan.activations, part, last, plan.mesh, kind)
+            sizes[depth] += tensor.parameter.numel * (DTYPE_BYTES[tensor.weight_dtype] + gradient)
+    return max(sizes.values())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from codescent.base.nearest import divisors
 from codescent.base.refusal import Value
+from codescent.build.accept import MAX_MICROBATCHES
 from codescent.plan import Mesh
 from codescent.plan.activations import CUDA, RECOMPUTES
 from codescent.planner.which.facts import MICROBATCH, OFFLOAD, RECOMPUTE, RunFacts
@@ -224,7 +225,8 @@ def _pipeline(
 ) -> Iterator[LayoutRule]:
     """A pipeline with micro-batches of one sample where that may be: the more micro-batches, the smaller the bubble."""
     share, least = facts.samples // mesh.dp, 1 if waits else BUBBLE * (mesh.pp - 1)
-    enough = tuple(size for size in reversed(_sizes(facts, mesh, 0.0)) if share // size >= least)
+    sizes = reversed(_sizes(facts, mesh, 0.0))
+    enough = tuple(size for size in sizes if least <= share // size <= MAX_MICROBATCHES // mesh.pp)
     if not enough:
         return
     old = facts.precision == OLD and mesh.pp == facts.ranks

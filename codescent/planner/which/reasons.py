@@ -24,8 +24,8 @@ def reasons(facts: RunFacts, rule: LayoutRule, found: TriedLayout, trials: RuleT
     """Why the page gives this layout, question by question; then what was passed over, and the memory."""
     yield from _one_device(facts)
     if facts.least_tp > 1:
-        block = of_bytes(facts.one.matrices + facts.one.of_block)
-        yield f"2. A single block takes {block}, so tp is at least {facts.least_tp}"
+        block = of_bytes(facts.one.matrices)
+        yield f"2. A single block has {block} of weights and gradients, so tp is at least {facts.least_tp}"
     yield from _shards(facts, rule, found)
     yield from _network(facts, rule, found)
     yield from _work(facts, rule, found)
@@ -126,7 +126,7 @@ def _work(facts: RunFacts, rule: LayoutRule, found: TriedLayout) -> Iterator[str
     elif facts.few_samples and mesh.tp * mesh.cp > 1:
         several = [f"{axis} = {mesh.degree(axis)}" for axis in ("tp", "cp") if mesh.degree(axis) > 1]
         has = f"{counted(facts.samples, 'sample')} are not one or more for each of {counted(facts.ranks, 'rank')}"
-        yield f"5. {has}, so {' and '.join(several)} let several ranks work on one"
+        yield f"5. {has}, so several work on one: {' and '.join(several)}"
 
 
 def _held(facts: RunFacts, found: TriedLayout) -> Iterator[str]:

@@ -33,6 +33,8 @@ KEYS = (
     "parallel.context",
 )
 """Keys of a layout. Those that no rule sets get their defaults, as far as they are not given."""
+LONG_STEP = 2
+"""Micro-batches for each stage: with more the memory is the same."""
 
 
 @dataclass(frozen=True)
@@ -103,42 +105,68 @@ class RuleTrials:
         A bound comes first: with state and activations divided equally.
         """
         mesh, facts = rule.mesh, self._facts
-        shards, parts = mesh.tp * mesh.pp * mesh.dp_shard, mesh.tp * mesh.cp * mesh.pp
-        if facts.least_bytes(shards, parts, offload=rule.offloads) > facts.devices.usable_bytes:
+        stage = int(steps[-1].settings.get(ZERO_STAGE) or 1)
+        offload = rule.offloads or facts.given.get(OFFLOAD, "none") != "none"
+        if facts.least_bytes(mesh, stage, offload=offload) > facts.devices.usable_bytes:
             self.ruled_out = True
             return False
         sizes = sorted({size for one in steps for size in one.sizes})
-        admitted = (found for size in sizes if (found := self._tried_with(mesh, steps[-1].settings, size)) is not None)
+        admitted = (found for size in sizes if (found := self._probed(mesh, steps[-1].settings, size)) is not None)
         smallest = next(admitted, None)
         if smallest is not None and smallest.fits:
             return True
-        largest = self._tried_with(mesh, steps[-1].settings, sizes[-1])
+        largest = self._probed(mesh, steps[-1].settings, sizes[-1])
         return largest is not None and largest.fits
 
     def _best_size(self, mesh: Mesh, steps: MemorySteps) -> TriedLayout | None:
-        """The first micro-batch that builds and fits. Where the last one does not fit, only the first one may."""
+        """The first micro-batch that builds and fits.
+
+        If the smallest is too large, all but the first one are: a step of one micro-batch has smaller gradients.
+        """
         sizes = steps.sizes
-        found = self._tried_with(mesh, steps.settings, sizes[0])
-        if found is not None and found.fits:
-            return found
-        if len(sizes) > 1 and sizes[0] > sizes[-1]:
-            last = self._tried_with(mesh, steps.settings, sizes[-1])
-            if last is not None and not last.fits:
+        falls = sizes[0] > sizes[-1]
+        for number, size in enumerate(sizes):
+            if number == 1 and falls and self._too_large(mesh, steps.settings, sizes[-1]):
                 return None
-        for size in sizes[1:]:
-            one = self._tried_with(mesh, steps.settings, size)
-            if one is not None and one.fits:
-                return one
-            if one is not None and size > sizes[0]:
+            if not self._too_large(mesh, steps.settings, size):
+                found = self._tried_with(mesh, steps.settings, size)
+                if found is not None and found.fits:
+                    return found
+            elif not falls:
                 return None
         return None
 
+    def _too_large(self, mesh: Mesh, settings: Mapping[str, Value], size: int) -> bool:
+        """Whether it builds and does not fit."""
+        probed = self._probed(mesh, settings, size)
+        return probed is not None and not probed.fits
+
+    def _probed(self, mesh: Mesh, settings: Mapping[str, Value], size: int) -> TriedLayout | None:
+        """As `_tried_with`, but of a pipeline with a shorter step, as far as memory does not depend on it.
+
+        A rank has the activations of at most `pp` micro-batches. A plan of thousands would take seconds.
+        """
+        number = LONG_STEP * mesh.pp
+        if mesh.pp == 1 or self._facts.samples // mesh.dp // size <= number:
+            return self._tried_with(mesh, settings, size)
+        samples = number * mesh.dp * size
+        shorter: dict[str, Value] = {"train.global_batch_size": samples}
+        if self._config.train.global_batch_tokens is not None:
+            shorter = {"train.global_batch_tokens": samples * self._facts.sample_tokens}
+        return self._once({**self._values(mesh, settings, size), **shorter})
+
     def _tried_with(self, mesh: Mesh, settings: Mapping[str, Value], size: int) -> TriedLayout | None:
         """The layout as a plan; None: it is refused."""
+        return self._once(self._values(mesh, settings, size))
+
+    def _values(self, mesh: Mesh, settings: Mapping[str, Value], size: int) -> dict[str, Value]:
+        """The keys of a layout that are not given."""
         values: dict[str, Value] = {f"parallel.{axis}": mesh.degree(axis) for axis in AXES if axis != "dp_replicate"}
         share = self._facts.samples // mesh.dp
         values |= {MICROBATCH: None if size == share and mesh.pp == 1 else size, **settings}
-        values = {key: value for key, value in values.items() if key not in self._facts.given}
+        return {key: value for key, value in values.items() if key not in self._facts.given}
+
+    def _once(self, values: Mapping[str, Value]) -> TriedLayout | None:
         key = tuple(sorted(values.items()))
         if key not in self._tried:
             self._tried[key] = self._built(values)
