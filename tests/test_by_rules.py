@@ -293,7 +293,9 @@ def test_what_is_wrong_with_a_run_is_said_instead_of_a_lack_of_memory() -> None:
     devices = Devices(16 * GIB, 8, 150e12, 25e9, NVLINK)
     with pytest.raises(UserError, match=r"--ranks 12: do not fill hosts of 8 \(--per-host\); 8 or 16 do"):
         by_rules(config_of(*PLAIN), None, 12, devices, ())
-    with pytest.raises(UserError, match=r"parallel.servers = 1: the rules of docs/which.md"):
+    with pytest.raises(UserError, match=r"ranks that are given portions of work have no common step"):
+        by_rules(config_of(*PLAIN, "parallel.gossip=pairs", "parallel.gossip_mode=asynchronous"), None, 8, devices, ())
+    with pytest.raises(UserError, match=r"portions of work|data-parallel ranks"):
         by_rules(config_of(*PLAIN, "parallel.servers=1"), None, 8, devices, ())
     with pytest.raises(UserError, match=r"parallel.tp = 3"):
         by_rules(config_of(*PLAIN, "parallel.tp=3"), None, 8, devices, ("parallel.tp",))

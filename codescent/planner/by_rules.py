@@ -14,8 +14,9 @@ from codescent.base.refusal import Change
 from codescent.build.plan import build
 from codescent.cost.stage_memory import FITS
 from codescent.plan import Plan
-from codescent.planner.which.facts import OFFLOAD, RECOMPUTE, Held, RunFacts, facts_of, on_one_device
+from codescent.planner.prediction import without_step
 from codescent.planner.which.facts import Devices as Devices
+from codescent.planner.which.facts import RankHolds, RunFacts, facts_of, on_one_device
 from codescent.planner.which.layout_rules import LayoutRule, rules_for
 from codescent.planner.which.layout_rules import TableRow as TableRow
 from codescent.planner.which.reasons import reasons
@@ -47,7 +48,7 @@ class ByRules:
     row: TableRow
     why: tuple[str, ...]
     plan: Plan
-    held: Held
+    held: RankHolds
     devices: Devices
     other: OtherTrajectory | None
 
@@ -63,11 +64,11 @@ def by_rules(config: Config, vocab_size: int | None, ranks: int, devices: Device
         given: keys of a layout that keep the value of the config. The others start from their defaults.
 
     Raises:
-        UserError: the config has problems, the ranks do not fill hosts, ranks are parameter servers, or no layout
+        UserError: the config has problems, the ranks do not fill hosts, ranks are given portions of work, or no layout
             fits: then it says the fewest devices that would do.
     """
     given = frozenset(given) & set(KEYS)
-    if problems := list(_refused(config, ranks, devices)):
+    if problems := list(_refused(ranks, devices)):
         raise UserError(*problems)
     start = with_defaults(config, given)
     facts = facts_of(start, vocab_size, ranks, devices, given, on_one_device(start, vocab_size))
@@ -75,31 +76,29 @@ def by_rules(config: Config, vocab_size: int | None, ranks: int, devices: Device
     for rule in rules_for(facts):
         found = trials.first(rule)
         if found is not None:
+            if reasons_against := list(without_step(found.plan)):
+                raise UserError(*(f"docs/which.md has no rule: {reason}" for reason in reasons_against))
             slow = not facts.is_fast
             other = other_trajectory(config, start, vocab_size, facts) if slow else None
             change, why = change_of(config, found, given), tuple(reasons(facts, rule, found, trials))
             return ByRules(change, _row(rule, found), why, found.plan, found.held, devices, other)
     if trials.least is None and not trials.ruled_out and facts.least_tp <= facts.per_host:
         build(start, vocab_size, ranks)  # says what is wrong with the run, and what would do
-        raise UserError(*trials.refused)
+        if trials.refused:
+            raise UserError(*trials.refused)
     raise UserError(_does_not_fit(start, vocab_size, facts, trials))
 
 
-def _refused(config: Config, ranks: int, devices: Devices) -> Iterator[str]:
-    each, servers = devices.per_host, config.parallel.servers
+def _refused(ranks: int, devices: Devices) -> Iterator[str]:
+    each = devices.per_host
     if ranks > each and ranks % each:
         near = f"{ranks // each * each:,} or {-(-ranks // each) * each:,}"
         yield f"--ranks {ranks}: do not fill hosts of {each} (--per-host); {near} do"
-    if servers:
-        yield (
-            f"parallel.servers = {servers!r}: the rules of docs/which.md are for ranks that sum gradients or average; "
-            "set it to 0, or take docs/parameter_server.md"
-        )
 
 
 def _row(rule: LayoutRule, found: TriedLayout) -> TableRow:
     """The row of the table. Two of them depend on what the memory needed."""
-    spared = {found.values.get(RECOMPUTE, "none"), found.values.get(OFFLOAD, "none")} != {"none"}
+    spared = {found.plan.layout.recompute, found.plan.layout.offload} != {"none"}
     if rule.row is TableRow.DEVICE_FITS and spared:
         return TableRow.DEVICE_NOT
     if rule.row is TableRow.OLD_CARDS and not spared:
@@ -114,7 +113,7 @@ def _does_not_fit(start: Config, vocab_size: int | None, facts: RunFacts, trials
         f"{of_share(FITS)} count ({of_bytes(usable)})"
     )
     if trials.least is not None:
-        words = ", ".join(Change(trials.least.values).words())
+        words = ", ".join(Change({key: trials.least.values[key] for key in KEYS if key in trials.least.values}).words())
         said += f"; the least is {of_bytes(trials.least.held.total)}, with {words}"
     elif least := facts.one.weights + facts.one.gradients:
         said += f"; weights and gradients alone, divided over all, take {of_bytes(least / facts.ranks)}"
@@ -132,7 +131,7 @@ def _does_not_fit(start: Config, vocab_size: int | None, facts: RunFacts, trials
 def _fewest(start: Config, vocab_size: int | None, facts: RunFacts) -> int | None:
     """The smallest power of two of such devices on which a rule fits."""
     for ranks in (1 << power for power in range(MOST_RANKS_TRIED.bit_length())):
-        if ranks == facts.ranks or any(_refused(start, ranks, facts.devices)):
+        if ranks == facts.ranks or any(_refused(ranks, facts.devices)):
             continue
         other = facts_of(start, vocab_size, ranks, facts.devices, facts.given, facts.one)
         trials = RuleTrials(start, vocab_size, other)

@@ -59,7 +59,7 @@ class Devices:
 
 
 @dataclass(frozen=True)
-class Held:
+class RankHolds:
     """Bytes of a rank: `together` and `activations` of `codescent plan`, and a block that is computed again."""
 
     state: float
@@ -83,8 +83,8 @@ class OneDevice:
         matrices: weights and gradients of the largest block.
     """
 
-    kept: Held | None = None
-    again: Held | None = None
+    kept: RankHolds | None = None
+    again: RankHolds | None = None
     weights: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
@@ -219,12 +219,12 @@ def kind_of(config: Config) -> str:
     return CPU if config.train.device == CPU else CUDA
 
 
-def held_by(plan: Plan, kind: str) -> Held:
+def held_by(plan: Plan, kind: str) -> RankHolds:
     """What the fullest rank holds. What is not declared on a GPU counts as on a CPU (`is_known`)."""
     kind = kind if is_known(plan, kind) else CPU
     firsts = [plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp)]
     again = max(block_bytes(plan, stage, rank, kind) for stage, rank in enumerate(firsts))
-    return Held(state_bytes(plan).device_bytes, activations_bytes(plan, kind), again)
+    return RankHolds(state_bytes(plan).device_bytes, activations_bytes(plan, kind), again)
 
 
 def on_one_device(config: Config, vocab_size: int | None) -> OneDevice:

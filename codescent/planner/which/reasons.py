@@ -12,7 +12,7 @@ from codescent.base.refusal import Value
 from codescent.cost.activations import is_known
 from codescent.cost.stage_memory import FITS
 from codescent.plan.activations import CPU, RECOMPUTES
-from codescent.planner.which.facts import MICROBATCH, OFFLOAD, RECOMPUTE, Held, RunFacts
+from codescent.planner.which.facts import MICROBATCH, OFFLOAD, RECOMPUTE, RankHolds, RunFacts
 from codescent.planner.which.layout_rules import BUBBLE, LayoutRule
 from codescent.planner.which.trials import RuleTrials, TriedLayout
 
@@ -53,7 +53,7 @@ def _one_device(facts: RunFacts) -> Iterator[str]:
     yield f"1. {fits}: {_parts(held)} ({MICROBATCH} = 1{which})"
 
 
-def _parts(held: Held) -> str:
+def _parts(held: RankHolds) -> str:
     return f"{of_bytes(held.state)} of state and {of_bytes(held.activations + held.block)} of activations"
 
 

@@ -14,7 +14,7 @@ from codescent.build.plan import build
 from codescent.config.effects import value_of
 from codescent.config.sections import SECTIONS
 from codescent.plan import AXES, Mesh, Plan
-from codescent.planner.which.facts import MICROBATCH, OFFLOAD, RECOMPUTE, Held, RunFacts, held_by
+from codescent.planner.which.facts import MICROBATCH, OFFLOAD, RECOMPUTE, RankHolds, RunFacts, held_by
 from codescent.planner.which.layout_rules import SCHEDULE, ZERO_STAGE, LayoutRule, MemorySteps
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TriedLayout:
 
     values: Mapping[str, Value]
     plan: Plan
-    held: Held
+    held: RankHolds
     fits: bool
 
 
