@@ -39,10 +39,15 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
     if device not in ("auto", cluster.device.kind):
         yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
-    if plan.layout.hands_out:
-        yield "ranks that are given portions of work have no common step; codescent plan --link simulates them"
+    yield from without_step(plan)
     if plan.layout.offload != "none":
         yield "parallel.offload: how long the update in host memory takes is not known"
+
+
+def without_step(plan: Plan) -> Iterator[str]:
+    """Why the ranks of a plan have no step together, if they have none."""
+    if plan.layout.hands_out:
+        yield "ranks that are given portions of work have no common step; codescent plan --link simulates them"
 
 
 def as_run(software: Software, config: Config, device: str) -> Software:
