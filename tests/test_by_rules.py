@@ -18,7 +18,7 @@ from codescent.config.sections import Config
 from codescent.cost.activations import activations_bytes
 from codescent.cost.memory import state_bytes
 from codescent.planner.by_rules import ByRules, Devices, TableRow, by_rules
-from codescent.planner.which.trials import KEYS
+from codescent.planner.search.space import SEARCHED as KEYS
 from codescent.verbs.columns import columns
 from codescent.verbs.plan_by_rules import NOT_SIMULATED, rows
 
