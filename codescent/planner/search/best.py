@@ -98,8 +98,12 @@ class LayoutSearch:
         config, device = self.space.config, self.space.config.train.device
         if problems := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
             return problems
-        build(self.space.start, self.space.vocab_size, self.space.ranks)  # raises, where it refuses the config
-        return ["--search: build refuses each layout of this config, or it would change the losses"]
+        try:
+            build(self.space.start, self.space.vocab_size, self.space.ranks)
+        except UserError as error:
+            said = "--search: every layout of these ranks is refused. Problems of the simplest one:"
+            return [said, *error.problems] if len(error.problems) > 1 else [f"{said} {error}"]
+        return ["--search: every layout of these ranks is refused, or would change the losses"]
 
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""
