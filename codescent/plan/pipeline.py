@@ -239,22 +239,27 @@ def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
     num_stages = len(orders)
     last = max(_virtual(stage, at, num_stages) for stage, order in enumerate(orders) for at in order)
     events: list[list[tuple[_Place, Instruction]]] = [[] for _ in orders]
-    for (stage, instruction), begin in _begin_times(orders, last).items():
-        events[stage].append(((begin, True, "", stage, 0), instruction))
-        pair = _send_and_receive(stage, instruction, num_stages, last)
-        if pair is not None:
-            send, receive = pair
-            assert send.peer is not None
-            place = (begin + PARTS[instruction.verb], False, str(send.verb), stage, send.chunk)
-            events[stage].append((place, send))
-            events[send.peer].append((place, receive))
-    ordered = [[at for _, at in sorted(found, key=lambda event: event[0])] for found in events]
+    for stage, (order, begins) in enumerate(zip(orders, _begin_times(orders, last))):
+        for instruction, begin in zip(order, begins):
+            events[stage].append(((begin, True, "", stage, 0), instruction))
+            pair = _send_and_receive(stage, instruction, num_stages, last)
+            if pair is not None:
+                send, receive = pair
+                assert send.peer is not None
+                place = (begin + PARTS[instruction.verb], False, send.verb.value, stage, send.chunk)
+                events[stage].append((place, send))
+                events[send.peer].append((place, receive))
+    ordered = [[at for _, at in sorted(found, key=_place)] for found in events]
     loading = range(last + 1) if all_load else (0, last)
     return Schedule(tuple(_finished(order, stage, num_stages, loading) for stage, order in enumerate(ordered)))
 
 
 _Place = tuple[int, bool, str, int, int]
 """Sort key of the global order: time, then sends before computations, then values that both ends of a send know."""
+
+
+def _place(event: tuple[_Place, Instruction]) -> _Place:
+    return event[0]
 
 
 def _send_and_receive(
@@ -275,28 +280,33 @@ def _send_and_receive(
     )
 
 
-def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction], int]:
-    """Begin of each computation in units of PARTS: when its stage and its input are ready. Sends take no time."""
+def _begin_times(orders: list[Order], last: int) -> list[list[int]]:
+    """Begin of each computation of each stage, in units of PARTS: when its stage and its input are ready.
+
+    Sends take no time.
+    """
     num_stages = len(orders)
-    begin: dict[tuple[int, Instruction], int] = {}
+    begins: list[list[int]] = [[] for _ in orders]
     done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> end time
-    clocks, places = [0] * num_stages, [0] * num_stages
-    while unfinished := [stage for stage, order in enumerate(orders) if places[stage] < len(order)]:
-        before = list(places)
+    clocks = [0] * num_stages
+    while unfinished := [stage for stage, order in enumerate(orders) if len(begins[stage]) < len(order)]:
+        before = [len(begins[stage]) for stage in unfinished]
         for stage in unfinished:
-            while places[stage] < len(orders[stage]):
-                instruction = orders[stage][places[stage]]
+            order, found, clock = orders[stage], begins[stage], clocks[stage]
+            for place in range(len(found), len(order)):
+                instruction = order[place]
                 needed = _needed(stage, instruction, num_stages, last)
                 if needed is not None and needed not in done:
                     break
-                begin[stage, instruction] = max(clocks[stage], 0 if needed is None else done[needed])
-                clocks[stage] = begin[stage, instruction] + PARTS[instruction.verb]
-                places[stage] += 1
+                begin = clock if needed is None else max(clock, done[needed])
+                clock = begin + PARTS[instruction.verb]
+                found.append(begin)
                 if instruction.verb is not Verb.BACKWARD_WEIGHT:
                     forward, virtual = instruction.verb is Verb.FORWARD, _virtual(stage, instruction, num_stages)
-                    done[forward, virtual, instruction.microbatch] = clocks[stage]
-        assert places != before, "the stages' orders wait for each other"
-    return begin
+                    done[forward, virtual, instruction.microbatch] = clock
+            clocks[stage] = clock
+        assert [len(begins[stage]) for stage in unfinished] != before, "the stages' orders wait for each other"
+    return begins
 
 
 def _needed(stage: int, instruction: Instruction, num_stages: int, last: int) -> tuple[bool, int, int | None] | None:
