@@ -22,6 +22,7 @@ PARTS: dict[Verb, int] = {Verb.FORWARD: 1, Verb.BACKWARD: 2, Verb.BACKWARD_INPUT
 """Assumed relative durations. They only decide the positions of sends and receives in the lists."""
 
 
+@lru_cache(maxsize=256)  # plans of a search have the same lists
 def pipeline(
     name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, *, all_load: bool = False
 ) -> Schedule:
