@@ -1,4 +1,4 @@
-"""In: nothing. Out: docs/paper_plans.md: three plans that few can run, their screens, and beside them what was published.
+"""In: nothing. Out: docs/paper_plans.md: three plans that few can run, with what was published of such runs.
 Does not measure. What a table says is read from a screen of the page, or from the JSON of a command that it names."""
 
 from __future__ import annotations
@@ -117,25 +117,18 @@ def paper_flops(batch: int, sequence: int, layers: int, hidden: int, vocabulary:
 TRILLION_FLOPS = paper_flops(3072, 2048, 128, 25_600, 51_200)
 
 
-def seconds_of(screen: str) -> float:
-    """The seconds of the row "step" of a screen."""
-    found = re.search(r"^step +([\d.]+) s;", screen, re.MULTILINE)
-    assert found is not None, screen
-    return float(found[1])
+def read(pattern: str, screen: str) -> tuple[str, ...]:
+    """What a pattern finds in a screen. Raises RuntimeError: nothing."""
+    found = re.search(pattern, screen, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"no {pattern!r} in this screen:\n{screen}")
+    return found.groups()
 
 
 def bytes_of(screen: str, row: str) -> float:
     """The first size of a row of a screen."""
-    found = re.search(rf"^ *{row} +([\d.,]+) (GiB|MiB|KiB)", screen, re.MULTILINE)
-    assert found is not None, f"{row}: {screen}"
-    return float(found[1].replace(",", "")) * SIZES[found[2]]
-
-
-def memory_row(screen: str) -> str:
-    """What the row "memory" of a screen says."""
-    found = re.search(r"^memory +(.+)$", screen, re.MULTILINE)
-    assert found is not None, screen
-    return found[1]
+    number, unit = read(rf"^ *{row} +([\d.,]+) (GiB|MiB|KiB)", screen)
+    return float(number.replace(",", "")) * SIZES[unit]
 
 
 def fullest(price: dict[str, Any]) -> str:
@@ -147,11 +140,12 @@ def fullest(price: dict[str, Any]) -> str:
 def trillion(desk: Desk) -> Iterator[str]:
     """The section on a trillion parameters."""
     screen, megatron = desk.screen(TRILLION_RUN), desk.numbers(MEGATRON_RUN)
+    (own_s,), (verdict, size) = read(r"^step +([\d.]+) s;", screen), read(r"^memory +(.+): ([\d.]+) GiB", screen)
     published_s = TRILLION_FLOPS / (DEVICES * PUBLISHED_TFLOPS * TFLOP)
     rows = [
         ["published", f"{published_s:.1f}", f"{PUBLISHED_TFLOPS}", "", ""],
         ["predicted, their program", *_step(megatron["step_s"], published_s), fullest(megatron)],
-        ["predicted, codescent", *_step(seconds_of(screen), published_s), memory_row(screen).partition(" of")[0]],
+        ["predicted, codescent", *_step(float(own_s), published_s), f"{verdict}: {float(size):.0f} GiB"],
     ]
     header = ["", "seconds of a step", "TFLOP/s of a device", "beside published", "fullest stage"]
     yield TRILLION.format(
@@ -179,7 +173,7 @@ def llama(desk: Desk) -> Iterator[str]:
               "MFU, nothing computed again", "fullest stage"]  # fmt: skip
     yield LLAMA.format(
         command=LLAMA_RUN, screen=desk.screen(LLAMA_RUN), table="\n".join(markdown(header, rows)),
-        long=LLAMA_ROWS[-1].words,
+        first=f"--ranks {LLAMA_ROWS[0].devices} {LLAMA_ROWS[0].words}", long=LLAMA_ROWS[-1].words,
     )  # fmt: skip
 
 
@@ -187,27 +181,29 @@ def founding(desk: Desk) -> Iterator[str]:
     """The section on the founding document."""
     small, large = desk.screen(FOUNDING_RUN), desk.screen(f"{FOUNDING_RUN} {LARGE}")
     kept = desk.screen(f"{FOUNDING_RUN} {LARGE} parallel.recompute=none")
-    fits = desk.screen(FITTING_RUN)
+    (fits,) = read(r"^(memory .+)$", desk.screen(FITTING_RUN))
     parts = {"weights": 2.0, "gradients": 2.0, "optimizer": 4.0, "activations": 0.8}
-    rows = [[name, f"{of:g}", *(terabytes(bytes_of(one, name)) for one in (small, large))] for name, of in parts.items()]
-    sums = [sum(bytes_of(one, name) for name in parts) for one in (small, large)]
+    found = {name: [bytes_of(one, name) for one in (small, large)] for name in parts}
+    rows = [[name, f"{size:g}", *map(terabytes, found[name])] for name, size in parts.items()]
+    sums = [sum(sizes) for sizes in zip(*found.values(), strict=True)]
     rows.append(["sum", f"{sum(parts.values()):g}, printed as 10.8", *map(terabytes, sums)])
     header = ["TB", "the document", "120 blocks of 12,288 channels", "120 blocks of 26,368 channels"]
     yield FOUNDING.format(
         file=FOUNDING_FILE.rstrip(), command=f"{FOUNDING_RUN} {LARGE}", screen=large,
         table="\n".join(markdown(header, rows)), kept=terabytes(bytes_of(kept, "activations")), fitting=FITTING_RUN,
-        fits=memory_row(fits),
+        fits=fits,
     )  # fmt: skip
 
 
 def terabytes(size: float) -> str:
-    """Such as "2.01": three digits, in units of 10^12 bytes."""
-    return f"{size / TERA:.3g}"
+    """Such as "2.01", in units of 10^12 bytes."""
+    return f"{size / TERA:.2f}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table."""
-    return [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in [header, ["---"] * len(header), *rows]]
+    lines = [header, ["---"] * len(header), *rows]
+    return ["".join(f"| {cell} " if cell else "| " for cell in line) + "|" for line in lines]
 
 
 def page() -> str:

@@ -13,6 +13,7 @@ from itertools import accumulate
 from codescent.base.counted import counted
 from codescent.base.nearest import near_multiples
 from codescent.base.refusal import Change, Refusal, each
+from codescent.base.uncollected import uncollected
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
 Order = list[Instruction]
@@ -38,8 +39,9 @@ def pipeline(
     if problems:
         raise ValueError("; ".join(problems))
     order = SCHEDULES[name]
-    orders = [order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)]
-    return _communicating(orders, all_load=all_load)
+    with uncollected():
+        orders = [order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)]
+        return _communicating(orders, all_load=all_load)
 
 
 def refusals(
@@ -177,20 +179,26 @@ def _gpipe(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) 
 
 def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """1F1B: stage i runs p - 1 - i forwards, then alternates (Narayanan et al. 2021, section 2.2.1; DAPPLE 2021)."""
-    forwards = [Instruction(Verb.FORWARD, microbatch) for microbatch in range(num_microbatches)]
-    backwards = [Instruction(Verb.BACKWARD, microbatch) for microbatch in range(num_microbatches)]
+    forwards, backwards = _passes(num_stages, num_microbatches, 1)
     return _alternate(forwards, backwards, num_stages - 1 - stage)
 
 
 def _interleaved(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """1F1B over v chunks per rank, p micro-batches at a time (Narayanan et al. 2021, section 2.2.2, figure 4)."""
+    forwards, backwards = _passes(num_stages, num_microbatches, num_chunks)
+    return _alternate(forwards, backwards, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages)
+
+
+@lru_cache(maxsize=4)  # all stages have the same ones
+def _passes(num_stages: int, num_microbatches: int, num_chunks: int) -> tuple[Order, Order]:
+    """The forward passes of a stage in their order, and the backward passes."""
     group = num_stages * num_chunks
     forwards, backwards = [], []
     for k in range(num_microbatches * num_chunks):
         microbatch, chunk = k // group * num_stages + k % num_stages, k % group // num_stages
         forwards.append(Instruction(Verb.FORWARD, microbatch, chunk=chunk))
         backwards.append(Instruction(Verb.BACKWARD, microbatch, chunk=num_chunks - 1 - chunk))
-    return _alternate(forwards, backwards, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages)
+    return forwards, backwards
 
 
 def _zero_bubble(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
