@@ -96,6 +96,7 @@ traits, those of [benchmarks/prediction_error.py](../benchmarks/README.md):
 TFLOP/s are those of their equation 3, which counts what is computed again: 96 B s L h² (1 + s / 6 h + V / 16 L h). The
 published seconds are these FLOPs over 3,072 times 163 TFLOP/s. The table names no micro-batch: 1 is assumed. No
 constant was fitted on this run; smaller runs of the same table are among the [rows](prices.md#how-far-it-errs).
+codescent fuses attention and divides norms along the sequence, so it should take less time than their program.
 """
 
 LLAMA = """\
@@ -116,8 +117,8 @@ interleaved pipeline.
 * The last two columns add `parallel.recompute=none`.
 * In the paper the first virtual stage is the embedding alone, and the last one the head alone. Here each needs a block.
   With four on a rank each has two blocks, except the first and the last.
-* The paper computes nothing again. codescent keeps the gathered inputs of products that `tp` divides, so without
-  `parallel.recompute` its stages hold more than a device has.
+* With 8,192 tokens the paper computes nothing again. codescent keeps the gathered inputs of products that `tp` divides.
+  So without `parallel.recompute` its stages hold more than a device has.
 * The command may take 2.5 s on one core; `benchmarks/startup.py` measures it.
 """
 
