@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from codescent.base.amounts import of_bytes, of_change, of_seconds, of_share
+from codescent.planner.bands import Band, grows
 from codescent.planner.measured import MeasuredStep
 
 STEP, MEMORY = "step", "memory"
@@ -25,14 +26,15 @@ TIME_PARTS: Alike = {
 OUTSIDE = ("device", "fragments")
 """What a device holds that torch's allocator does not count as allocated."""
 MEMORY_PARTS: Alike = {
-    "weights": (("weights",), ("weights_bytes",)),
-    "gradients": (("gradients",), ("gradients_bytes",)),
-    "optimizer": (("optimizer",), ("optimizer_bytes",)),
-    "activations": (("activations",), ("activations_bytes",)),
-    "buckets and gathered units": (("gathered",), ("buffers_bytes",)),
+    "weights": (("weights",), ("most_weights_bytes",)),
+    "gradients": (("gradients",), ("most_gradients_bytes",)),
+    "optimizer": (("optimizer",), ("most_optimizer_bytes",)),
+    "activations": (("activations",), ("most_activations_bytes",)),
+    "buckets and gathered units": (("gathered",), ("most_buffers_bytes",)),
     "the rest": (("logits", *OUTSIDE), ("rest_bytes",)),
 }
-"""Of the memory of a rank: names of cost/stage_memory.py, and columns of memory.csv."""
+"""Of the memory of a rank: names of cost/stage_memory.py, and columns of memory.csv. Of each part the most is compared:
+a price sums what is largest, and a run counts parts at one moment, as after forward, when there are no gradients."""
 
 MEANS: Mapping[str, tuple[str, str]] = {
     COMPUTING: (
@@ -86,11 +88,14 @@ def times(prediction: Mapping[str, Any], step_s: float | None, parts_s: Mapping[
         parts_s: measured, by names of step_parts.py; empty: unknown.
     """
     parts = list(_parts(TIME_PARTS, prediction["parts"], parts_s))
-    return [Compared(STEP, float(prediction["step_s"]), step_s), *(one for one in parts if one.predicted or one.measured)]
+    return [
+        Compared(STEP, float(prediction["step_s"]), step_s),
+        *(one for one in parts if one.predicted or one.measured),
+    ]
 
 
 def memory(prediction: Mapping[str, Any], stage: int, row: Mapping[str, Any] | None) -> list[Compared]:
-    """The memory of a rank, then its parts; they sum to it. On CUDA both are without what torch does not count.
+    """The memory of a rank, then its parts. On CUDA both are without what torch does not count.
 
     Args:
         prediction: of the run (prediction.py).
@@ -112,6 +117,13 @@ def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, An
         yield Compared(name, sum(float(predicted[one]) for one in of_prediction), sum(known) if known else None)
 
 
+def memory_band(prediction: Mapping[str, Any], stage: int, whole: Compared) -> Band:
+    """The band of what `memory` compares, which is less than the prediction on CUDA."""
+    low, high = prediction["band_bytes"][stage]
+    total = float(prediction["memory_bytes"][stage]["total"]) or 1.0
+    return grows(whole.predicted, (low / total, high / total))
+
+
 def errs_most(compared: Sequence[Compared]) -> Compared | None:
     """The part whose prediction is furthest off, in seconds or bytes. None: no part was measured."""
     known = [one for one in compared[1:] if one.measured is not None]
@@ -127,12 +139,13 @@ def said_of(compared: Sequence[Compared], band: Sequence[float]) -> str:
     if step.error is None or step.measured is None:
         return ""
     inside = "inside of" if band[0] <= step.measured <= band[1] else "outside of"
-    said = f"The step is predicted with an error of {of_change(step.error)}, {inside} its band."
+    length = "long" if step.error > 0 else "short"
+    said = f"The step is predicted {of_share(abs(step.error))} too {length}, {inside} its band."
     if part is None or part.measured is None:
         return f"{said} Its parts were not measured."
     more, less = MEANS[part.name]
     said += (
-        f" Of its parts, {part.name} errs most: predicted {of_seconds(part.predicted)}, measured "
+        f" The part that errs most is {part.name}: predicted {of_seconds(part.predicted)}, measured "
         f"{of_seconds(part.measured)}, which is {of_share(abs(part.missing) / step.measured)} of a step. "
     )
     return f"{said}{more if part.missing > 0 else less}."
@@ -145,7 +158,8 @@ def lines(compared: Sequence[Compared]) -> Iterator[str]:
             continue
         words = of_bytes if compared[0].name == MEMORY else of_seconds
         error = "" if one.error is None else f": {of_change(one.error)}"
-        yield f"{'  ' * bool(number)}{one.name}: predicted {words(one.predicted)}, measured {words(one.measured)}{error}"
+        numbers = f"predicted {words(one.predicted)}, measured {words(one.measured)}{error}"
+        yield f"{'  ' * bool(number)}{one.name}: {numbers}"
 
 
 def beside(prediction: Mapping[str, Any], found: MeasuredStep) -> Iterator[str]:

@@ -3,7 +3,8 @@ Does not run and does not compare it with what was measured (beside.py does)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ COMPILED = 0.6
 an H100 took 34.7 ms for a step of GPT-2 124M, which is predicted so to 3 %."""
 NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "from_step": int}
 """Values of a prediction that other files read, and their types."""
-HELD = tuple(field.name for field in fields(StageMemory))
+NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
+HELD = (*(field.name for field in fields(StageMemory)), "total")
 
 
 def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
@@ -97,18 +99,34 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
     """Why JSON is no prediction of a plan with so many stages; empty: it is one."""
     if problem := mistyped(prediction, NUMBERS):
         return problem
-    if missing := [name for name in ("cluster", "step_s", "band_s", "parts", "memory_bytes") if name not in prediction]:
+    if missing := [name for name in NEEDED if prediction.get(name) is None]:
         return f"has no {', no '.join(missing)}"
-    band, parts, memory = prediction["band_s"], prediction["parts"], prediction["memory_bytes"]
-    if not (isinstance(band, list) and len(band) == 2 and not mistyped(dict(enumerate(band)), {0: float, 1: float})):  # type: ignore[dict-item]
-        return f"band_s: given {str(band)[:40]}; must be two numbers"
-    if not isinstance(parts, Mapping):
-        return f"parts: given {str(parts)[:40]}; must be an object"
-    if len(memory) != stages:
-        return f"memory_bytes: has {counted(len(memory), 'stage')}, and the plan {stages}"
-    named = [("parts", parts, NAMES), *((f"memory_bytes {at}", one, HELD) for at, one in enumerate(memory))]
-    for name, values, wanted in named:
-        absent = [key for key in wanted if values.get(key) is None]
-        if problem := f"has no {', no '.join(absent)}" if absent else mistyped(values, dict.fromkeys(wanted, float)):
-            return f"{name}: {problem}"
-    return "" if prediction["step_s"] and prediction["step_s"] > 0 else "step_s: must be above 0"
+    if not prediction["step_s"] > 0:
+        return "step_s: must be above 0"
+    memory, bands = prediction["memory_bytes"], prediction["band_bytes"]
+    if len(memory) != stages or not isinstance(bands, list) or len(bands) != stages:
+        return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"
+    found = [("band_s", prediction["band_s"]), *((f"band_bytes {stage}", band) for stage, band in enumerate(bands))]
+    problems = [_band_problem(name, band) for name, band in found]
+    problems.append(_sizes_problem("parts", prediction["parts"], NAMES))
+    problems += [_sizes_problem(f"memory_bytes {stage}", held, HELD) for stage, held in enumerate(memory)]
+    return next(filter(None, problems), "")
+
+
+def _band_problem(name: str, band: Any) -> str:
+    if isinstance(band, list) and len(band) == 2 and all(map(_is_size, band)) and band[0] <= band[1]:
+        return ""
+    return f"{name}: given {str(band)[:40]}; must be two numbers, the smaller one first"
+
+
+def _sizes_problem(name: str, values: Any, wanted: Sequence[str]) -> str:
+    if not isinstance(values, Mapping):
+        return f"{name}: given {str(values)[:40]}; must be an object"
+    wrong = next((one for one in wanted if not _is_size(values.get(one))), None)
+    return (
+        "" if wrong is None else f"{name}: {wrong}: given {str(values.get(wrong))[:40]}; must be a number, at least 0"
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value >= 0
