@@ -76,7 +76,9 @@ def test_parts_without_a_number_are_left_out() -> None:
         "memory: predicted 4 bytes, measured 2 bytes: +100 %",
         "  weights: predicted 1 bytes, measured 1 bytes: +0.0 %",
     ]
-    assert lines[5].startswith("The step is predicted 50 % too short, inside of its band. The part that errs most is comp")
+    assert lines[5].startswith(
+        "The step is predicted 50 % too short, inside of its band. The part that errs most is comp"
+    )
     assert "The device computes more slowly" in lines[5]
     assert len(lines) == 6
     assert list(beside(predicted(stage), MeasuredStep(None))) == []

@@ -117,6 +117,12 @@ def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, An
         yield Compared(name, sum(float(predicted[one]) for one in of_prediction), sum(known) if known else None)
 
 
+def held_bytes(prediction: Mapping[str, Any]) -> float:
+    """What the fullest rank is predicted to hold, of what its run will measure: on CUDA without what is OUTSIDE."""
+    outside = OUTSIDE if prediction.get("kind") == "cuda" else ()
+    return max(float(held["total"]) - sum(float(held[name]) for name in outside) for held in prediction["memory_bytes"])
+
+
 def memory_band(prediction: Mapping[str, Any], stage: int, whole: Compared) -> Band:
     """The band of what `memory` compares, which is less than the prediction on CUDA."""
     low, high = prediction["band_bytes"][stage]

@@ -13,13 +13,14 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.plan import Plan
 from codescent.planner.bands import Band
-from codescent.planner.beside import Compared, errs_most, memory, memory_band, said_of, times
+from codescent.planner.beside import MEMORY, Compared, errs_most, memory, memory_band, said_of, times
 from codescent.planner.measured import MeasuredStep
+from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, seconds_axis, shortened
 from codescent.report.content import NO_CELL, Cell, Column, Item, Picture, Table, Words
 from codescent.report.run_tables import number, seconds, size
-from codescent.report.study_figures import MOST_BARS, bars_figure, bytes_axis, seconds_axis, shortened
 from codescent.report.style import BLUE, SKY, TEXT_GREY
 from codescent.report.summary import Summary
+from codescent.study.result import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,8 @@ SMALLEST = 0.01
 PREDICTED = Column("predicted", "before the first step: prediction.json")
 BAND = Column("8 of 10", "between which numbers 8 of 10 such predictions would be measured")
 ERROR = Column("error", "predicted / measured, less one")
+MOST = Column("errs most", "which part of a step, and by how much")
+OF_MEMORY = (Column("memory, predicted"), Column("memory, measured", "of the fullest rank"), ERROR)
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,13 @@ class PredictedRun:
         return said_of(self.times, self.prediction["band_s"])
 
 
-def items(known: Sequence[Summary]) -> Iterator[Item]:
-    """Tables and figures of the runs that were predicted. Raises UserError, with all of them: damaged predictions."""
+def items(known: Sequence[Summary], study: Study | None) -> Iterator[Item]:
+    """Tables and figures of the runs that were predicted; of a study `points_table` and its figures say it.
+
+    Raises UserError, with all of them: damaged predictions.
+    """
+    if study is not None:
+        return
     found, problems = list[PredictedRun](), list[str]()
     for one in known:
         try:
@@ -90,8 +98,8 @@ def items(known: Sequence[Summary]) -> Iterator[Item]:
     yield Words([f"{one.name}: {one.said}" if several else one.said for one in found if one.said], listed=several)
     sizes = [one.memory for one in found]
     yield Table(*_by_part(found, sizes, [one.band_bytes for one in found], size, of_bytes))
-    yield _bars("predicted_time", "Time of a step, predicted and measured", _rows(found, is_memory=False))
-    yield _bars("predicted_memory", "Memory, predicted and measured", _rows(found, is_memory=True), is_memory=True)
+    yield _bars("predicted_time", "Time of a step, predicted and measured", found, is_memory=False)
+    yield _bars("predicted_memory", "Memory, predicted and measured", found, is_memory=True)
 
 
 def _predicted(one: Summary, prediction: Mapping[str, Any], plan: Plan) -> PredictedRun:
@@ -140,31 +148,28 @@ def _error(part: Compared, *, odd: bool = False) -> Cell:
 
 def _of_many(found: Sequence[PredictedRun]) -> Iterator[Item]:
     """A row for each run."""
-    of_memory = [Column("memory, predicted"), Column("memory, measured", "of the fullest rank"), ERROR]
-    columns = [Column("run"), PREDICTED, BAND, Column("measured"), ERROR, Column("errs most", "of the parts of a step")]
     rows = []
     for one in found:
-        step, most = one.times[0], errs_most(one.times)
-        held, band = one.memory[0], one.band_s
-        cells = [seconds(step.predicted), Cell(band.words(of_seconds)), seconds(step.measured)]
-        cells += [_error(step, odd=_is_outside(step, band))]
-        cells += [NO_CELL if most is None else Cell(f"{most.name}, by {of_seconds(abs(most.missing))}")]
+        held = one.memory[0]
+        error = _error(held, odd=_is_outside(held, one.band_bytes))
         rows.append(
-            [
-                Cell(one.name),
-                *cells,
-                size(held.predicted),
-                size(held.measured),
-                _error(held, odd=_is_outside(held, one.band_bytes)),
-            ]
+            [Cell(one.name), *_step_cells(one.times, one.band_s), size(held.predicted), size(held.measured), error]
         )
-    yield Table([*columns, *of_memory], rows)
+    yield Table([Column("run"), PREDICTED, BAND, Column("measured"), ERROR, MOST, *OF_MEMORY], rows)
     known = [one for one in found if one.times[0].error is not None]
     if known:
         worst = max(known, key=lambda one: abs(one.times[0].error or 0.0))
         yield Words([f"Furthest off of {counted(len(known), 'run')} is {worst.name}. {worst.said}"])
-    yield _bars("predicted_time", "Time of a step, predicted and measured", _rows(found, is_memory=False))
-    yield _bars("predicted_memory", "Memory, predicted and measured", _rows(found, is_memory=True), is_memory=True)
+    yield _bars("predicted_time", "Time of a step, predicted and measured", found, is_memory=False)
+    yield _bars("predicted_memory", "Memory, predicted and measured", found, is_memory=True)
+
+
+def _step_cells(compared: Sequence[Compared], band: Band) -> list[Cell]:
+    """Predicted, its band, measured, error, and what errs most."""
+    step, most = compared[0], errs_most(compared)
+    part = NO_CELL if most is None else Cell(f"{most.name}, by {of_seconds(abs(most.missing))}")
+    cells = [seconds(step.predicted), Cell(band.words(of_seconds)), seconds(step.measured)]
+    return [*cells, _error(step, odd=_is_outside(step, band)), part]
 
 
 class Bars(NamedTuple):
@@ -175,9 +180,9 @@ class Bars(NamedTuple):
     band: Band | None
 
 
-def _rows(found: Sequence[PredictedRun], *, is_memory: bool) -> list[Bars]:
-    """A row for each part, or for each of many runs."""
-    rows, is_many = [], len(found) > MOST_BY_PART
+def _rows(found: Sequence[PredictedRun], *, is_memory: bool) -> tuple[list[Bars], bool]:
+    """A row for each part, or for each of many runs; whether parts are too small for one."""
+    rows, is_many, small = list[Bars](), len(found) > MOST_BY_PART, False
     for run in found:
         compared = run.memory if is_memory else run.times
         for part in compared[:1] if is_many else compared:
@@ -185,19 +190,24 @@ def _rows(found: Sequence[PredictedRun], *, is_memory: bool) -> list[Bars]:
             band = run.band_bytes if is_memory else run.band_s
             if max(part.predicted, part.measured or 0.0) >= SMALLEST * compared[0].predicted:
                 rows.append(Bars(name, part, band if part is compared[0] else None))
-    return rows
+            else:
+                small = True
+    return rows, small
 
 
-def _bars(name: str, title: str, rows: Sequence[Bars], *, is_memory: bool = False) -> Picture:
+def _bars(name: str, title: str, found: Sequence[PredictedRun], *, is_memory: bool) -> Picture:
     """Two bars in each row, the predicted one above the measured one."""
+    rows, small = _rows(found, is_memory=is_memory)
     shown = rows[:MOST_BARS]
-    caption = f"Above: predicted. Below: measured. Parts of less than {of_share(SMALLEST)} are left out."
+    caption = "Above: predicted. Below: measured."
+    if small:
+        caption += f" Parts of less than {of_share(SMALLEST)} are left out."
     if any(row.band for row in shown):
         caption += " The line at a predicted bar: where 8 of 10 such runs are measured."
     if any(row.one.measured is None for row in shown):
         caption += " Without a lower bar: not measured."
     if len(shown) < len(rows):
-        caption += f" The first {len(shown)} of {len(rows)} bars."
+        caption += f" The first {len(shown)} of {len(rows)}."
 
     def draw() -> Figure:
         from matplotlib.figure import Figure
@@ -221,3 +231,24 @@ def _bars(name: str, title: str, rows: Sequence[Bars], *, is_memory: bool = Fals
         return figure
 
     return Picture(name, title, caption, draw)
+
+
+def points_table(study: Study) -> Iterator[Table]:
+    """A row for each point of a study that was predicted."""
+    points = [point for group in study.groups for point in group.points]
+    known = [(point, point.predicted) for point in points if point.predicted is not None]
+    if not known:
+        return
+    columns = [Column("point"), PREDICTED, BAND, Column("measured"), ERROR, MOST, *OF_MEMORY]
+    rows = [
+        [
+            Cell(point.name),
+            *_step_cells(one.compared, one.band_s),
+            size(one.memory_bytes),
+            size(point.memory_bytes),
+            _error(Compared(MEMORY, one.memory_bytes, point.memory_bytes)),
+        ]
+        for point, one in known
+    ]
+    clusters = ", ".join(dict.fromkeys(one.cluster for _, one in known))
+    yield Table(columns, rows, f"Predicted on {clusters}, before the runs of each point.")
