@@ -119,7 +119,7 @@ def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, An
 
 def held_bytes(prediction: Mapping[str, Any]) -> float:
     """What the fullest rank is predicted to hold, of what its run will measure: on CUDA without what is OUTSIDE."""
-    outside = OUTSIDE if prediction.get("kind") == "cuda" else ()
+    outside = OUTSIDE if prediction.get("device_kind") == "cuda" else ()
     return max(float(held["total"]) - sum(float(held[name]) for name in outside) for held in prediction["memory_bytes"])
 
 

@@ -23,7 +23,7 @@ from codescent.planner.bands import Band, falls, grows
 COMPILED = 0.6
 """Of their bytes, and of their launches, element-wise operators keep so many once they are compiled into one another:
 an H100 took 34.7 ms for a step of GPT-2 124M, which is predicted so to 3 %."""
-NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "from_step": int}
+NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "device_kind": str}
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
 HELD = (*(field.name for field in fields(StageMemory)), "total")
@@ -73,6 +73,7 @@ def price_json(found: Price) -> dict[str, Any]:
         "peak_flops_per_s": found.peak_flops_per_s,
         "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
         "band_bytes": [list(grows(held.total, found.software.memory_band)) for held in found.memory],
+        "device_kind": found.cluster.device.kind,
         "device_bytes": found.cluster.device.memory_bytes,
         "verdict": str(found.verdict),
         "fits": found.verdict is not Fitting.TOO_LARGE,

@@ -103,8 +103,7 @@ def items(known: Sequence[Summary], study: Study | None) -> Iterator[Item]:
 
 
 def _predicted(one: Summary, prediction: Mapping[str, Any], plan: Plan) -> PredictedRun:
-    first_step = prediction.get("from_step") or 0
-    return PredictedRun(one.name, prediction, one.run.measured(plan, one.warmup_wanted, first_step))
+    return PredictedRun(one.name, prediction, one.run.measured(plan, one.warmup_wanted))
 
 
 def _about(found: Sequence[PredictedRun]) -> str:

@@ -108,13 +108,19 @@ class Run:
             raise UserError(f"{self.folder.path / PREDICTION}: not a prediction: {problem}")
         return found
 
-    def measured(self, plan: Plan, warmup: int | None = None, first_step: int = 0) -> MeasuredStep:
-        """What it measured of what a price of its plan predicts, after `first_step` and the warm-up.
+    @property
+    def first_step(self) -> int:
+        """The step after which it was begun or continued last: since then it has its plan."""
+        return next((event.get("step") or 0 for event in reversed(self.events) if event["kind"] in BEGINS), 0)
+
+    def measured(self, plan: Plan, warmup: int | None = None) -> MeasuredStep:
+        """What it measured of what a price of its plan predicts, since it was begun or continued last.
 
         `warmup`: None: by the number of steps. Raises UserError: a file of the folder is damaged.
         """
         steps, seconds = self.columns["step"], self.columns["step_s"]
-        return measured_step(steps, seconds, self.ranks, self.folder.last_memory(), plan, first_step, warmup)
+        memory = self.folder.last_memory()
+        return measured_step(steps, seconds, self.ranks, memory, plan, self.first_step, warmup)
 
     @property
     def state(self) -> State:

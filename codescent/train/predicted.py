@@ -33,7 +33,7 @@ class Predicted:
             return
         folder.write_prediction(self.found)
         yield said_before(self.found)
-        kind, predicted = self.run.world.device.type, self.found["kind"]
+        kind, predicted = self.run.world.device.type, self.found["device_kind"]
         if kind != predicted:
             yield f"run.cluster: {name} has devices of the kind {predicted}, and this run is on {kind}"
 
@@ -48,7 +48,6 @@ class Predicted:
             self.found = price_json(price(plan, cluster, software))
         except UserError as error:  # or there are no FLOP/s in this number format
             return str(error)
-        self.found |= {"kind": cluster.device.kind, "from_step": self.run.first_step}
         return ""
 
     def end(self) -> Iterator[str]:
