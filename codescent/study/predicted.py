@@ -78,7 +78,9 @@ def _said(study: Study, group: Group, known: Sequence[Point]) -> str:
         ends = dict.fromkeys(map(of_number, (min(ratios), max(ratios))))
         return f"Predicted and measured stay together: each point takes {' to '.join(ends)} times what is predicted."
     point = beyond[0] if study.kind is not Kind.GRID else max(beyond, key=lambda one: apart[one.name])
-    name, from_name = (short_name(one, group, study.unit) for one in (point, first))
+    name, from_name = (
+        one.name if study.kind is Kind.GRID else short_name(one, group, study.unit) for one in (point, first)
+    )
     return (
         f"Predicted and measured part at {name}: it takes {of_number(_ratio(point))} times what is predicted, and "
         f"{from_name} takes {of_number(start)} times. {_part(first, point)}"
