@@ -35,6 +35,13 @@ def test_a_run_ends_with_what_was_predicted_beside_what_was_measured(tmp_path: P
     assert "\nThe step is predicted " in done.stdout
     weights = next(line for line in done.stdout.splitlines() if line.startswith("  weights: predicted "))
     assert weights.endswith(": +0.0 %")
+    step = next(line for line in done.stdout.splitlines() if line.startswith("step: predicted "))
+    table = called(tmp_path, "report", "runs/one", "--markdown").stdout
+    (row,) = (line for line in table.splitlines() if line.startswith("| step | "))
+    cells = [cell.strip(" *") for cell in row.strip("|").split("|")]
+    assert step == f"step: predicted {cells[1]}, measured {cells[3]}: {cells[4]}", "a report says what the run has said"
+    said = next(line for line in done.stdout.splitlines() if line.startswith("The step is predicted "))
+    assert said in table
 
 
 @pytest.mark.parametrize("words", [(), ("parallel.ranks=2",)])

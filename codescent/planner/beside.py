@@ -50,7 +50,7 @@ MEANS: Mapping[str, tuple[str, str]] = {
         "The stages wait less for one another than the price says",
     ),
     OPTIMIZER: (
-        "The update reaches less of the memory's bandwidth than the cluster file says",
+        "The update takes longer than its bytes: its operators are small, or the memory is slower than the file says",
         "The update reaches more of the memory's bandwidth than the cluster file says",
     ),
     REST: (

@@ -320,7 +320,7 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
         known = [None if point.predicted is None else quantity.predicted(point.predicted) for point in shown]
         places = [(quantity.scale * value, row) for row, value in enumerate(known) if value is not None]
         if places:
-            axes.plot(*zip(*places), "D", color=PALETTE[1], mfc="none", ms=6, mew=1.4, zorder=4)
+            axes.plot(*zip(*places), "D", color=PALETTE[1], mfc="#FFFFFF", ms=6, mew=1.4, zorder=4)
         axes.set_xlabel(quantity.axis, fontsize=9)
         return figure
 

@@ -91,15 +91,16 @@ def _part(first: Point, point: Point) -> str:
     """The part of the step whose error grows most, relative to the predicted step."""
     shares = [_missing(one) for one in (first, point)]
     if not all(shares):
-        return "Which part of the step does is not known: the parts were not measured."
+        return "Which part of the step does so is not known: the parts were not measured."
     sign = math.copysign(1.0, _ratio(point) - _ratio(first))
     names = {**shares[0], **shares[1]}
     name = max(names, key=lambda part: sign * (shares[1].get(part, 0.0) - shares[0].get(part, 0.0)))
     assert point.predicted is not None
     found = next((one for one in point.predicted.compared[1:] if one.name == name), None)
     if found is None:
-        return f"Of the step, {name} does: {name} is there at the first point alone."
-    return f"Of the step, {name} does: predicted {of_seconds(found.predicted)}, measured {of_seconds(found.measured)}."
+        return f"The part of the step that does so is {name}: the first point alone has it."
+    numbers = f"predicted {of_seconds(found.predicted)}, measured {of_seconds(found.measured)}"
+    return f"The part of the step that does so is {name}: {numbers}."
 
 
 def _missing(point: Point) -> dict[str, float]:
