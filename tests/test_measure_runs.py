@@ -61,7 +61,7 @@ def test_constants_come_from_runs_and_the_file_is_read_again(runs: Path) -> None
     assert after.band[0] < 1 < after.band[1]
     assert cluster.sources[f"software.{OWN}.band"].startswith("each of the 4 runs")
     assert "# run " in (runs / "here.toml").read_text()
-    for name, words in SIZES.items():
+    for words in SIZES.values():
         asked = called(runs, "plan", "run.toml", "--cluster", "here.toml", "--json", *words)
         found = json.loads(asked.stdout)
         assert found["fitted_on"] == after.fitted_on

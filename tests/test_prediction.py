@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from forker import Forker
-from reported import of_rank, plan_of
+from reported import STEP_S, of_rank, plan_of
 from runs import called, codescent, make_project
 
 from codescent.cost.time_parts import NAMES
@@ -41,7 +41,7 @@ def test_a_run_ends_with_what_was_predicted_beside_what_was_measured(tmp_path: P
     cells = [cell.strip(" *") for cell in row.strip("|").split("|")]
     assert step == f"step: predicted {cells[1]}, measured {cells[3]}: {cells[4]}", "a report says what the run has said"
     said = next(line for line in done.stdout.splitlines() if line.startswith("The step is predicted "))
-    assert said in table
+    assert said in table.replace("\\", "")
 
 
 @pytest.mark.parametrize("words", [(), ("parallel.ranks=2",)])
@@ -105,14 +105,14 @@ def test_on_a_device_the_peak_of_tensors_is_compared_with_tensors_of_the_same_st
 def test_the_steps_before_and_the_warm_up_do_not_count() -> None:
     """A median with slow first steps, or with those of the layout before a continuation; another stage's memory."""
     plan = plan_of(2, "parallel.pp=2")
-    steps, seconds = list(range(1, 31)), [9.0] * 10 + [5.0] * 5 + [2.0] * 15
+    steps, seconds = list(range(1, 31)), [31.0 - step for step in range(1, 31)]
     rows = [row for step in (10, 20, 25, 30) for row in (slow(step, 0), slow(step, 1))]
     memory = {0: {**ROW, "peak_bytes": 7}, 1: {**ROW, "peak_bytes": 8}, 2: {**ROW, "peak_bytes": 99}}
     found = measured_step(steps, seconds, rows, memory, plan, first_step=10)
-    assert found.step_s == 2.0
+    assert found.step_s == 8.0, "of the steps 16 to 30"
     assert (found.stage, found.memory) == (1, memory[1]), "rank 2 is of an earlier layout"
-    assert found.parts_s["forward_s"] == pytest.approx(2.0 * 0.03 / of_rank(30, 5, 1, 1.0)["step_s"], rel=0.5)
-    assert sum(found.parts_s.values()) == pytest.approx(2.0)
+    assert found.parts_s["forward_s"] == pytest.approx(8.0 * of_rank(30, 5, 1, 1.2)["forward_s"] / STEP_S)
+    assert sum(found.parts_s.values()) == pytest.approx(8.0)
     assert measured_step([1.0], [3.0], [], {}, plan).step_s == 3.0
     assert measured_step([], [], [], {}, plan).step_s is None
 

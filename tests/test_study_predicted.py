@@ -49,13 +49,13 @@ def study_of(*points: Taken, kind: Kind = Kind.STRONG) -> Study:
 def test_where_they_part_the_part_of_the_step_is_named() -> None:
     """The part that errs most at every point, instead of the one whose error grows."""
     study = study_of(
-        taken(1, prediction(1.0, 0.0), 2.0, 0.0),
-        taken(2, prediction(0.5, 0.1), 1.0, 0.25),
-        taken(4, prediction(0.25, 0.2), 0.5, 1.1),
+        taken(1, prediction(1.0, 0.0), 3.0, 0.0),
+        taken(2, prediction(0.5, 0.1), 1.5, 0.3),
+        taken(4, prediction(0.25, 0.1), 0.75, 0.5),
     )
     assert study.paragraphs[-1] == (
-        "Predicted and measured part at 4 ranks: it takes 3.56 times what is predicted, and 1 rank takes 2.00 times. "
-        "The part of the step that does so is messages: predicted 200 ms, measured 1.10 s."
+        "Predicted and measured part at 4 ranks: it takes 3.57 times what is predicted, and 1 rank takes 3.00 times. "
+        "The part of the step that does so is messages: predicted 100 ms, measured 500 ms."
     )
 
 

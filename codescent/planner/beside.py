@@ -61,7 +61,7 @@ MEANS: Mapping[str, tuple[str, str]] = {
 """What it means if a part takes longer than predicted, and if it takes less."""
 
 
-class Compared(NamedTuple):
+class ComparedPart(NamedTuple):
     """A part, predicted and measured. `measured`: None: the run does not say it."""
 
     name: str
@@ -79,7 +79,7 @@ class Compared(NamedTuple):
         return (self.measured or 0.0) - self.predicted
 
 
-def times(prediction: Mapping[str, Any], step_s: float | None, parts_s: Mapping[str, float]) -> list[Compared]:
+def times(prediction: Mapping[str, Any], step_s: float | None, parts_s: Mapping[str, float]) -> list[ComparedPart]:
     """The step, then its parts; they sum to it. A part that takes no time on both sides is left out.
 
     Args:
@@ -89,12 +89,12 @@ def times(prediction: Mapping[str, Any], step_s: float | None, parts_s: Mapping[
     """
     parts = list(_parts(TIME_PARTS, prediction["parts"], parts_s))
     return [
-        Compared(STEP, float(prediction["step_s"]), step_s),
+        ComparedPart(STEP, float(prediction["step_s"]), step_s),
         *(one for one in parts if one.predicted or one.measured),
     ]
 
 
-def memory(prediction: Mapping[str, Any], stage: int, row: Mapping[str, Any] | None) -> list[Compared]:
+def memory(prediction: Mapping[str, Any], stage: int, row: Mapping[str, Any] | None) -> list[ComparedPart]:
     """The memory of a rank, then its parts. On CUDA both are without what torch does not count.
 
     Args:
@@ -108,13 +108,13 @@ def memory(prediction: Mapping[str, Any], stage: int, row: Mapping[str, Any] | N
     parts = list(_parts(MEMORY_PARTS, held, row or {}))
     peak = None if row is None else float(row["peak_bytes"] or 0.0) or None
     shown = [one for one in parts if one.predicted or one.measured]
-    return [Compared(MEMORY, sum(one.predicted for one in parts), peak), *shown]
+    return [ComparedPart(MEMORY, sum(one.predicted for one in parts), peak), *shown]
 
 
-def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[Compared]:
+def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[ComparedPart]:
     for name, (of_prediction, of_run) in alike.items():
         known = [float(measured[one]) for one in of_run if measured.get(one) is not None]
-        yield Compared(name, sum(float(predicted[one]) for one in of_prediction), sum(known) if known else None)
+        yield ComparedPart(name, sum(float(predicted[one]) for one in of_prediction), sum(known) if known else None)
 
 
 def held_bytes(prediction: Mapping[str, Any]) -> float:
@@ -123,20 +123,20 @@ def held_bytes(prediction: Mapping[str, Any]) -> float:
     return max(float(held["total"]) - sum(float(held[name]) for name in outside) for held in prediction["memory_bytes"])
 
 
-def memory_band(prediction: Mapping[str, Any], stage: int, whole: Compared) -> Band:
+def memory_band(prediction: Mapping[str, Any], stage: int, whole: ComparedPart) -> Band:
     """The band of what `memory` compares, which is less than the prediction on CUDA."""
     low, high = prediction["band_bytes"][stage]
     total = float(prediction["memory_bytes"][stage]["total"]) or 1.0
     return grows(whole.predicted, (low / total, high / total))
 
 
-def errs_most(compared: Sequence[Compared]) -> Compared | None:
+def errs_most(compared: Sequence[ComparedPart]) -> ComparedPart | None:
     """The part whose prediction is furthest off, in seconds or bytes. None: no part was measured."""
     known = [one for one in compared[1:] if one.measured is not None]
     return max(known, key=lambda one: abs(one.missing), default=None)
 
 
-def said_of(compared: Sequence[Compared], band: Sequence[float]) -> str:
+def said_of(compared: Sequence[ComparedPart], band: Sequence[float]) -> str:
     """How far the prediction of a step is off, which part errs most, and what that means. Empty: nothing was measured.
 
     `band`: between which seconds 8 of 10 such steps lie.
@@ -157,7 +157,7 @@ def said_of(compared: Sequence[Compared], band: Sequence[float]) -> str:
     return f"{said}{more if part.missing > 0 else less}."
 
 
-def lines(compared: Sequence[Compared]) -> Iterator[str]:
+def lines(compared: Sequence[ComparedPart]) -> Iterator[str]:
     """A line for each that was measured: the whole, then its parts."""
     for number, one in enumerate(compared):
         if one.measured is None:

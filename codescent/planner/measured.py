@@ -54,20 +54,20 @@ def measured_step(
         warmup: steps after it that do not count; None: by their number (base/warm_up.py).
     """
     numbers, times = np.asarray(steps, dtype=float), np.asarray(seconds, dtype=float)
-    own = np.isfinite(times) & (numbers > first_step)
-    done = int(numbers[own].max()) - first_step if own.any() else 0
+    known = numbers[np.isfinite(times)]
+    done = max(0, int(known.max()) - first_step) if len(known) else 0
     after = first_step + warm_up.within(done, warmup)
-    counted = times[own & (numbers > after)]
+    counted = times[np.isfinite(times) & (numbers > after)]
     step_s = float(np.median(counted)) if len(counted) else None
-    rows, ranks = [row for row in of_ranks if row["step"] > first_step], range(plan.mesh.world_size)
+    rows, ranks = list(of_ranks), range(plan.mesh.world_size)
     alone = plan.world_size == 1
     parts = parts_of(rows, ranks, plan, after, alone=alone) or parts_of(rows, ranks, plan, first_step, alone=alone)
     shares = of_busiest_stage(parts, plan) if step_s is not None else {}
-    known = {rank: row for rank, row in memory.items() if rank in plan.mesh}
-    fullest = max(known, key=lambda rank: float(known[rank]["peak_bytes"] or 0), default=None)
+    present = {rank: row for rank, row in memory.items() if rank in plan.mesh}
+    fullest = max(present, key=lambda rank: float(present[rank]["peak_bytes"] or 0), default=None)
     return MeasuredStep(
         step_s,
         {name: share * (step_s or 0.0) for name, share in shares.items()},
         0 if fullest is None else plan.role(fullest),
-        None if fullest is None else known[fullest],
+        None if fullest is None else present[fullest],
     )

@@ -13,7 +13,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.plan import Plan
 from codescent.planner.bands import Band
-from codescent.planner.beside import MEMORY, Compared, errs_most, memory, memory_band, said_of, times
+from codescent.planner.beside import MEMORY, ComparedPart, errs_most, memory, memory_band, said_of, times
 from codescent.planner.measured import MeasuredStep
 from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, seconds_axis, shortened
 from codescent.report.content import NO_CELL, Cell, Column, Item, Picture, Table, Words
@@ -45,12 +45,12 @@ class PredictedRun:
     found: MeasuredStep
 
     @cached_property
-    def times(self) -> list[Compared]:
+    def times(self) -> list[ComparedPart]:
         """The step and its parts."""
         return times(self.prediction, self.found.step_s, self.found.parts_s)
 
     @cached_property
-    def memory(self) -> list[Compared]:
+    def memory(self) -> list[ComparedPart]:
         """The memory of the fullest rank and its parts."""
         return memory(self.prediction, self.found.stage, self.found.memory)
 
@@ -119,7 +119,7 @@ def _about(found: Sequence[PredictedRun]) -> str:
 
 def _by_part(
     found: Sequence[PredictedRun],
-    compared: Sequence[Sequence[Compared]],
+    compared: Sequence[Sequence[ComparedPart]],
     bands: Sequence[Band],
     cell: Callable[[float | None], Cell],
     words: Callable[[float], str],
@@ -137,11 +137,11 @@ def _by_part(
     return [*several, Column("part"), PREDICTED, BAND, Column("measured"), ERROR], rows
 
 
-def _is_outside(one: Compared, band: Band) -> bool:
+def _is_outside(one: ComparedPart, band: Band) -> bool:
     return one.measured is not None and not band.low <= one.measured <= band.high
 
 
-def _error(part: Compared, *, odd: bool = False) -> Cell:
+def _error(part: ComparedPart, *, odd: bool = False) -> Cell:
     return number(part.error, "" if part.error is None else of_change(part.error), odd=odd)
 
 
@@ -163,7 +163,7 @@ def _of_many(found: Sequence[PredictedRun]) -> Iterator[Item]:
     yield _bars("predicted_memory", "Memory, predicted and measured", found, is_memory=True)
 
 
-def _step_cells(compared: Sequence[Compared], band: Band) -> list[Cell]:
+def _step_cells(compared: Sequence[ComparedPart], band: Band) -> list[Cell]:
     """Predicted, its band, measured, error, and what errs most."""
     step, most = compared[0], errs_most(compared)
     part = NO_CELL if most is None else Cell(f"{most.name}, by {of_seconds(abs(most.missing))}")
@@ -175,7 +175,7 @@ class Bars(NamedTuple):
     """A row of a figure. `band`: of the predicted number; None: it has none."""
 
     name: str
-    one: Compared
+    one: ComparedPart
     band: Band | None
 
 
@@ -245,7 +245,7 @@ def points_table(study: Study) -> Iterator[Table]:
             *_step_cells(one.compared, one.band_s),
             size(one.memory_bytes),
             size(point.memory_bytes),
-            _error(Compared(MEMORY, one.memory_bytes, point.memory_bytes)),
+            _error(ComparedPart(MEMORY, one.memory_bytes, point.memory_bytes)),
         ]
         for point, one in known
     ]

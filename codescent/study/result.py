@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from codescent.planner.bands import Band
-from codescent.planner.beside import COMPUTING, Compared
+from codescent.planner.beside import COMPUTING, ComparedPart
 from codescent.results import Interval
 
 
@@ -57,7 +57,7 @@ class PredictedPoint:
     cluster: str
     step_s: float
     band_s: Band
-    compared: Sequence[Compared]
+    compared: Sequence[ComparedPart]
     speed_up: float | None
     efficiency: float | None
     flops_per_s: float | None
