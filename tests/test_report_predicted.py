@@ -5,31 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from reported import make_run
+from reported import make_run, predicted_run
 from runs import called
 
 from codescent.base.errors import UserError
-from codescent.clusters.cluster import Software
-from codescent.clusters.files import load_cluster
-from codescent.cost.price import price
-from codescent.planner.prediction import price_json
-from codescent.record import RunFolder
 from codescent.report.content import Picture, ReportSection, Table, Words
 from codescent.report.sections import report
 from codescent.results import open_runs
-
-
-def predicted_run(path: Path, ranks: int = 1, *words: str, **changes: Any) -> RunFolder:
-    """A run with the prediction of its plan on the laptop; `changes`: values of the prediction that are replaced."""
-    folder = make_run(path, ranks, *words)
-    plan = open_runs([path])[0].plan
-    assert plan is not None
-    found = price_json(price(plan, load_cluster("laptop", ["node.devices=8"]), Software(held_bytes=0.0)))
-    folder.write_prediction({**found, **changes})
-    return folder
 
 
 def section(*paths: Path) -> ReportSection | None:
