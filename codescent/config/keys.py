@@ -95,6 +95,15 @@ def _check_period(value: int | str) -> int | str:
     return value
 
 
+def _check_cut(value: str) -> str:
+    if value in ("cost", "encoder-decoder"):
+        return value
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isascii() and number.isdigit() and int(number) > 0 for number in numbers):
+        raise ValueError('must be "cost", "encoder-decoder", or the layers of each part with commas, such as "5,6,6,5"')
+    return ",".join(str(int(number)) for number in numbers)
+
+
 def _check_wire(value: str) -> str:
     try:
         return text_of(*read_form(value))
@@ -102,6 +111,7 @@ def _check_wire(value: str) -> str:
         raise ValueError(f"must be {FORMS}") from None
 
 
+Cut = Annotated[str, AfterValidator(_check_cut)]
 Period = Annotated[int | str, AfterValidator(_check_period)]
 Servers = Annotated[int, Field(ge=0, le=1024)]
 WireText = Annotated[str, AfterValidator(_check_wire)]
