@@ -21,6 +21,8 @@ TORCHTITAN = replace(FSDP, logit_bytes=12, second_products=True, shards_over_cp=
 second product, and divides state over the ranks of a sequence, too. torch.distributed.pipelining joins outputs."""
 LOSS_PARALLEL_BYTES = 16
 """With tp it divides the loss: one tensor in fp32 more is there at once (torch.distributed.tensor.parallel)."""
+LLM_C = replace(FOREIGN, fused=0.6)
+"""Its kernels join element-wise operators. That of seed_gpt2 does not hide its sums: its logs count them apart."""
 FRAMEWORKS: dict[str, Software] = {
     "megatron_core": replace(MEGATRON, microbatch_s=FOREIGN.microbatch_s, overlaps=("gathers", "sums", "layers")),
     "nvidia_fp8": replace(FOREIGN, fused=0.6),
@@ -33,7 +35,8 @@ FRAMEWORKS: dict[str, Software] = {
     "torchtitan": TORCHTITAN,
     "ibm_fms": FSDP,
     "nanotron": replace(FOREIGN, overlaps=("gathers",), logit_bytes=10, by_tensor=True),
-    "llm.c": replace(FOREIGN, fused=0.6),
+    "llm.c": LLM_C,
+    "seed_gpt2": replace(LLM_C, overlaps=("gathers",)),
     "nvidia_bert": replace(FOREIGN, logit_bytes=10),
     "seed_bert": replace(FOREIGN, logit_bytes=10),
 }
@@ -81,7 +84,7 @@ def cut_of(data: Mapping[str, Any], stages: int) -> str:
         numbers[0], numbers[-1] = numbers[0] - 1, numbers[-1] - 1
     else:
         return "cost"
-    return ",".join(map(str, numbers)) if min(numbers) > 0 else "cost"
+    return ",".join(map(str, numbers)) if all(numbers[:-1]) else "cost"
 
 
 def _middle_first(layers: int, stages: int) -> list[int]:

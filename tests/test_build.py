@@ -264,10 +264,10 @@ def test_stages_have_the_layers_that_the_config_gives() -> None:
         "model": {"preset": "gpt2", "num_layers": 6},
         "data": {"corpus": "synthetic"},
         "train": {"global_batch_size": 4, "microbatch_size": 1},
-        "parallel": {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "cut": "1, 3,1,1"},
+        "parallel": {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "cut": "1, 3,2,0"},
     }
     schedule = build(Config.model_validate(sections), None, 2).schedule
     assert [schedule.parts(stage) for stage in (0, 1)] == [
-        [range(2), range(5, 6)],
-        [range(2, 5), range(6, 8)],
+        [range(2), range(5, 7)],
+        [range(2, 5), range(7, 8)],
     ]

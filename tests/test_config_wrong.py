@@ -103,8 +103,8 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         ("train.num_steps", "0", "given 0; must be a whole number >= 1"),
         (
             "parallel.cut",
-            '"2,0"',
-            'given "2,0"; must be "cost", "encoder-decoder", or the layers of each part with commas',
+            '"0,2"',
+            'given "0,2"; must be "cost", "encoder-decoder", or the layers of each part with commas',
         ),
         ("parallel.wire", '"int3"', 'given "int3"; must be none, bf16, int8, int4, sign, powersgd:r with a whole'),
         ("train.num_steps", "true", "given true; must be a whole number >= 1"),

@@ -99,7 +99,8 @@ def _check_cut(value: str) -> str:
     if value in ("cost", "encoder-decoder"):
         return value
     numbers = [number.strip() for number in value.split(",")]
-    if not all(number.isascii() and number.isdigit() and int(number) > 0 for number in numbers):
+    digits = all(number.isascii() and number.isdigit() for number in numbers)
+    if not digits or not all(map(int, numbers[:-1])):  # the last stage may have the head alone
         raise ValueError('must be "cost", "encoder-decoder", or the layers of each part with commas, such as "5,6,6,5"')
     return ",".join(str(int(number)) for number in numbers)
 
