@@ -322,6 +322,18 @@ def test_constants_are_found_again_from_times_that_they_made() -> None:
     assert abs(float(alone[0]) - float(bent.changes[0])) > 0.05
 
 
+def test_a_run_that_the_model_does_not_explain_has_hardly_a_part_in_the_constants() -> None:
+    """One strange run of four that bends the constants, and with them the predictions of the others."""
+    chosen = [one for one in CONSTANTS if one.name == "product_efficiency"]
+    truth = changed(Software(), np.array([-0.2]), chosen)
+    plans = [plan_of(layers=layers, batch=512, train={"microbatch_size": 64}) for layers in (4, 6, 8, 12)]
+    runs = [MeasuredRun(plan, CLUSTER, Software(), price(plan, CLUSTER, truth).step_s) for plan in plans]
+    strange = dataclasses.replace(runs[-1], step_s=1.5 * runs[-1].step_s)
+    (right,), (bent,) = fit(runs, chosen).changes, fit([*runs[:-1], strange], chosen).changes
+    assert right == pytest.approx(-0.2, abs=0.01)
+    assert abs(bent - right) < 0.03  # without weights 0.1, with those of Huber 0.04
+
+
 def test_the_best_interval_of_checkpoints_wastes_least() -> None:
     """Young's formula with a factor that is wrong, or a share that it does not belong to."""
     mtbf_s, save_s = 36_000.0, 60.0
