@@ -18,7 +18,7 @@ from unittest.mock import patch
 import tomli_w
 from measure import ROOT, finish, new_file, parser, say, write_json
 from paper_texts import FOUNDING, FOUNDING_FILE, HEAD, LLAMA, TRILLION, TRILLION_FILE
-from published_rows import software_of
+from published_programs import software_of
 
 from codescent.clusters.cluster import Software
 from codescent.verbs.cli import run
@@ -140,7 +140,7 @@ def fullest(price: dict[str, Any]) -> str:
 def trillion(desk: Desk) -> Iterator[str]:
     """The section on a trillion parameters."""
     screen, megatron = desk.screen(TRILLION_RUN), desk.numbers(MEGATRON_RUN)
-    (own_s,), (verdict, size) = read(r"^step +([\d.]+) s;", screen), read(r"^memory +(.+): ([\d.]+) GiB", screen)
+    (own_s,), (verdict, size) = read(r"^step +([\d.]+) s\b", screen), read(r"^memory +(.+): ([\d.]+) GiB", screen)
     published_s = TRILLION_FLOPS / (DEVICES * PUBLISHED_TFLOPS * TFLOP)
     rows = [
         ["published", f"{published_s:.1f}", f"{PUBLISHED_TFLOPS}", "", ""],

@@ -270,3 +270,18 @@ def test_every_shipped_config_has_a_plan(name: str) -> None:
     assert (again.trained, again.flops(), again.held_by(0)) == (plan.trained, plan.flops(), plan.held_by(0))
     for ranks in (2, 4) if name in PARAMETERS and copy == 1 else ():
         build(load(name, [f"parallel.dp_shard={ranks}"]).config, None, ranks)
+
+
+def test_stages_have_the_layers_that_the_config_gives() -> None:
+    """A stage too many or too few layers further on; an embedding or a head that no stage has."""
+    sections = {
+        "model": {"preset": "gpt2", "num_layers": 6},
+        "data": {"corpus": "synthetic"},
+        "train": {"global_batch_size": 4, "microbatch_size": 1},
+        "parallel": {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "cut": "1, 3,2,0"},
+    }
+    schedule = build(Config.model_validate(sections), None, 2).schedule
+    assert [schedule.parts(stage) for stage in (0, 1)] == [
+        [range(2), range(5, 7)],
+        [range(2, 5), range(7, 8)],
+    ]
