@@ -120,7 +120,7 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
     yield from _memory_rows(found)
     parts, band = found.parts, grows(found.step_s, software.band)
     said = f"{of_seconds(found.step_s)} ({band.words(of_seconds)}); in brackets 8 of 10 such predictions"
-    yield "step", [said, "its parts have no band: what constants are fitted on are whole steps"]
+    yield "step", [said]
     computing = {words: getattr(parts, name) for name, words in COMPUTING.items()}
     yield "  computing", [_part(sum(computing.values()), found), *_several(computing)]
     exposed = {words: getattr(parts, name) for name, words in MESSAGES.items()}
