@@ -4,19 +4,21 @@ Measures the machine by `codescent measure` first. Nothing else may run meanwhil
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from measure import finish, hardware, parser, say, table, write_json
+from measure import finish, hardware, machine_line, parser, say, table, write_json
+from prediction_scores import tau
 
-from codescent.base.correlation import kendall_tau
+from codescent.planner import beside
+from codescent.record.memory import last_rows
+from codescent.results import open_run
 
 MODELS = {
     "GPT-2 11M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "train.global_batch_size=16"),
@@ -34,7 +36,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "cp": ("parallel.cp=2",),
     "pp": ("parallel.pp=2", "parallel.schedule=1f1b"),
 }
-MICROBATCH = 2
+MICROBATCH, WARM_UP = 2, 3
 MUST_MEDIAN, MUST_WORST, MUST_MEMORY, MUST_TAU = 0.15, 0.30, 0.10, 0.7
 STEPS = {"GPT-2 11M": 14, "GPT-2 124M": 8}
 
@@ -66,15 +68,19 @@ def arguments_of() -> argparse.Namespace:
     parsed = parser("Compare predictions with small runs on this machine.")
     parsed.add_argument("--cluster", type=Path, metavar="FILE", help="a measured cluster; the default: measure now")
     parsed.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="number format (default fp32)")
-    parsed.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
+    parsed.add_argument("--keep", type=Path, metavar="FILE", help="keep the measured cluster")
     return parsed.parse_args()
 
 
 def called(folder: Path, *words: str) -> None:
-    """Run a command of codescent. Raises CalledProcessError: it fails."""
-    done = subprocess.run([sys.executable, "-m", "codescent", *words], cwd=folder, capture_output=True, text=True, check=False)
+    """Run a command of codescent. Raises RuntimeError: it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "codescent", *words], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise RuntimeError(f"codescent {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"codescent {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
 
 
 def measured_cluster(folder: Path) -> Path:
@@ -89,17 +95,15 @@ def compared(folder: Path, cluster: Path, model: str, layout: str, precision: st
     ranks, name = 1 + bool(LAYOUTS[layout]), f"{model}-{layout}".replace(" ", "-").replace(",", "")
     run = folder / name
     words = (*SAME, *MODELS[model], f"train.microbatch_size={MICROBATCH}", f"train.num_steps={STEPS[model]}")
-    called(folder, "train", "default", *words, *LAYOUTS[layout], f"train.precision={precision}", f"parallel.ranks={ranks}",
-           f"run.folder={run}", f"run.cluster={cluster}")  # fmt: skip
+    own = (f"train.precision={precision}", f"parallel.ranks={ranks}", f"run.folder={run}", f"run.cluster={cluster}")
+    called(folder, "train", "default", *words, *LAYOUTS[layout], *own)
     prediction = json.loads((run / "prediction.json").read_text())
-    with (run / "metrics.csv").open(newline="") as file:
-        steps = [float(row["step_s"]) for row in csv.DictReader(file)][2:]
-    peaks: dict[str, int] = {}
-    with (run / "memory.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            peaks[row["rank"]] = max(peaks.get(row["rank"], 0), int(row["peak_bytes"] or 0))
-    held = max(stage["total"] for stage in prediction["memory_bytes"])
-    return Compared(model, layout, prediction["step_s"], statistics.median(steps), held, max(peaks.values()))
+    found, rows = open_run(run), last_rows(run)
+    assert found.plan is not None
+    fullest = max(rows, key=lambda rank: float(rows[rank]["peak_bytes"] or 0))
+    held = beside.memory(prediction, found.plan.role(fullest), rows[fullest])[0]
+    measured_s = statistics.median(float(one) for one in found.columns["step_s"][WARM_UP:])
+    return Compared(model, layout, prediction["step_s"], measured_s, held.predicted, held.measured or float("nan"))
 
 
 def requirements(runs: Sequence[Compared]) -> Iterator[tuple[str, float, float, bool]]:
@@ -110,35 +114,51 @@ def requirements(runs: Sequence[Compared]) -> Iterator[tuple[str, float, float, 
     yield "memory, worst error", max(sizes), MUST_MEMORY, max(sizes) <= MUST_MEMORY
     for model in MODELS:
         some = [one for one in runs if one.model == model and one.layout != "one process"]
-        tau = kendall_tau([one.predicted_s for one in some], [one.measured_s for one in some])
-        yield f"order of the layouts, tau, {model}", tau, MUST_TAU, tau >= MUST_TAU
+        order = tau([one.measured_s for one in some], [one.predicted_s for one in some])
+        yield f"order of the layouts, tau, {model}", order, MUST_TAU, order >= MUST_TAU
 
 
 def main() -> int:
     """Measure, predict, run, compare."""
     arguments = arguments_of()
+    record = hardware()
+    say(machine_line(record))
     with tempfile.TemporaryDirectory(prefix="codescent-here-") as name:
         folder = Path(name)
         cluster = arguments.cluster.absolute() if arguments.cluster else measured_cluster(folder)
-        say(f"cluster {cluster.name}")
+        if arguments.keep is not None:
+            arguments.keep.write_text(cluster.read_text("utf-8"), "utf-8")
         runs = []
         for model in MODELS:
             for layout in LAYOUTS:
-                one = compared(folder, cluster, model, layout, arguments.precision)
-                say(f"{model}, {layout}: predicted {one.predicted_s:.4g} s, measured {one.measured_s:.4g} s, {one.time:+.1%}")
-                runs.append(one)
-        text = cluster.read_text()
-    rows = [
-        [one.model, one.layout, f"{one.predicted_s:.4g}", f"{one.measured_s:.4g}", f"{100 * one.time:+.1f}",
-         f"{one.predicted_bytes / 2**20:.0f}", f"{one.measured_bytes / 2**20:.0f}", f"{100 * one.memory:+.1f}"]
-        for one in runs
-    ]  # fmt: skip
-    header = ["model", "layout", "step s, predicted", "measured", "error %", "MiB, predicted", "measured", "error %"]
-    musts = [[what, f"{value:.3g}", f"{bound:g}", "yes" if holds else "NO"] for what, value, bound, holds in requirements(runs)]
-    print(table(header, rows))
-    print(table(["what", "value", "bound", "holds"], musts))
+                runs.append(compared(folder, cluster, model, layout, arguments.precision))
+                say(", ".join(_row(runs[-1])))
+    musts = [*requirements(runs)]
+    say("")
+    say(table(HEADER, [_row(one) for one in runs]))
+    for what, value, bound, holds in musts:
+        say(f"{'holds' if holds else 'DOES NOT HOLD'}: {what}: {value:.3g}, bound {bound:g}")
+    result = {
+        "benchmark": "prediction_here",
+        "hardware": record,
+        "precision": arguments.precision,
+        "runs": [asdict(one) for one in runs],
+        "musts": [
+            {"claim": what, "value": value, "bound": bound, "held": holds} for what, value, bound, holds in musts
+        ],
+    }
+    write_json(arguments.json, result)
     return 0
 
 
+HEADER = ["model", "layout", "step s, predicted", "measured", "error %", "MiB, predicted", "measured", "error %"]
+
+
+def _row(one: Compared) -> list[str]:
+    seconds = [f"{one.predicted_s:.4g}", f"{one.measured_s:.4g}", f"{100 * one.time:+.1f}"]
+    sizes = [f"{size / 2**20:.0f}" for size in (one.predicted_bytes, one.measured_bytes)]
+    return [one.model, one.layout, *seconds, *sizes, f"{100 * one.memory:+.1f}"]
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    finish(main)
