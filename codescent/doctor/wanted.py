@@ -4,12 +4,9 @@ Does not read a config (from_config.py does). Without one only what every run ne
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from codescent.clusters.cluster import Cluster
 from codescent.doctor.finding import Finding
-
-if TYPE_CHECKING:
-    from codescent.cost.network import HostLinks
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Wanted:
         timeout_s: parallel.timeout_s.
         message_bytes: the most that a rank sends in one collective.
         message: its purpose.
-        link: the declared links.
+        machines: the declared links of hosts.
         bandwidth: whether it is measured.
         wait_s: how long rank 0 waits for the others.
         problems: why the config does not fit.
@@ -44,7 +41,7 @@ class Wanted:
     timeout_s: float = 0.0
     message_bytes: float = 0.0
     message: str = ""
-    link: HostLinks | None = None
+    machines: Cluster | None = None
     bandwidth: bool = True
     wait_s: float = 30.0
     problems: tuple[Finding, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any
 from codescent.base.amounts import of_bytes, of_change, of_number, of_seconds
 from codescent.base.counted import counted
 from codescent.clusters.cluster import Cluster, Software
+from codescent.clusters.files import OWN
 from codescent.config.decided import compiles
 from codescent.config.sections import Config
 from codescent.cost.price import Price
@@ -27,20 +28,31 @@ MEMORY_PARTS = {"weights": "weights_bytes", "gradients": "gradients_bytes", "opt
 """Parts of a prediction, and the columns of memory.csv that count the same."""
 
 
-def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
-    """Why a plan has no price on a cluster. `device`: train.device."""
+def has_common_step(plan: Plan) -> bool:
+    """Whether all ranks take the same steps. Else each is given portions of work, and all of them are simulated."""
+    return not plan.layout.hands_out
+
+
+def not_there(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
+    """Why a plan cannot run on a cluster. `device`: train.device."""
     ranks, each = plan.world_size * plan.devices, cluster.devices
     if cluster.nodes is not None and ranks > cluster.nodes * each:
         have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
         yield f"{cluster.name} has {have}, {cluster.nodes * each} in all; the plan has {ranks:,}"
+    if device not in ("auto", cluster.device.kind):
+        yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
+
+
+def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
+    """Why a plan has no price on a cluster. `device`: train.device."""
+    ranks, each = plan.world_size * plan.devices, cluster.devices
+    yield from not_there(plan, cluster, device)
     if ranks > each and ranks % each:
         near = sorted({ranks // each * each, -(-ranks // each) * each})
         words = " or ".join(map(str, near))
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
-    if device not in ("auto", cluster.device.kind):
-        yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
-    if plan.layout.hands_out:
-        yield "ranks that are given portions of work have no common step; codescent plan --link simulates them"
+    if not has_common_step(plan):
+        yield "ranks that are given portions of work have no common step; codescent plan --cluster simulates them"
     if plan.layout.offload != "none":
         yield "parallel.offload: how long the update in host memory takes is not known"
 
@@ -50,6 +62,14 @@ def as_run(software: Software, config: Config, device: str) -> Software:
     if not compiles(config, device):
         return software
     return replace(software, fused=min(software.fused, COMPILED), host_s=software.host_s * COMPILED)
+
+
+def own_as_run(software: Software, name: str | None, config: Config, cluster: Cluster) -> Software:
+    """The software of a cluster as a config runs it. That of another program is as its file says.
+
+    `name`: of the command line; None: codescent.
+    """
+    return as_run(software, config, cluster.device.kind) if name in (None, OWN) else software
 
 
 def price_json(found: Price) -> dict[str, Any]:

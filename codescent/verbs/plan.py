@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from rich.console import Console
 
@@ -22,13 +21,14 @@ from codescent.cost.memory import inside_bytes, state_of_rank
 from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
+from codescent.planner.prediction import has_common_step
 from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
-from codescent.verbs.plan_link import apart_of, coding_on, free_rows, link_rows, links_of, refuse_absent
+from codescent.verbs.plan_link import cluster_links, machines_of, refuse_price, walked_on
 from codescent.verbs.plan_memory import memory_rows
 from codescent.verbs.plan_operators import seconds_on, tables
-from codescent.verbs.plan_price import cluster_of, price_json, price_rows, priced
+from codescent.verbs.plan_price import price_json, price_rows, priced
 from codescent.verbs.timeline import draw_plan, draw_price, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
@@ -41,8 +41,9 @@ MOST_INSTRUCTIONS = 7
 def main(arguments: Namespace) -> int:
     """Print the plan of a config. Draw its timeline if --timeline names a file."""
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
-    links, cluster = links_of(arguments), cluster_of(arguments)
-    problems = [] if file is None else list(refusals(file))
+    problems: list[str] = []
+    cluster, links = machines_of(arguments, problems)
+    problems += [] if file is None else list(refusals(file))
     if arguments.operators and arguments.json:
         problems.append("--operators: prints a table, and --json the plan; give one of them")
     if file is None and flops_per_byte is not None:
@@ -50,28 +51,27 @@ def main(arguments: Namespace) -> int:
     try:
         loaded = resolved_of(arguments)
     except UserError as error:
-        raise UserError(*problems, *error.problems) from error
+        raise UserError(*dict.fromkeys([*problems, *error.problems])) from error
     if problems:
-        raise UserError(*problems)
+        raise UserError(*dict.fromkeys(problems))
     missing = absent(loaded.config)
     plan = plan_of(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
     for sentence in [*notes(loaded), *missing]:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
     drawn, free = None, list[tuple[str, list[str]]]()
-    found_price = None if cluster is None else priced(arguments, plan, loaded.config, cluster)
+    if cluster is not None and links is None and not has_common_step(plan):
+        refuse_price(arguments)
+        links = cluster_links(arguments, cluster)
+    is_priced = cluster is not None and links is None
+    found_price = priced(arguments, plan, loaded.config, cluster) if cluster is not None and is_priced else None
     if found_price is not None:
         rows = list(price_rows(found_price, loaded.config, arguments))
         drawn = None if file is None else draw_price(found_price, file)
     elif links is not None:
-        refuse_absent(links, plan)
-        links = links.of_device(loaded.config.train.device)
-        coding = coding_on(links, plan)
-        found = links.walk(plan, coding, timeline=file is not None)
-        apart = partial(apart_of, plan, loaded.config, without_data=bool(missing))
-        free = list(free_rows(plan, links))
-        rows = list(link_rows(plan, links, found, coding, apart))
-        drawn = None if file is None else draw_ranks(plan, file, found)
+        walked = walked_on(links, arguments, plan, loaded.config, cluster, without_data=bool(missing))
+        rows, free = walked.rows, walked.free
+        drawn = None if file is None else draw_ranks(plan, file, walked.found)
     elif file is not None:
         drawn = draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
     if arguments.json:
