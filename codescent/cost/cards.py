@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from codescent.clusters.link import Link
 from codescent.cost.events import Event
 
-Queue = dict[int, "Piece"]
+Queue = dict[int, "WaitingPiece"]
 """Pieces by number: those that wait longest have the smallest."""
 
 
@@ -55,7 +55,7 @@ class Card:
 
 
 @dataclass
-class Piece:
+class WaitingPiece:
     """A piece of a message that waits until both cards are free. `leaves`: happens when it begins to cross them.
     `end_s`: when it has crossed them."""
 

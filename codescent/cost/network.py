@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from codescent.clusters.cluster import Cluster
-from codescent.cost.cards import Card, Piece, Queue, keep_busy
+from codescent.cost.cards import Card, Queue, WaitingPiece, keep_busy
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.simulate import SimulatedMessage
 from codescent.plan import Collective, Traffic
@@ -169,7 +169,7 @@ class Network:
         out, into = self._cards(sender, receiver)
         if max(out.sends_free_s, into.receives_free_s) <= self.clock.now_s:
             return self._transfer(sender, receiver, payload_bytes)
-        piece = Piece(sender, receiver, payload_bytes, out, into)
+        piece = WaitingPiece(sender, receiver, payload_bytes, out, into)
         self.pieces += 1
         out.sends[self.pieces] = into.receives[self.pieces] = piece
         self._look_later(out, into)
