@@ -1,4 +1,5 @@
-"""In: links of hosts, as texts such as "49mbit,0.2ms; 3: 10mbit,5ms". Out: a `Cluster` of which only they are known.
+"""In: links of hosts, such as the text "49mbit,0.2ms; 3: 10mbit,5ms", or a device. Out: a `Cluster` of which only that
+is known.
 Does not read a cluster file (files.py does) and does not measure a link."""
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ import re
 from collections.abc import Mapping
 
 from codescent.base.errors import UserError
-from codescent.clusters.cluster import Cluster, ClusterDevice
+from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.clusters.link import AT_ONCE, Link
 
 SUCH_AS = "such as 49mbit,0.2ms; 3: 10mbit,5ms"
+UNKNOWN = Software(held_bytes=0.0, fragments=0.0)
+"""A program of which nothing is known: no memory beside that of tensors."""
 _HOST = re.compile(r"\d{1,9}\s*", re.ASCII)
 
 

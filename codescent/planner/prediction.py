@@ -85,7 +85,7 @@ def price_json(found: Price) -> dict[str, Any]:
         "mfu": found.utilization(flops.total_flops),
         "hfu": found.utilization(flops.hardware_flops),
         "peak_flops_per_s": found.peak_flops_per_s,
-        "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
+        "memory_bytes": [{**held.parts(), "total": held.total} for held in found.memory],
         "device_bytes": found.cluster.device.memory_bytes,
         "verdict": str(found.verdict),
         "fits": found.verdict is not Fitting.TOO_LARGE,

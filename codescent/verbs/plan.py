@@ -14,10 +14,13 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.clusters.by_links import of_device
+from codescent.config.decided import with_device
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import inside_bytes, state_of_rank
+from codescent.cost.memory import inside_bytes
+from codescent.cost.stage_memory import memory
 from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
@@ -55,7 +58,10 @@ def main(arguments: Namespace) -> int:
     if problems:
         raise UserError(*dict.fromkeys(problems))
     missing = absent(loaded.config)
-    plan = plan_of(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
+    config = loaded.config
+    if cluster is not None and config.train.device == "auto":
+        config = with_device(config, cluster.device.kind)
+    plan = plan_of(config, config.parallel.ranks, without_data=bool(missing))
     for sentence in [*notes(loaded), *missing]:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
@@ -64,12 +70,12 @@ def main(arguments: Namespace) -> int:
         refuse_price(arguments)
         links = cluster_links(arguments, cluster)
     is_priced = cluster is not None and links is None
-    found_price = priced(arguments, plan, loaded.config, cluster) if cluster is not None and is_priced else None
+    found_price = priced(arguments, plan, config, cluster) if cluster is not None and is_priced else None
     if found_price is not None:
-        rows = list(price_rows(found_price, loaded.config, arguments))
+        rows = list(price_rows(found_price, config, arguments))
         drawn = None if file is None else draw_price(found_price, file)
     elif links is not None:
-        walked = walked_on(links, arguments, plan, loaded.config, cluster, without_data=bool(missing))
+        walked = walked_on(links, arguments, plan, config, cluster, without_data=bool(missing))
         rows, free = walked.rows, walked.free
         drawn = None if file is None else draw_ranks(plan, file, walked.found)
     elif file is not None:
@@ -79,11 +85,11 @@ def main(arguments: Namespace) -> int:
     elif found_price is not None:
         print(columns([*_layout_rows(plan), *rows]))
     else:
-        steps = steps_in_words(loaded.config, without_data=bool(missing))
-        show_plan(plan, steps, loaded.config, rows, free)
+        steps = steps_in_words(config, without_data=bool(missing))
+        show_plan(plan, steps, config, rows, free)
     if arguments.operators:
         console = Console(highlight=False)
-        kind = CPU if loaded.config.train.device == CPU else CUDA
+        kind = CPU if config.train.device == CPU else CUDA
         seconds = None
         if found_price is not None:
             kind, seconds = found_price.cluster.device.kind, seconds_on(found_price)
@@ -189,7 +195,7 @@ def _servers(plan: Plan) -> Iterator[str]:
 def _memory_of_server(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """A row for the server that holds most, if ranks are servers and nothing else."""
     if plan.layout.server_ranks:
-        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
+        most = max(memory(plan, rank, of_device(CPU)).state for rank in plan.servers)
         yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
 
 

@@ -15,14 +15,14 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.build.accept import changed
-from codescent.clusters.by_links import cluster_of_text, link_of, of_links
+from codescent.clusters.by_links import UNKNOWN, cluster_of_text, link_of, of_links
 from codescent.clusters.cluster import Cluster
 from codescent.clusters.files import software_of
 from codescent.clusters.link import AT_ONCE, Link
 from codescent.config.sections import Config
 from codescent.cost.amounts import phases
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
-from codescent.cost.memory import state_bytes
+from codescent.cost.stage_memory import stage_memory
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
 from codescent.planner.links import Apart, Links, on_device, slow_of
@@ -178,7 +178,7 @@ def refuse_absent(links: Links, plan: Plan, cluster: Cluster | None, device: str
     ]
     problems += [f"--slow: rank {one}: the plan has ranks 0 to {rank}" for one in links.slow if one > rank]
     problems += [] if cluster is None else [f"--cluster: {reason}" for reason in not_there(plan, cluster, device)]
-    needed = state_bytes(plan).device_bytes
+    needed = max(stage_memory(plan, stage, links.cluster, UNKNOWN).state for stage in range(plan.mesh.pp))
     if links.memory is not None and needed > links.memory.size_bytes:
         problems.append(
             f"--memory {links.memory.text} ({of_bytes(links.memory.size_bytes)}): the weights, gradients and optimizer "

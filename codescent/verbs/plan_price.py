@@ -13,7 +13,7 @@ from codescent.clusters.cluster import Cluster
 from codescent.clusters.files import load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
-from codescent.cost.stage_memory import StageMemory
+from codescent.cost.stage_memory import PARTS, StageMemory
 from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.checkpoints import best_interval
@@ -196,8 +196,7 @@ def _memory_rows(found: Price) -> Rows:
 
 
 def _held(held: StageMemory) -> str:
-    parts = {"device and libraries": held.device, **vars(held)}
-    del parts["device"]
+    parts = {PARTS[name]: size for name, size in held.parts().items()}
     known = {name: size for name, size in parts.items() if size >= 0.005 * held.total}
     return ", ".join(f"{name} {of_bytes(size)}" for name, size in sorted(known.items(), key=lambda one: -one[1]))
 
