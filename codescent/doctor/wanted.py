@@ -20,6 +20,9 @@ class Wanted:
         data_folder: data.folder; "": it is not checked.
         data_ready: where the prepared data is, as rank 0 sees it; "": it is not prepared, or nobody can tell.
         checkpoint_bytes: room that checkpoints need beside those that are there: see jobs/room.py; None: unknown.
+        state_bytes, host_bytes: what a rank holds in the memory of its host, in the mean of stages: where it computes
+            there, and where it has a device.
+        device_bytes: the least that a step needs on the device of the fullest rank.
         mark: by which the run's processes are found; "": unknown.
         timeout_s: parallel.timeout_s.
         message_bytes: the most that a rank sends in one collective.
@@ -37,6 +40,9 @@ class Wanted:
     data_folder: str = ""
     data_ready: str = ""
     checkpoint_bytes: int | None = None
+    state_bytes: float = 0.0
+    host_bytes: float = 0.0
+    device_bytes: float = 0.0
     mark: str = ""
     timeout_s: float = 0.0
     message_bytes: float = 0.0
