@@ -50,11 +50,7 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     Raises:
         UserError: all problems of the config, or a corpus that cannot be prepared.
     """
-    request = task_request(config)
-    vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
-    if vocab_size is None and needs_vocab_size(config):
-        check_sizes(config, world_size)
-        vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
+    request, vocab_size = task_request(config), vocabulary_of(config, world_size, without_data=without_data)
     dataset = None
     if not without_data and decided.averages_in_epochs(config):
         check_sizes(config, world_size)
@@ -67,6 +63,16 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
         return build(settled(config, dataset), dataset.vocab_size, world_size)
     except UserError as error:
         raise decided.as_given(error, config) from error
+
+
+def vocabulary_of(config: Config, world_size: int, *, without_data: bool = False) -> int | None:
+    """The tokens of the vocabulary, as `build` takes it; see `plan_of`, also for the errors."""
+    request = task_request(config)
+    vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
+    if vocab_size is None and needs_vocab_size(config):
+        check_sizes(config, world_size)
+        return tasks.prepare_and_open(request, progress=True).vocab_size
+    return vocab_size
 
 
 def absent(config: Config) -> list[str]:

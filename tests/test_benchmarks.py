@@ -47,6 +47,7 @@ SCRIPTS = (
     "reduce_scatter",
     "zero_on_slow_links",
     "prediction_error",
+    "paper_plans",
     "muon",
     "threads",
     "python_samples",

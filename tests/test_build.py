@@ -241,6 +241,20 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.parametrize("name", ["gpt2_124m", "llama3_8b", "synthetic_transformer"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_stage_holds_what_its_chunks_read_in_the_order_of_the_forward_pass(name: str, chunks: int) -> None:
+    """A tensor of another stage, or the tied matrix twice."""
+    schedule = ["parallel.schedule=interleaved", "parallel.virtual_stages=2"] if chunks > 1 else []
+    words = ["parallel.pp=2", "parallel.dp_shard=1", *schedule, "train.global_batch_size=8", "train.microbatch_size=2"]
+    plan = build(load(name, words).config, None, 2)
+    for stage in range(2):
+        held: list[str] = []
+        for part in plan.schedule.parts(stage):
+            held += [one.parameter.name for one in plan.tensors if set(one.parameter.depths) & set(part)]
+        assert [one.parameter.name for one in plan.held_by(stage)] == list(dict.fromkeys(held))
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_config_has_a_plan(name: str) -> None:
     config = load(name, ["model.preset=gpt2"] if name == "finetune" else []).config

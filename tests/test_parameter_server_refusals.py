@@ -126,14 +126,14 @@ def test_gradients_whose_sum_alone_is_infinite_are_no_nonsense() -> None:
 
 def test_an_asynchronous_push_without_a_loss_is_refused_alone(runs: Runs) -> None:
     """The row of its step has the mean loss of the others, and the order says that it was refused."""
-    words = ("parallel.servers=1", *MODES["asynchronous"], "train.num_steps=8")
+    words = ("parallel.servers=1", *MODES["asynchronous"])  # of 20 steps the other worker never takes 18
     found = with_fault(runs, "lost-loss", 3, "loses_losses 3 1", *words)
     bad = [event for event in found.read_events() if event["kind"] == "skipped_step"]
     assert len(bad) == 1
     row = found.read_metrics()[bad[0]["step"] - 1]
     assert math.isfinite(row["train_loss"])
     assert not math.isfinite(row["grad_norm"])
-    rows = order.read(found.path, 0, 8, 2)
+    rows = order.read(found.path, 0, 20, 2)
     assert [(row.worker, row.number) for row in rows if row.refused] == [(1, 3)]
     replayed = called(runs.project, "prove", "--replay", str(found.path))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

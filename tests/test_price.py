@@ -134,7 +134,7 @@ def test_a_group_lies_on_nodes_by_the_order_of_ranks() -> None:
     st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.integers(1, 3), st.floats(0.0, 3.0),
     st.lists(st.floats(0.1, 5.0), min_size=18, max_size=18),
 )  # fmt: skip
-@example("interleaved", 2, 4, 2, 3.0, [1.0] * 18)  # activations and gradients between two stages share a link
+@example("interleaved", 2, 4, 2, 2.0, [1.0] * 18)  # activations and gradients go to the same stage, on one link
 @settings(max_examples=150, deadline=None)
 def test_the_makespan_of_lanes_is_that_of_the_simulation(
     name: str, stages: int, microbatches: int, chunks: int, message_s: float, each: list[float]

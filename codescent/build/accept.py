@@ -5,27 +5,23 @@ Does not build a plan (plan.py does). Strategies refuse what they cannot do (cod
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from codescent import models, tasks
+from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
 from codescent.build.resolve import Resolved, has_sizes, needs_vocab_size, resolve_into
-from codescent.config.decided import undivided, with_samples
+from codescent.build.rules import MAX_MICROBATCHES, batch_of, stages_of, unsupported
+from codescent.config.decided import with_samples
 from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
-from codescent.strategies.refusals import near_copies, near_degrees, near_meshes, near_ranks, too_long
+from codescent.strategies.refusals import near_copies, near_meshes, near_ranks, too_long
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
-
-MAX_MICROBATCHES = 100_000
-"""Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
 
 ANY_VOCAB_SIZE = 1 << 16
 """Stands for a vocabulary that is not known yet."""
@@ -149,10 +145,10 @@ def _look_at_workers(
     if resolved is None and config.train.global_batch_tokens is not None:  # the samples of a step are unknown
         return problems, None
     config = with_samples(config, resolved.sample_tokens if resolved else 0)
-    mesh = _mesh(config, world_size)
+    mesh = mesh_of(config, world_size)
     if too_many := list(_too_many(config, mesh, world_size)):
         return [*problems, *too_many], None
-    batch = _batch(config, mesh, resolved)
+    batch = batch_of(config, mesh, resolved)
     wrong = batch if isinstance(batch, Refusal) else None
     if resolved is None:
         return [*problems, *filter(None, [wrong, _misfit(config, mesh, world_size)])], None
@@ -160,8 +156,8 @@ def _look_at_workers(
     asked = config.train.microbatch_size
     usual = asked or max(1, config.train.global_batch_size // mesh.dp), mesh.pp if asked else 1
     sizes = usual if isinstance(batch, Refusal) else batch
-    candidate = dataclasses.replace(_candidate(config, resolved, mesh, world_size, sizes), advises=advises)
-    others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
+    candidate = dataclasses.replace(candidate_of(config, resolved, mesh, world_size, sizes), advises=advises)
+    others = [*too_long(candidate, resolved.shape.seq_len), *unsupported(config, resolved, candidate)]
     others += _unsettled(config)
 
     def builds(other: Candidate) -> bool:
@@ -179,8 +175,8 @@ def _look_at_workers(
     return found, (config, resolved, candidate)
 
 
-def _candidate(config: Config, resolved: Resolved, mesh: Mesh, world_size: int, batch: tuple[int, int]) -> Candidate:
-    """`batch`: see `_batch`."""
+def candidate_of(config: Config, resolved: Resolved, mesh: Mesh, world_size: int, batch: tuple[int, int]) -> Candidate:
+    """The candidate of a config on a mesh, whether or not anything refuses it. `batch`: see `batch_of`."""
     microbatch_size, num_microbatches = batch
     work = Work(
         seq_len=resolved.seq_len,
@@ -199,7 +195,7 @@ def _candidate(config: Config, resolved: Resolved, mesh: Mesh, world_size: int, 
         layout=_layout(config.parallel),
         world_size=world_size,
         microbatch_size=config.train.microbatch_size,
-        update=_update(config, mesh),
+        update=update_of(config, mesh),
         batch_tokens=config.train.global_batch_tokens or 0,
         sample_tokens=resolved.sample_tokens,
         due={
@@ -226,7 +222,7 @@ def _unsettled(config: Config) -> Iterator[str]:
         )
 
 
-def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
+def update_of(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     """The keys of [optimizer] that decide what a step does to the weights, with their values for this mesh."""
     optimizer, train = config.optimizer, config.train
     num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
@@ -237,56 +233,7 @@ def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     }
 
 
-def _without(refused: Mapping[str, str], parallel: Parallel, candidate: Candidate) -> Iterator[str]:
-    """A problem for each key of [parallel] that is set although the model does not support it."""
-    for key, why in refused.items():
-        value, mesh = getattr(parallel, key), candidate.mesh
-        if mesh.degree(key) > 1 if key in AXES else value and mesh.tp > 1:
-            without = _one(candidate, key) if key in AXES else [Change({f"parallel.{key}": False})]
-            yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
-
-
-def _one(candidate: Candidate, axis: str) -> list[Change]:
-    return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
-
-
-def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Iterator[str]:
-    """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
-    kind = resolved.model.kind
-    yield from _without(resolved.shape.refuses, config.parallel, candidate)
-    yield from tasks.refusals(resolved.request)
-    if config.log.sample_tokens and kind not in models.GENERATING:
-        yield Refusal(
-            f"log.sample_tokens = {config.log.sample_tokens}: only {' and '.join(models.GENERATING)} can generate "
-            f'text, not model.kind = "{kind}"',
-            [Change({"log.sample_tokens": 0})],
-        )
-    if config.profile.active and candidate.layout.hands_out:
-        key, without = ("servers", 0) if candidate.layout.served else ("gossip_mode", "synchronous")
-        yield Refusal(
-            f"profile.active = {config.profile.active}: with parallel.{key} = "
-            f"{json.dumps(getattr(candidate.layout, key))} ranks take different steps at a time, so they have no "
-            "common window",
-            [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
-        )
-    if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
-        yield Refusal(
-            f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",
-            [Change({"train.cuda_graphs": False})],
-        )
-    if config.train.cuda_graphs and kind in models.UNCOMPILED:
-        yield Refusal(
-            f'train.cuda_graphs = true: model.kind = "{kind}" {models.UNCOMPILED[kind]}',
-            [Change({"train.cuda_graphs": False})],
-        )
-    if config.train.compile not in (None, "none") and kind in models.UNCOMPILED:
-        yield Refusal(
-            f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}',
-            [Change({"train.compile": "none"})],
-        )
-
-
-def _mesh(config: Config, world_size: int) -> Mesh:
+def mesh_of(config: Config, world_size: int) -> Mesh:
     """The mesh of the config; if parallel.dp_replicate is auto, with as many copies as make the run's ranks."""
     mesh = Mesh(**{axis: getattr(config.parallel, axis) or 1 for axis in AXES})
     left, rest = divmod(world_size, mesh.world_size // mesh.dp_replicate)
@@ -332,55 +279,10 @@ def _fitting(config: Config, candidate: Candidate, builds: Callable[[Candidate],
 def _builds(candidate: Candidate) -> bool:
     """Whether no strategy refuses a candidate, and no plan would be too long."""
     mesh, microbatches = candidate.mesh, candidate.work.num_microbatches
-    if mesh.world_size > MOST_RANKS or microbatches * _stages(candidate.layout, mesh) > MAX_MICROBATCHES:
+    if mesh.world_size > MOST_RANKS or microbatches * stages_of(candidate.layout, mesh) > MAX_MICROBATCHES:
         return False
     candidate = dataclasses.replace(candidate, advises=False)
     return not any(True for strategy in ORDER for _ in strategy.refuse(candidate))
-
-
-def _stages(layout: Parallel | Layout, mesh: Mesh) -> int:
-    """Number of (virtual) stages: each has a program with an instruction for each micro-batch."""
-    return mesh.pp * (layout.virtual_stages if layout.schedule == "interleaved" else 1) if mesh.pp > 1 else 1
-
-
-def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, int] | Refusal:
-    """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
-
-    If there is no solution, the problem.
-    """
-    size, microbatch = config.train.global_batch_size, config.train.microbatch_size
-    multiple, stages = mesh.pp if config.parallel.schedule == "interleaved" else 1, _stages(config.parallel, mesh)
-    unit = mesh.dp * (microbatch or 1) * multiple
-    if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else None:
-        return wrong
-    share, rest = divmod(size, mesh.dp)
-    if rest:
-        return Refusal(
-            f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks",
-            each("train.global_batch_size", nearest_multiples(size, unit)),
-        )
-    if microbatch is None:
-        return share, 1
-    if share % microbatch:
-        sizes = [] if share % multiple else nearest_divisors(share // multiple, microbatch)
-        return Refusal(
-            f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
-            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches",
-            each("train.microbatch_size", sizes),
-        )
-    if share // microbatch * stages > MAX_MICROBATCHES and not (resolved and stages > resolved.model.num_layers):
-        where = f" on each of {stages:,} stages" if stages > 1 else ""
-        return Refusal(
-            f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "
-            f"more than {MAX_MICROBATCHES:,}",
-            each("train.microbatch_size", _larger(share // multiple, -(-share * stages // MAX_MICROBATCHES))),
-        )
-    return microbatch, share // microbatch
-
-
-def _larger(share: int, least: int) -> list[int]:
-    """The smallest divisor of a share of samples that is at least `least`, if there is one."""
-    return sorted(number for number in divisors(share) if number >= least)[:1]
 
 
 def _on_near_ranks(config: Config, candidate: Candidate, builds: Callable[[Candidate], bool]) -> list[Change]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
+from codescent.build.resolve import Resolved
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan import CROSS_ENTROPY, WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.activations import SavedTensor
 from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
-from codescent.strategies import Candidate, active, decides, kept_of, operators_of, saved_of, traffic_of
+from codescent.strategies import Candidate, Strategy, active, decides, kept_of, operators_of, saved_of, traffic_of
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -43,13 +44,10 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         UserError: all problems of the config.
     """
     config, resolved, candidate = accepted(config, vocab_size, world_size)
-    model, work = candidate.model, candidate.work
-    parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
-    tensors = tuple(_placed(parameters, config, candidate))
-    schedule = accumulate(work.num_microbatches, len(model.forward_flops))
+    schedule = accumulate(candidate.work.num_microbatches, len(candidate.model.forward_flops))
     for strategy in active(candidate):
         schedule = strategy.schedule(schedule, candidate)
-    plan = _plan(config, candidate, tensors, schedule)
+    plan = placed(config, candidate, parameters_of(resolved), schedule, active(candidate))
     if candidate.layout.served and not all(plan.pieces):
         raise UserError(_idle_servers(config, vocab_size, plan))
     traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
@@ -58,6 +56,23 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     again = made_again(candidate, plan.objective)
     plan = dataclasses.replace(plan, kept=kept, activations=keeps, again=again, operators=computes)
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
+
+
+def parameters_of(resolved: Resolved) -> tuple[Parameter, ...]:
+    """The parameters of a run, with its adapters."""
+    return models.parameters_of(resolved.model.kind, resolved.shape, resolved.model.lora)
+
+
+def placed(
+    config: Config,
+    candidate: Candidate,
+    parameters: Iterable[Parameter],
+    schedule: Schedule,
+    strategies: Sequence[Strategy],
+) -> Plan:
+    """A plan of some parameters, as these strategies place them, without messages and operators."""
+    tensors = tuple(_placed(parameters, config, candidate, strategies))
+    return _plan(config, candidate, tensors, schedule)
 
 
 def activations(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor, ...]:
@@ -121,7 +136,17 @@ def _idle_servers(config: Config, vocab_size: int | None, plan: Plan) -> Refusal
 def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[str, Scalar]:
     """`Plan.trajectory` of the plan of `build`, and its errors. A schedule of many micro-batches would take seconds."""
     config, _, candidate = accepted(config, vocab_size, world_size)
-    return _plan(config, candidate, (), Schedule(())).trajectory()
+    return trajectory_of(config, candidate)
+
+
+def trajectory_of(config: Config, candidate: Candidate) -> dict[str, Scalar]:
+    """See `trajectory`: of a candidate, whether or not anything refuses it."""
+    return bare_plan(config, candidate).trajectory()
+
+
+def bare_plan(config: Config, candidate: Candidate) -> Plan:
+    """A plan without tensors and instructions: what is decided before them, whether or not anything refuses it."""
+    return _plan(config, candidate, (), Schedule(()))
 
 
 def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...], schedule: Schedule) -> Plan:
@@ -140,12 +165,14 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
     return dataclasses.replace(plan, decides=decides(plan))
 
 
-def _placed(parameters: Iterable[Parameter], config: Config, candidate: Candidate) -> Iterator[TensorPlan]:
+def _placed(
+    parameters: Iterable[Parameter], config: Config, candidate: Candidate, strategies: Sequence[Strategy]
+) -> Iterator[TensorPlan]:
     """The tensors as the strategies place them. Blocks are alike: those that differ in name and block are placed once.
 
     So no strategy places a tensor by its name, or by the number of its block.
     """
-    strategies, layers = active(candidate), candidate.model.num_layers
+    layers = candidate.model.num_layers
     found: dict[tuple[Any, ...], TensorPlan] = {}
     for one in parameters:
         in_block = len(one.depths) == 1 and 1 <= one.depths[0] <= layers

@@ -83,7 +83,12 @@ class Layout:
     @property
     def hands_out(self) -> bool:
         """Whether ranks are given portions of a step's samples, and a faster rank computes more of them."""
-        return self.served or self.averages_beside
+        return bool(self.hands_out_by)
+
+    @property
+    def hands_out_by(self) -> str:
+        """The key of [parallel] that makes `hands_out` true; "" without one."""
+        return "servers" if self.served else "gossip_mode" if self.averages_beside else ""
 
     @property
     def server_ranks(self) -> int:

@@ -20,6 +20,8 @@ KEEP = 0.8
 """The share of the time in which the slowest rank is to compute."""
 MOST_PERIOD = 2**14
 """Longest period that is tried where portions of work are given out."""
+NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_every": None, "train.num_epochs": None}
+"""Keys whose steps are multiples of the period, without effect."""
 
 
 def least_period(

@@ -51,10 +51,15 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
         near = sorted({ranks // each * each, -(-ranks // each) * each})
         words = " or ".join(map(str, near))
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
-    if not has_common_step(plan):
-        yield "ranks that are given portions of work have no common step; codescent plan --cluster simulates them"
+    yield from without_step(plan)
     if plan.layout.offload != "none":
         yield "parallel.offload: how long the update in host memory takes is not known"
+
+
+def without_step(plan: Plan) -> Iterator[str]:
+    """Why the ranks of a plan have no step together, if they have none."""
+    if not has_common_step(plan):
+        yield "ranks that are given portions of work have no common step; codescent plan --cluster simulates them"
 
 
 def as_run(software: Software, config: Config, device: str) -> Software:

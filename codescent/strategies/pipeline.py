@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from codescent.base.counted import counted
 from codescent.base.nearest import nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
+from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Mesh, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.activations import SavedTensor
 from codescent.plan.divided import Dim
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
@@ -53,7 +53,7 @@ class Pipeline(Strategy):
         if degree == 1:
             return
         layers, chunks, microbatches = candidate.model.num_layers, _chunks(layout), candidate.work.num_microbatches
-        more = _more_microbatches(candidate)
+        more = _more_microbatches(candidate) if candidate.advises else []
         for problem in refusals(
             layout.schedule, degree, microbatches, layout.virtual_stages, num_layers=layers, more=more
         ):
@@ -71,17 +71,15 @@ class Pipeline(Strategy):
                 [*fewer, *near, Change({key: degree * chunks - encoder})],
             )
         if layout.schedule == "zero-bubble" and candidate.mesh.dp_shard > 1:
-            mesh = candidate.mesh
-            copies = {"parallel.dp_shard": 1, "parallel.dp_replicate": mesh.dp_replicate * mesh.dp_shard}
             yield Refusal(
-                f'parallel.schedule = "zero-bubble" with dp_shard = {mesh.dp_shard}: fully_shard reduces gradients in '
-                "the input part of backward, before the weight part computes them",
-                [Change({"parallel.schedule": "1f1b"}), Change(copies)],
+                f'parallel.schedule = "zero-bubble" with dp_shard = {candidate.mesh.dp_shard}: fully_shard reduces '
+                "gradients in the input part of backward, before the weight part computes them",
+                [Change({"parallel.schedule": "1f1b"}), *(_as_copies(candidate.mesh) if candidate.advises else ())],
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """A stage holds the tensors that its depths read. If several stages hold one, its gradients are partial."""
-        degree, parts = candidate.mesh.pp, _depths(candidate)
+        degree, parts = candidate.mesh.pp, depths_of(candidate)
         stages = sorted(
             number
             for number in range(degree)
@@ -98,7 +96,7 @@ class Pipeline(Strategy):
         lists = pipeline(
             layout.schedule, candidate.mesh.pp, microbatches, layout.virtual_stages, all_load=candidate.task.extras
         )
-        return replace(lists, depths=_depths(candidate))
+        return replace(lists, depths=depths_of(candidate))
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """One message for every SEND instruction: the rank's part of a micro-batch's residual stream."""
@@ -145,6 +143,10 @@ class Pipeline(Strategy):
                     cast(Any, layer).deferred = deferred
 
 
+def _as_copies(mesh: Mesh) -> Iterator[Change]:
+    yield Change({"parallel.dp_shard": 1, "parallel.dp_replicate": mesh.dp_replicate * mesh.dp_shard})
+
+
 def _more_microbatches(candidate: Candidate) -> list[Change]:
     """The nearest batches and micro-batches whose number is a multiple of the stages."""
     size, batch = candidate.microbatch_size, candidate.work.global_batch_size
@@ -170,7 +172,7 @@ def _cut_between(layout: Layout) -> bool:
     return layout.cut == "encoder-decoder"
 
 
-def _depths(candidate: Candidate) -> tuple[tuple[int, int], ...]:
+def depths_of(candidate: Candidate) -> tuple[tuple[int, int], ...]:
     """First depth and end of each virtual stage: equal costs (`cut`), or cut at the first decoder layer (`cut_at`)."""
     costs, parts = candidate.model.forward_flops, candidate.mesh.pp * candidate.layout.virtual_stages
     between = _cut_between(candidate.layout)

@@ -33,6 +33,8 @@ def length_factor(candidate: Candidate) -> int:
 def near_lengths(candidate: Candidate) -> list[Change]:
     """The nearest lengths that cp and tp can divide. More positions than the model has need a larger model.seq_len."""
     found: list[Change] = []
+    if not candidate.advises:
+        return found
     for length in nearest_multiples(candidate.work.seq_len, length_factor(candidate)):
         longer = {"model.seq_len": length} if length > cast(int, candidate.model.sizes["seq_len"]) else {}
         found += with_tokens(candidate, Change({"data.seq_len": length, **longer}), length)

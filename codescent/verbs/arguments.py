@@ -146,7 +146,7 @@ def _train(verb: argparse.ArgumentParser) -> None:
 def _plan(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb)
     add = verb.add_argument
-    add("--ranks", type=positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
+    add("--ranks", type=numbers, metavar="N", help="number of ranks to plan for (parallel.ranks); of --search several")
     add("--json", action="store_true", help="print the plan as JSON")
     add("--operators", action="store_true", help="list what a rank computes in a step, with FLOPs and bytes")
     add("--timeline", type=path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
@@ -162,6 +162,14 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--most", choices=MOST_KEYS, metavar="KEY", help=most_help)
     add("--mtbf", type=amount, metavar="HOURS", help="mean time between failures of the run, for checkpoints")
     add("--save-s", type=amount, metavar="SECONDS", help="in which a checkpoint stops training, with --mtbf")
+    add("--search", action="store_true", help="the fastest layouts: of all keys of a layout that CONFIG does not give")
+    add(
+        "--free",
+        type=text,
+        metavar="KEY,...",
+        help="keys that --search may change although CONFIG gives them; all: each",
+    )
+    add("--out", type=path, metavar="FILE", help="config for the first layout of --search, on top of CONFIG")
     add = verb.add_argument_group("time on a network, simulated").add_argument
     link_help = "network card of each host, such as 49mbit,0.2ms or 6MB/s; of host 3 another: '49mbit; 3: 10mbit'"
     add("--link", type=text, metavar="RATE[,LATENCY][;...]", help=link_help)

@@ -26,7 +26,7 @@ from codescent.cost.stage_memory import stage_memory
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
 from codescent.planner.links import Apart, Links, on_device, slow_of
-from codescent.planner.period import KEEP, MOST_PERIOD, least_handed, least_period
+from codescent.planner.period import KEEP, MOST_PERIOD, NOTHING_DUE, least_handed, least_period
 from codescent.planner.prediction import not_there, own_as_run
 from codescent.preflight import plan_of
 from codescent.verbs.plan_price import cluster_of
@@ -35,9 +35,6 @@ NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding", "inside"
 """Options that have an effect with --link only."""
 HERE = "here"
 """Value of --coding that measures."""
-
-NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_every": None, "train.num_epochs": None}
-"""Keys whose steps are multiples of the period, without effect."""
 
 
 def machines_of(arguments: Namespace, problems: list[str]) -> tuple[Cluster | None, Links | None]:

@@ -1,0 +1,146 @@
+"""In: a config, its resolved model, a candidate. Out: the rules that may refuse a layout, each apart from the others.
+Does not try changes that would do (accept.py does), and has no rule of a strategy (codescent/strategies has)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from codescent import models, tasks
+from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
+from codescent.build.resolve import Resolved
+from codescent.config.contradictions import contradictions
+from codescent.config.decided import undivided
+from codescent.plan import AXES, Layout, Mesh
+from codescent.strategies import ORDER, Candidate, Strategy
+from codescent.strategies.refusals import near_degrees, too_long
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config, Parallel
+
+MAX_MICROBATCHES = 100_000
+"""Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
+
+Rule = Callable[["Config", Candidate], Iterable[str]]
+"""The problems that one rule finds, of a config and the candidate of its layout."""
+
+
+def rules(resolved: Resolved) -> tuple[Rule, ...]:
+    """All rules that may refuse a layout of the run's ranks, in which each data-parallel rank has whole micro-batches.
+
+    Each reads few keys. Who asks about many layouts may ask a rule once for all that differ in other keys.
+    """
+    return (
+        lambda config, _: (problem for _, problem in contradictions(config)),
+        lambda _, candidate: _too_many_microbatches(candidate),
+        lambda _, candidate: too_long(candidate, resolved.shape.seq_len),
+        lambda config, candidate: unsupported(config, resolved, candidate),
+        *(_of_strategy(strategy) for strategy in ORDER),
+    )
+
+
+def _of_strategy(strategy: Strategy) -> Rule:
+    return lambda _, candidate: strategy.refuse(candidate)
+
+
+def _too_many_microbatches(candidate: Candidate) -> Iterator[str]:
+    number, stages = candidate.work.num_microbatches, stages_of(candidate.layout, candidate.mesh)
+    if number * stages > MAX_MICROBATCHES:
+        yield f"{number} micro-batches on {stages} stages"
+
+
+def stages_of(layout: Parallel | Layout, mesh: Mesh) -> int:
+    """Number of (virtual) stages: each has a program with an instruction for each micro-batch."""
+    return mesh.pp * (layout.virtual_stages if layout.schedule == "interleaved" else 1) if mesh.pp > 1 else 1
+
+
+def batch_of(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, int] | Refusal:
+    """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
+
+    If there is no solution, the problem.
+    """
+    size, microbatch = config.train.global_batch_size, config.train.microbatch_size
+    multiple, stages = mesh.pp if config.parallel.schedule == "interleaved" else 1, stages_of(config.parallel, mesh)
+    unit = mesh.dp * (microbatch or 1) * multiple
+    if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else None:
+        return wrong
+    share, rest = divmod(size, mesh.dp)
+    if rest:
+        return Refusal(
+            f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks",
+            each("train.global_batch_size", nearest_multiples(size, unit)),
+        )
+    if microbatch is None:
+        return share, 1
+    if share % microbatch:
+        sizes = [] if share % multiple else nearest_divisors(share // multiple, microbatch)
+        return Refusal(
+            f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
+            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches",
+            each("train.microbatch_size", sizes),
+        )
+    if share // microbatch * stages > MAX_MICROBATCHES and not (resolved and stages > resolved.model.num_layers):
+        where = f" on each of {stages:,} stages" if stages > 1 else ""
+        return Refusal(
+            f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "
+            f"more than {MAX_MICROBATCHES:,}",
+            each("train.microbatch_size", _larger(share // multiple, -(-share * stages // MAX_MICROBATCHES))),
+        )
+    return microbatch, share // microbatch
+
+
+def _larger(share: int, least: int) -> list[int]:
+    """The smallest divisor of a share of samples that is at least `least`, if there is one."""
+    return sorted(number for number in divisors(share) if number >= least)[:1]
+
+
+def _without(refused: Mapping[str, str], candidate: Candidate) -> Iterator[str]:
+    """A problem for each key of [parallel] that is set although the model does not support it."""
+    for key, why in refused.items():
+        mesh, is_axis = candidate.mesh, key in AXES
+        value = mesh.degree(key) if is_axis else getattr(candidate.layout, key)
+        if value > 1 if is_axis else value and mesh.tp > 1:
+            without = _one(candidate, key) if is_axis else [Change({f"parallel.{key}": False})]
+            yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
+
+
+def _one(candidate: Candidate, axis: str) -> list[Change]:
+    return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
+
+
+def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Iterator[str]:
+    """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
+    kind = resolved.model.kind
+    yield from _without(resolved.shape.refuses, candidate)
+    yield from tasks.refusals(resolved.request)
+    if config.log.sample_tokens and kind not in models.GENERATING:
+        yield Refusal(
+            f"log.sample_tokens = {config.log.sample_tokens}: only {' and '.join(models.GENERATING)} can generate "
+            f'text, not model.kind = "{kind}"',
+            [Change({"log.sample_tokens": 0})],
+        )
+    if config.profile.active and (key := candidate.layout.hands_out_by):
+        without = type(config.parallel).model_fields[key].default
+        yield Refusal(
+            f"profile.active = {config.profile.active}: with parallel.{key} = "
+            f"{json.dumps(getattr(candidate.layout, key))} ranks take different steps at a time, so they have no "
+            "common window",
+            [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
+        )
+    if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
+        yield Refusal(
+            f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",
+            [Change({"train.cuda_graphs": False})],
+        )
+    if config.train.cuda_graphs and kind in models.UNCOMPILED:
+        yield Refusal(
+            f'train.cuda_graphs = true: model.kind = "{kind}" {models.UNCOMPILED[kind]}',
+            [Change({"train.cuda_graphs": False})],
+        )
+    if config.train.compile not in (None, "none") and kind in models.UNCOMPILED:
+        yield Refusal(
+            f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}',
+            [Change({"train.compile": "none"})],
+        )

@@ -1,0 +1,115 @@
+"""In: what the depths of a pass compute, what they send of weights and gradients. Out: the least seconds of the pass.
+Does not know which depths a pass has (passes.py does). cost/stage_time.py walks through each depth instead."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from codescent.clusters.cluster import Software
+from codescent.planner.search.computing import PassTime
+from codescent.planner.search.sent import NONE, Seconds
+
+
+class PassMessages(NamedTuple):
+    """What a pass sends, in seconds by link.
+
+    Attributes:
+        opens: what is gathered before the first depth.
+        follows: what is gathered before the second one, if the first one hides little of it; else NONE.
+        before: all that is gathered.
+        after: all gradients.
+        closes: what leaves the depth that computes last.
+        aside: what leaves a depth beside which little or nothing is computed: next to the embedding.
+        slows: whether gradients that leave beside a computation make it longer, as far as it is known.
+    """
+
+    opens: Seconds = NONE
+    follows: Seconds = NONE
+    before: Seconds = NONE
+    after: Seconds = NONE
+    closes: Seconds = NONE
+    aside: Seconds = NONE
+    slows: bool = True
+
+
+class Walked(NamedTuple):
+    """Seconds of a pass.
+
+    Attributes:
+        opening_s: at least until the first two depths have their weights; it is in `least_s`.
+        opened_s: at most for how long depths wait for weights.
+        shorter_s: by so much, at most, they wait less for messages beside them, because they compute for longer.
+        least_s, most_s: until the last depth has computed.
+        left_s: at least from then on, until gradients have arrived.
+        all_s: at least until then.
+    """
+
+    opening_s: float
+    opened_s: float
+    shorter_s: float
+    least_s: float
+    most_s: float
+    left_s: float
+    all_s: float
+
+
+def walk(
+    computed: PassTime,
+    begins: PassTime,
+    ends: PassTime,
+    sent: PassMessages,
+    software: Software,
+    *,
+    fits: bool,
+    exact: bool,
+) -> Walked:
+    """A pass of one micro-batch through consecutive depths.
+
+    Messages that fit into the computation of a depth make it longer by `Software.contention`, and nobody waits for
+    them. Of others it is known that their link is busy, and that they make it longer or are waited for.
+
+    Args:
+        computed, begins, ends: of all depths, of the one that computes first, and of the one that computes last.
+        sent: what they send.
+        software: of the run.
+        fits: whether the messages of each depth take no longer than it computes.
+        exact: whether `computed` has all messages of layers; else more may be waited for.
+    """
+    opens, follows, before, after, closes, aside, slows = sent
+    within_s, contention = computed.within_s, software.contention
+    alone_s = computed.device_s + computed.host_s + within_s + computed.beside_s
+    if "gathers" not in software.overlaps:
+        all_s = alone_s + sum(before) + sum(after)
+        return Walked(sum(opens), sum(before), 0.0, all_s, all_s if exact else math.inf, 0.0, all_s)
+    opening_s = max(opens) + (max(0.0, max(follows) - _most_s(begins, contention)) if exact else 0.0)
+    opened_s = max(opens) + max(follows) if fits else sum(before)
+    hidden_s = max(
+        0.0,
+        *(
+            before[at] - opens[at] - follows[at] + slows * (after[at] - closes[at] - aside[at])
+            for at in range(len(before))
+        ),
+    )
+    if fits:
+        taken_s = (contention - 1.0) * hidden_s
+    else:
+        waits_s = within_s + computed.beside_s
+        taken_s = (1.0 - 1.0 / contention) * max(0.0, min(hidden_s, computed.device_s) - waits_s)
+    computing_s = max(alone_s, computed.device_s + within_s + taken_s)
+    least_s = max(opening_s + computing_s, max(before) + ends.total_s)
+    most_s = _most_s(computed, contention)
+    queued_s = sum(left_s for gathered_s, left_s in zip(before, after, strict=True) if gathered_s)
+    rest_s = most_s + sum(before) + queued_s - begins.total_s  # from the first depth's end, when it sends gradients
+    last_s = _most_s(ends, contention)
+    left_s = sum(closes)
+    if after != NONE and exact:
+        left_s = sum([max(closes[at] + max(0.0, aside[at] - last_s), all_s - rest_s) for at, all_s in enumerate(after)])
+    all_s = max(least_s + left_s, *(before[at] + after[at] for at in range(len(before))))
+    shorter_s = min(computed.beside_s, (contention - 1.0) * computed.device_s)
+    return Walked(opening_s, opened_s, shorter_s, least_s, most_s + opened_s if exact else math.inf, left_s, all_s)
+
+
+def _most_s(one: PassTime, contention: float) -> float:
+    """The most that depths take beside waiting for weights."""
+    return contention * one.device_s + one.host_s + one.within_s + one.beside_s
