@@ -99,6 +99,7 @@ class Software:
         gradient_bytes: bytes of each gradient that a device holds; 0: those of the plan. With sums in fp32 beside
             gradients in bf16 they are 6.
         band: the 10 and 90 % quantiles of measured time, relative to predicted, of the runs it was fitted on.
+        memory_band: the same of measured memory.
         fitted_on: those runs, in words.
     """
 
@@ -126,6 +127,7 @@ class Software:
     shards_over_cp: bool = False
     gradient_bytes: int = 0
     band: tuple[float, float] = (0.92, 1.32)
+    memory_band: tuple[float, float] = (0.88, 1.24)
     fitted_on: str = ""
 
 

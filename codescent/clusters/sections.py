@@ -122,6 +122,7 @@ class SoftwareKeys(Section):
     )
     gradient_bytes: int = key(_D.gradient_bytes, "bytes of a gradient in memory; 0: as the plan says", ge=0, le=64)
     band: Band = key(list(_D.band), "10 and 90 % quantiles of measured time, relative to predicted")
+    memory_band: Band = key(list(_D.memory_band), "the same of measured memory")
     fitted_on: str = key(_D.fitted_on, "the runs on which the constants were fitted; empty: none")
 
 

@@ -101,6 +101,16 @@ class Fitted:
     effects: Vector
     weights: Vector
 
+    def software(self, start: Software) -> Software:
+        """The software whose constants these are. `start`: with which the fit began."""
+        return changed(start, self.changes, self.constants)
+
+    def left_out_residuals(self, runs: Sequence[MeasuredRun]) -> Vector:
+        """[runs], logarithms of measured time over predicted, each with the constants that the others give."""
+        predicted = [run.priced(self.without([at]), self.constants).step_s for at, run in enumerate(runs)]
+        measured = [run.step_s for run in runs]
+        return np.asarray(np.log(np.array(measured) / np.array(predicted)), dtype=np.float64)
+
     def without(self, left_out: Sequence[int]) -> Vector:
         """The changes that all runs but these give: one more step from the fit with all of them."""
         stays = np.ones(len(self.residuals), dtype=bool)
