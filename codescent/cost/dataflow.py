@@ -38,14 +38,8 @@ class Dataflow(NamedTuple):
         return at.chunk * self.stages + stage
 
     def reads(self, stage: int, at: Instruction) -> StageMessage | None:
-        """What a computation needs of another virtual stage: the output of the one before it, or the gradient of the
-        one behind it; None: nothing."""
-        virtual = self.virtual(stage, at)
-        if at.verb is Verb.FORWARD:
-            return (True, virtual - 1, at.microbatch) if virtual else None
-        if at.verb in READS_GRADIENTS and virtual < self.last:
-            return (False, virtual + 1, at.microbatch)
-        return None
+        """See `read_by`."""
+        return read_by(at, self.virtual(stage, at), self.last)
 
     def message(self, stage: int, at: Instruction) -> StageMessage:
         """The message of a send or a receive: equal for both ends."""
@@ -61,3 +55,14 @@ class Dataflow(NamedTuple):
         forward = at.verb is Verb.FORWARD
         source = (self.virtual(stage, at) + (-1 if forward else 1)) % self.stages
         return f"{'the activation' if forward else 'the gradient'} from stage {source}"
+
+
+def read_by(at: Instruction, virtual: int, last: int) -> StageMessage | None:
+    """What a computation of a virtual stage needs of another one: the output of the one before it, or the gradient of
+    the one behind it; None: nothing. `last`: the last virtual stage."""
+    verb = at.verb
+    if verb is Verb.FORWARD:
+        return (True, virtual - 1, at.microbatch) if virtual else None
+    if verb in READS_GRADIENTS and virtual < last:
+        return False, virtual + 1, at.microbatch
+    return None

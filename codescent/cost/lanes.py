@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from codescent.cost.dataflow import READS_GRADIENTS, Dataflow, StageMessage
+from codescent.cost.dataflow import READS_GRADIENTS, Dataflow, StageMessage, read_by
 from codescent.cost.simulate import Deadlock
 from codescent.plan import Instruction, Schedule, Verb
 
@@ -72,6 +72,7 @@ def lanes_of(schedule: Schedule) -> StageLanes:
     stages = len(schedule.programs)
     programs = [[at for at in program if at.peer is None] for program in schedule.programs]
     flow = Dataflow.of(schedule)
+    last = flow.last
     places, done = [0] * stages, dict[StageMessage, int]()
     kinds: dict[Kind, Instruction] = {}
     numbers: dict[Kind, int] = {}
@@ -81,15 +82,15 @@ def lanes_of(schedule: Schedule) -> StageLanes:
         for stage, program in enumerate(programs):
             while places[stage] < len(program):
                 at = program[places[stage]]
-                virtual = flow.virtual(stage, at)
+                virtual = at.chunk * stages + stage
                 needs, link, forward = HERE, HERE, at.verb is Verb.FORWARD
                 if forward or at.verb in READS_GRADIENTS:
-                    if (wanted := flow.reads(stage, at)) is not None:
+                    if wanted := read_by(at, virtual, last):
                         if wanted not in done:
                             break
                         needs = done[wanted]
                     done[forward, virtual, at.microbatch] = len(order)
-                    sends = stages > 1 and (virtual < flow.last if forward else virtual > 0)
+                    sends = stages > 1 and (virtual < last if forward else virtual > 0)
                     link = 2 * stage + (stages > 2 and not forward) if sends else HERE
                 kind = kind_of(stage, at)
                 kinds.setdefault(kind, at)
