@@ -10,17 +10,17 @@ from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster
-from codescent.clusters.files import OWN, load_cluster, software_of
+from codescent.clusters.files import load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
-from codescent.cost.stage_memory import StageMemory
+from codescent.cost.stage_memory import PARTS, StageMemory
 from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.bands import falls, grows
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
 from codescent.planner.most import most
-from codescent.planner.prediction import as_run, not_priced
+from codescent.planner.prediction import not_priced, own_as_run
 from codescent.planner.prediction import price_json as price_json
 
 NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
@@ -64,10 +64,6 @@ def cluster_of(arguments: Namespace) -> Cluster | None:
             raise UserError(*(f"{name}: needs --cluster, such as --cluster h100-sxm" for name in given))
         return None
     problems = []
-    if arguments.link is not None:
-        problems.append(
-            "--link: --cluster says the speed of links; give one of them, or --with links.between=RATE,LATENCY"
-        )
     if (arguments.mtbf is None) != (arguments.save_s is None):
         problems.append("--mtbf and --save-s: the interval of checkpoints needs both")
     cluster = None
@@ -100,9 +96,7 @@ def priced(arguments: Namespace, plan: Plan, config: Config, cluster: Cluster) -
     reasons = (f"--cluster: {reason}" for reason in not_priced(plan, cluster, config.train.device))
     if problems := [*reasons, *_absent(slow, plan)]:
         raise UserError(*problems)
-    software = software_of(cluster, arguments.software)
-    if arguments.software in (None, OWN):
-        software = as_run(software, config, cluster.device.kind)
+    software = own_as_run(software_of(cluster, arguments.software), arguments.software, config, cluster)
     return price(plan, cluster, software, slow=slow)
 
 
@@ -212,8 +206,7 @@ def _memory_rows(found: Price) -> Rows:
 
 
 def _held(held: StageMemory) -> str:
-    parts = {"device and libraries": held.device, **vars(held)}
-    del parts["device"]
+    parts = {PARTS[name]: size for name, size in held.parts().items()}
     known = {name: size for name, size in parts.items() if size >= 0.005 * held.total}
     return ", ".join(f"{name} {of_bytes(size)}" for name, size in sorted(known.items(), key=lambda one: -one[1]))
 
