@@ -106,6 +106,7 @@ def test_wrong_overrides(override: str, expected: str) -> None:
             '"0,2"',
             'given "0,2"; must be "cost", "encoder-decoder", or the layers of each part with commas',
         ),
+        ("parallel.cut", f'"{"1" * 5000},2"', "or the layers of each part with commas"),  # Python reads no such number
         ("parallel.wire", '"int3"', 'given "int3"; must be none, bf16, int8, int4, sign, powersgd:r with a whole'),
         ("train.num_steps", "true", "given true; must be a whole number >= 1"),
         ("train.num_steps", "[1]", "given a list; must be a whole number >= 1"),

@@ -107,6 +107,7 @@ REFUSED = [
     (("--search", "--ranks", "4", "--memory", "8GB"), ["--memory SIZE, --link RATE and --flops-per-s N"]),
     (("--search", "--memory", "8GB", "--link", "fast"), ["--link: ", "fast"]),
     ((*SEARCH, "--memory", "8GB", "--inside", "1GB/s"), ["--memory: --cluster says it", "--inside: --cluster says it"]),
+    ((*SEARCH, "--link", "49mbit"), ["--link: --cluster says it; leave it out"]),  # not as if it were not there
     (("--free", "all"), ["--free: is of --search"]),
     (("--out", "x.toml"), ["--out: is of --search"]),
     (("--ranks", "1,2"), ["--ranks 1,2: a plan has one number of ranks"]),
@@ -119,6 +120,7 @@ REFUSED = [
     ((*SEARCH[:2], "--search", "--ranks", "2,4", "--out", "x.toml"), ["--out: is the config of one number of ranks"]),
     (("--cluster", "h100", "--search", "train.num_stepz=3"), ["h100", "num_stepz"]),
     ((*SEARCH[:2], "--search", "--ranks", "12"), ["12 devices do not fill nodes of 8"]),
+    ((*SEARCH, "parallel.tp=3"), ["is refused with parallel.tp, ", "as given (--free searches them, too)"]),
     ((*SEARCH, "parallel.servers=1"), ["ranks that are given portions of work have no common step"]),
 ]  # fmt: skip
 

@@ -3,7 +3,6 @@ Does not read files and does not know what a value means."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,11 +26,14 @@ def mistyped(values: Any, kinds: Mapping[str, Kind]) -> str:
     return ""
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number that is not too large to compute with. A bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST  # NaN is not below
+
+
 def _is(kind: Kind, value: Any) -> bool:
     if kind in (int, float):
-        allowed = int if kind is int else int | float
-        is_number = isinstance(value, allowed) and not isinstance(value, bool)
-        return is_number and math.isfinite(value if isinstance(value, float) else 0.0) and abs(value) < LARGEST
+        return is_number(value) and isinstance(value, int if kind is int else int | float)
     if kind is list:
         return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
     return isinstance(value, kind)

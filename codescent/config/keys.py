@@ -21,6 +21,7 @@ MAX_NAME_BYTES = 200  # file systems allow 255; temporary files add a prefix and
 MAX_PART_BYTES, MAX_PATH_BYTES = 255, 3500  # file systems allow 4096 for a path; files and folders are added to it
 MAX_SAMPLES = 2**31 - 1
 MAX_EPOCHS = 1_000_000
+MAX_DIGITS = 9  # of a number of layers; Python reads no number of thousands of them
 
 
 def _expand_home(value: object) -> object:
@@ -99,7 +100,7 @@ def _check_cut(value: str) -> str:
     if value in ("cost", "encoder-decoder"):
         return value
     numbers = [number.strip() for number in value.split(",")]
-    digits = all(number.isascii() and number.isdigit() for number in numbers)
+    digits = all(number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS for number in numbers)
     if not digits or not all(map(int, numbers[:-1])):  # the last stage may have the head alone
         raise ValueError('must be "cost", "encoder-decoder", or the layers of each part with commas, such as "5,6,6,5"')
     return ",".join(str(int(number)) for number in numbers)

@@ -3,14 +3,13 @@ Does not run and does not compare it with what was measured (beside.py does)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_seconds
 from codescent.base.counted import counted
-from codescent.base.typed import Kind, mistyped
+from codescent.base.typed import Kind, is_number, mistyped
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.files import OWN
 from codescent.config.decided import compiles
@@ -24,7 +23,13 @@ from codescent.planner.bands import Band, falls, grows
 COMPILED = 0.6
 """Of their bytes, and of their launches, element-wise operators keep so many once they are compiled into one another:
 an H100 took 34.7 ms for a step of GPT-2 124M, which is predicted so to 3 %."""
-NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "device_kind": str}
+NUMBERS: Mapping[str, Kind] = {
+    "cluster": str,
+    "step_s": float,
+    "tokens_per_s": float,
+    "memory_bytes": list,
+    "device_kind": str,
+}
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
 HELD = (*PARTS, "total")
@@ -155,4 +160,4 @@ def _sizes_problem(name: str, values: Any, wanted: Sequence[str]) -> str:
 
 
 def _is_size(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return is_number(value) and value >= 0

@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from codescent.base.durable import replace_file
-from codescent.base.errors import UserError
-from codescent.base.published import in_words
 from codescent.base.refusal import Value
 from codescent.config.effects import value_of
 from codescent.config.load import COMMAND_LINE, DEFAULT, LoadedConfig, shipped
 from codescent.config.words import toml_value
 from codescent.planner.search.space import default_of
-from codescent.verbs.script_file import taken
+from codescent.verbs.script_file import write_new
 
 
 def write_layout(arguments: Namespace, loaded: LoadedConfig, said: str, change: Mapping[str, Value]) -> None:
@@ -33,8 +30,6 @@ def write_layout(arguments: Namespace, loaded: LoadedConfig, said: str, change: 
         UserError: the file is there by now, or cannot be written.
     """
     out = arguments.out
-    if problems := [*taken(out)]:
-        raise UserError(*problems)
     own = {key for key, origin in loaded.origins.items() if origin == COMMAND_LINE}
     values: dict[str, Any] = {key: value_of(loaded.config, key) for key in sorted(own)}
     values |= {"parallel.ranks": (arguments.ranks or [loaded.config.parallel.ranks])[0]}
@@ -46,10 +41,7 @@ def write_layout(arguments: Namespace, loaded: LoadedConfig, said: str, change: 
         lines += ["", f"[{section}]"]
         here = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
         lines += [f"{name} = {toml_value(value)}" for name, value in here.items()]
-    try:
-        replace_file(out, "\n".join(lines) + "\n")
-    except OSError as error:
-        raise UserError(f"--out {out}: {in_words(error)}") from error
+    write_new(out, "\n".join(lines) + "\n")
 
 
 def _base(out: Path, config: str) -> str:

@@ -25,7 +25,7 @@ from codescent.planner.search.apart import Apart, apart
 from codescent.planner.search.best import LayoutSearch
 from codescent.planner.search.found import Found, Searched
 from codescent.planner.search.space import SEARCHED, Space
-from codescent.planner.search.words import layout_words, others, reason, size_words
+from codescent.planner.search.words import kept_words, layout_words, others, reason, size_words
 from codescent.preflight import absent, notes, vocabulary_of
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
@@ -71,7 +71,7 @@ def free_of(arguments: Namespace) -> tuple[str, ...]:
     if arguments.free is None:
         return ()
     words = [word.strip() for word in arguments.free.split(",")]
-    return SEARCHED if words == [ALL] else tuple(words)
+    return SEARCHED if ALL in words else tuple(words)
 
 
 def given_keys(loaded: LoadedConfig, free: Sequence[str] = ()) -> dict[str, Value]:
@@ -113,7 +113,7 @@ def main(arguments: Namespace) -> int:
         problems += error.problems
     devices = None
     if arguments.cluster is not None:
-        sizes = [f"--{name.replace('_', '-')}" for name in SIZES if name != "link" and given(arguments, name)]
+        sizes = [f"--{name.replace('_', '-')}" for name in SIZES if given(arguments, name)]
         problems += [f"{name}: --cluster says it; leave it out" for name in sizes]
     elif loaded is not None:
         try:
@@ -226,8 +226,7 @@ def _fewest(
         except UserError:  # such as a batch that so many ranks cannot share
             pass
         more *= 2
-    kept = f" with {', '.join(stay)} as given (--free searches them, too)" if stay else ""
-    return f"None does on up to {MOST_RANKS_TRIED:,} ranks{kept}"
+    return f"None does on up to {max(ranks, MOST_RANKS_TRIED):,} ranks{kept_words(stay)}"
 
 
 def _heading(

@@ -3,14 +3,12 @@ Does not print (verbs/plan_search.py does). A Plan is built for a layout that ma
 
 from __future__ import annotations
 
-import gc
 import heapq
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from codescent.base.errors import UserError
+from codescent.base.uncollected import uncollected
 from codescent.build.accept import changed
 from codescent.build.plan import bare_plan, build
 from codescent.clusters.cluster import Cluster, Software
@@ -26,7 +24,8 @@ from codescent.planner.search.found import Counts, Found, LayoutChoice, Searched
 from codescent.planner.search.least import LeastMemory
 from codescent.planner.search.queue import Queue
 from codescent.planner.search.rules import Rules
-from codescent.planner.search.space import SCHEDULE, VIRTUAL, LayoutFrame, Space, default_of
+from codescent.planner.search.space import SCHEDULE, SEARCHED, VIRTUAL, LayoutFrame, Space, default_of
+from codescent.planner.search.words import kept_words
 from codescent.strategies.pipeline import Pipeline
 
 WANTED = 10
@@ -62,7 +61,7 @@ class LayoutSearch:
         Raises:
             UserError: build refuses all layouts, or none has a price.
         """
-        with _without_collector():
+        with uncollected():  # it keeps millions of objects, and a quarter of its time would go to looking at them
             self.admit()
             for family in self.families.values():
                 self._by_computing(family)
@@ -101,7 +100,8 @@ class LayoutSearch:
         try:
             build(self.space.start, self.space.vocab_size, self.space.ranks)
         except UserError as error:
-            said = "--search: every layout of these ranks is refused. Problems of the simplest one:"
+            kept = kept_words([key for key in SEARCHED if key in self.space.given])
+            said = f"--search: every layout of these ranks is refused{kept}. Problems of the simplest one:"
             return [said, *error.problems] if len(error.problems) > 1 else [f"{said} {error}"]
         return ["--search: every layout of these ranks is refused, or would change the losses"]
 
@@ -207,15 +207,3 @@ class LayoutSearch:
         lanes = self._lanes_of(layout) if plan.mesh.pp > 1 else None
         priced = price(plan, self.cluster, self.software, lanes)
         return Found(layout, self.space.change(*layout), priced, memory, self._fitting(memory))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A search keeps millions of objects, none in a cycle: looking for cycles takes a quarter of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

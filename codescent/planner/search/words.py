@@ -3,7 +3,7 @@ Does not search (best.py does) and does not put rows on a screen (verbs/plan_sea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from codescent.base.amounts import of_bytes, of_seconds, of_share
 from codescent.base.counted import counted
@@ -26,6 +26,11 @@ PARTS = {
     "step_s": "what is beside steps",
     "bubble_s": "bubble",
 }
+
+
+def kept_words(given: Collection[str]) -> str:
+    """Which searched keys have kept the value of the config; empty: none."""
+    return f" with {', '.join(given)} as given (--free searches them, too)" if given else ""
 
 
 def layout_words(plan: Plan) -> str:
