@@ -171,6 +171,8 @@ def test_bases_that_cannot_be() -> None:
     assert problems("a.toml") == ("a.toml:1: base: given 3; must be the name of a cluster or a path, in quotes",)
     Path("a.toml").write_text('base = "polari"\n')
     assert problems("a.toml")[0].startswith('a.toml:1: base: cluster "polari": there is no such file and no shipped')
+    Path("loop.toml").symlink_to("loop.toml")
+    assert "did you mean loop.toml" not in problems("loop.toml")[0]
 
 
 def test_what_ifs_replace_values_and_say_so() -> None:

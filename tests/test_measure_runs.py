@@ -130,6 +130,18 @@ def test_what_is_refused(runs: Path, words: tuple[str, ...], problem: str) -> No
     assert not (runs / "here.toml").exists()
 
 
+def test_steps_that_took_no_time_are_refused(runs: Path) -> None:
+    """The logarithm of nothing, so a file with constants that are no numbers."""
+    columns, *rows = (runs / "runs/one/metrics.csv").read_text().splitlines()
+    at = columns.split(",").index("step_s")
+    damaged = [",".join([*fields[:at], "0.0", *fields[at + 1 :]]) for fields in (row.split(",") for row in rows)]
+    (runs / "runs/one/metrics.csv").write_text("\n".join([columns, *damaged]) + "\n")
+    done = called(runs, "measure", "--from", "runs/one", "--out", "here.toml")
+    assert done.returncode == 2
+    assert "runs/one: its median step took 0 s: metrics.csv is damaged" in done.stderr
+    assert not (runs / "here.toml").exists()
+
+
 def test_constants_that_no_machine_has_are_refused(runs: Path) -> None:
     """A file that the next command refuses."""
     slow = ("[peaks]\nfp32 = 1e8\n", "[links]\nbus = '10MB/s'\n")

@@ -4,6 +4,7 @@ Does not check a price: test_price.py does."""
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ def test_the_steps_before_and_the_warm_up_do_not_count() -> None:
     assert found.parts_s["forward_s"] == pytest.approx(8.0 * of_rank(30, 5, 1, 1.2)["forward_s"] / STEP_S)
     assert sum(found.parts_s.values()) == pytest.approx(8.0)
     assert measured_step([1.0], [3.0], [], {}, plan).step_s == 3.0
+    assert measured_step([1.0, math.inf], [3.0, 3.0], [], {}, plan).step_s == 3.0, "a damaged number of a step"
+    assert measured_step([1.0], [3.0], [{**slow(1, rank), "steps": 0} for rank in (0, 1)], {}, plan).parts_s == {}
     assert measured_step([], [], [], {}, plan).step_s is None
 
 

@@ -75,6 +75,15 @@ def test_an_empty_field_of_ranks_csv_is_named(tmp_path: Path) -> None:
         list(folder.iter_ranks())
 
 
+def test_a_number_of_a_table_that_no_float_holds_is_named(tmp_path: Path) -> None:
+    """A traceback of a report, where bytes are compared with those that were predicted."""
+    folder = make_run(tmp_path / "a")
+    with (folder.path / "ranks.csv").open("a") as file:
+        file.write(f"50,0,10,0,0,0,0,0,0,0,{'9' * 400}\n")
+    with pytest.raises(UserError, match=r"ranks.csv line 6: .* \(peak_memory_bytes: more than 64 bits\)"):
+        list(folder.iter_ranks())
+
+
 def test_a_plan_with_a_value_of_another_type_is_named(tmp_path: Path) -> None:
     file = make_run(tmp_path / "a").path / "plan.json"
     data = json.loads(file.read_text())

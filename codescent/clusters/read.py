@@ -52,7 +52,7 @@ def find_cluster(name: Path | str) -> Path:
         if path.name == str(path) and path.suffix in ("", ".toml") and path.stem in own:
             return own[path.stem]
         is_there = path.exists()
-        siblings = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        siblings = sorted(filter(Path.is_file, path.parent.glob("*.toml"))) if path.parent.is_dir() else []
     except (OSError, ValueError) as error:  # a name that is too long; a NUL in it
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cluster {shown(str(name))}: {reason}; give the name of a cluster, or a file") from error

@@ -30,6 +30,8 @@ from codescent.results import Run, State, open_run
 
 CPU = "cpu"
 MOST_NAMED = 3
+MOST_STEP_S = 1e9
+"""No step takes so long."""
 GLOBAL = "the global constants of codescent, where no other source is named"
 
 
@@ -110,6 +112,8 @@ def _fitting(run: Run, plan: Plan, cluster: Cluster, start: Software, kind: str,
         raise UserError(f"its config.toml is not of this version ({error.errors()[0]['msg']})") from error
     if measured.step_s is None:
         raise UserError("has no measured step since it was continued last")
+    if not 0 < measured.step_s < MOST_STEP_S:
+        raise UserError(f"its median step took {measured.step_s:g} s: metrics.csv is damaged, or a clock was set back")
     timed = MeasuredRun(plan, cluster, as_run(start, config, kind), measured.step_s)
     return FittingRun(run.name, timed, measured)
 

@@ -54,7 +54,7 @@ def measured_step(
         warmup: steps after it that do not count; None: by their number (base/warm_up.py).
     """
     numbers, times = np.asarray(steps, dtype=float), np.asarray(seconds, dtype=float)
-    known = numbers[np.isfinite(times)]
+    known = numbers[np.isfinite(times) & np.isfinite(numbers)]
     done = max(0, int(known.max()) - first_step) if len(known) else 0
     after = first_step + warm_up.within(done, warmup)
     counted = times[np.isfinite(times) & (numbers > after)]

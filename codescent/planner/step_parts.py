@@ -83,7 +83,7 @@ def of_busiest_stage(parts: Sequence[Parts], plan: Plan) -> dict[str, float]:
 
 def _means(rows: Iterable[RankRow], ranks: range, after: int, *, alone: bool) -> list[dict[str, float]]:
     """The means of each of `ranks`, in order, over the steps in which all of them have a row."""
-    kept = [row for row in rows if row["step"] - row["steps"] >= after and row["rank"] in ranks]
+    kept = [row for row in rows if row["steps"] > 0 and row["step"] - row["steps"] >= after and row["rank"] in ranks]
     whole: list[list[RankRow]] = []
     for _, found in groupby(kept, key=itemgetter("step")):
         of_step = list(found)

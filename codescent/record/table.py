@@ -12,6 +12,8 @@ from codescent.base import writing
 from codescent.base.errors import UserError
 from codescent.record.lines import append, backward, forward, user_errors
 
+MOST_INTEGER = 2**63
+
 
 @dataclass(frozen=True)
 class Table:
@@ -78,4 +80,7 @@ class Table:
             return text
         if not text and name in self.optional:
             return None
-        return int(text) if name in self.integers else float(text)
+        value = int(text) if name in self.integers else float(text)
+        if isinstance(value, int) and abs(value) >= MOST_INTEGER:
+            raise ValueError(f"{name}: more than 64 bits")  # a larger one may have no float
+        return value
