@@ -142,6 +142,18 @@ def test_steps_that_took_no_time_are_refused(runs: Path) -> None:
     assert not (runs / "here.toml").exists()
 
 
+def test_a_plan_without_a_price_is_refused(runs: Path) -> None:
+    """A traceback where the parts of a damaged plan are priced."""
+    file = runs / "runs/one/plan.json"
+    plan = json.loads(file.read_text())
+    plan["tensors"][0]["weight_dtype"] = "fp31"
+    file.write_text(json.dumps(plan))
+    done = called(runs, "measure", "--from", "runs/one", "--out", "here.toml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: runs/one/plan.json: damaged: it has no price (KeyError: 'fp31')")
+    assert not (runs / "here.toml").exists()
+
+
 def test_constants_that_no_machine_has_are_refused(runs: Path) -> None:
     """A file that the next command refuses."""
     slow = ("[peaks]\nfp32 = 1e8\n", "[links]\nbus = '10MB/s'\n")

@@ -93,6 +93,20 @@ def test_a_plan_with_a_value_of_another_type_is_named(tmp_path: Path) -> None:
         assert open_run(file.parent).plan
 
 
+@pytest.mark.parametrize("place", [("work", "seq_len"), ("model", "dropout"), ("model", "forward_flops", 0)])
+def test_a_number_of_a_plan_that_no_float_holds_is_named(place: tuple[str | int, ...], tmp_path: Path) -> None:
+    """A traceback where a report or a price computes with it."""
+    file = make_run(tmp_path / "a").path / "plan.json"
+    data = json.loads(file.read_text())
+    inner = data
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = 10**400
+    file.write_text(json.dumps(data))
+    with pytest.raises(UserError, match=r"plan.json: not a plan .*is too large"):
+        assert open_run(file.parent).plan
+
+
 @pytest.mark.parametrize("text", ["[]", '"10"', "[" * 100_000, "{", '{"wall_s": "x"}', '{"why": 5}', "\x00"])
 def test_a_damaged_record_of_a_repeat_is_named(text: str, tmp_path: Path) -> None:
     folder = _studied(tmp_path / "s")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 
 from codescent.base.amounts import of_bytes, of_change, of_number, of_seconds
@@ -99,13 +100,18 @@ def fitted_to(runs: Sequence[Run], cluster: Cluster, names: Sequence[str] | None
             found.append(_fitting(run, plan, cluster, start, kind, run.measured(plan)))
         except UserError as error:
             problems += [one if one.startswith(str(path)) else f"{path}: {one}" for one in error.problems]
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # parts that do not fit together
+            problems.append(f"{path}/plan.json: damaged: it has no price ({type(error).__name__}: {error})")
     if problems:
         return None
     return refit(found, start, constants_of([run.timed for run in found], names))
 
 
 def _fitting(run: Run, plan: Plan, cluster: Cluster, start: Software, kind: str, measured: MeasuredStep) -> FittingRun:
-    """A run with its software. Raises UserError: its config is damaged, or no step of its last start is measured."""
+    """A run with its software, which has a price.
+
+    Raises UserError: its config is damaged, or no step of its last start is measured. Others: its plan is damaged.
+    """
     try:
         config = Config.model_validate(loads(run.folder.config_text))
     except ValidationError as error:
@@ -115,7 +121,11 @@ def _fitting(run: Run, plan: Plan, cluster: Cluster, start: Software, kind: str,
     if not 0 < measured.step_s < MOST_STEP_S:
         raise UserError(f"its median step took {measured.step_s:g} s: metrics.csv is damaged, or a clock was set back")
     timed = MeasuredRun(plan, cluster, as_run(start, config, kind), measured.step_s)
-    return FittingRun(run.name, timed, measured)
+    found = FittingRun(run.name, timed, measured)
+    predicted_s, held = timed.priced(np.zeros(0), ()).step_s, found.held(start)
+    if not (0 < predicted_s < MOST_STEP_S and math.isfinite(held.total)):
+        raise ValueError(f"a step of {predicted_s:g} s, {held.total:g} bytes")
+    return found
 
 
 def notes_of(runs: Sequence[Run], cluster: Cluster) -> Iterator[str]:

@@ -290,6 +290,8 @@ class Plan:
                 raise ValueError(f"{record.what}: {record.depths} are no depths of the model")
 
 
+MOST_INTEGER = 2**100
+"""Of a plan that is read. A product of several such numbers still has a float."""
 _SCALARS = {int, float, bool, str, types.NoneType}
 
 
@@ -336,4 +338,6 @@ def _decode(kind: Any, data: Any) -> Any:
         return _decode(others[0], data)
     if type(data) is not kind and not (kind is float and type(data) is int):
         raise TypeError(f"{str(data)[:40]!r} is not {kind.__name__}")
+    if type(data) is int and abs(data) >= MOST_INTEGER:
+        raise ValueError(f"{str(data)[:40]!r} is too large")
     return kind(data)
