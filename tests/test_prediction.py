@@ -130,6 +130,7 @@ def slow(step: int, rank: int) -> dict[str, float]:
     [
         ({"step_s": "fast"}, "step_s: given 'fast'; must be a number"),
         ({"step_s": -1.0}, "step_s: must be above 0"),
+        ({"step_s": 5e-324}, "step_s: must be above 0"),
         ({"tokens_per_s": [3]}, "tokens_per_s: given '[3]'; must be a number"),
         ({"band_s": [1, 10**400]}, "band_s: given [1, 1000"),  # an integer that no float holds
         ({"parts": PARTS | {"host_s": 10**400}}, "parts: host_s: given 1000"),

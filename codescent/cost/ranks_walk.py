@@ -50,7 +50,7 @@ def walk(
     """Walk all ranks through `warm_up` and `rounds` rounds of a phase; the latter are measured.
 
     Where ranks are given portions of work they have no common rounds. Then they walk `steps` steps, with the meetings
-    of all ranks in them, and all behind the first `warm_up` rounds is measured.
+    of all ranks in them. What comes behind the first `warm_up` rounds is measured.
 
     Args:
         plan: of a run.

@@ -34,7 +34,7 @@ MEMORY_PARTS: Alike = {
     "the rest": (("logits", *OUTSIDE), ("rest_bytes",)),
 }
 """Of the memory of a rank: names of cost/stage_memory.py, and columns of memory.csv. Of each part the most is compared:
-a price sums what is largest, and a run counts parts at one moment, as after forward, when there are no gradients."""
+a price sums what is largest, and a run counts all parts at one moment. After forward there are no gradients, say."""
 
 MEANS: Mapping[str, tuple[str, str]] = {
     COMPUTING: (

@@ -33,6 +33,8 @@ NUMBERS: Mapping[str, Kind] = {
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
 HELD = (*PARTS, "total")
+LEAST_STEP_S = 1e-9
+"""No step takes less. FLOPs of a step divided by it are finite."""
 
 
 def has_common_step(plan: Plan) -> bool:
@@ -132,8 +134,8 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
         return problem
     if missing := [name for name in NEEDED if prediction.get(name) is None]:
         return f"has no {', no '.join(missing)}"
-    if not prediction["step_s"] > 0:
-        return "step_s: must be above 0"
+    if not prediction["step_s"] >= LEAST_STEP_S:
+        return f"step_s: must be above 0, at least {LEAST_STEP_S:g}"
     memory, bands = prediction["memory_bytes"], prediction["band_bytes"]
     if len(memory) != stages or not isinstance(bands, list) or len(bands) != stages:
         return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"

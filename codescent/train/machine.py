@@ -219,8 +219,10 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
 
 
 def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int, *, compiled: bool = False) -> None:
-    """Refuse a plan that needs more memory than there is: on a device by the least that a step needs, in the memory of
-    a machine, which its `local_world_size` ranks share, by the state alone. `compiled`: whether blocks are compiled.
+    """Refuse a plan that needs more memory than there is.
+
+    A device must have the least that a step needs. The memory of a machine, which its `local_world_size` ranks share,
+    must have their state. `compiled`: whether blocks are compiled.
 
     Raises:
         UserError: the bytes needed and available.

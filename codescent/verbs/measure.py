@@ -43,7 +43,7 @@ RANK_WORDS = {"ranks": None, "device": "auto", "seconds": SECONDS}
 
 
 def main(arguments: Namespace) -> int:
-    """Measure as a rank of a launcher, on ranks that this process starts, or take a cluster with tables or runs alone.
+    """Measure as a rank of a launcher, or on ranks that this process starts; or take tables or runs alone.
 
     Raises UserError: the arguments contradict each other, --out is there already, a table or a cluster cannot be read.
     """

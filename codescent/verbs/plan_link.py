@@ -166,8 +166,11 @@ def coding_on(links: Links, plan: Plan) -> Coding:
 
 
 def refuse_absent(links: Links, plan: Plan, cluster: Cluster | None, device: str) -> None:
-    """Refuse hosts and ranks that the plan does not have, a plan that does not fit in the memory that is given, and one
-    that the machines of --cluster cannot run. `device`: train.device."""
+    """Refuse hosts and ranks that the plan does not have, and a plan that cannot be.
+
+    Such a plan does not fit in the memory that is given, or the machines of --cluster cannot run it. `device`:
+    train.device.
+    """
     host, rank = links.hosts(plan) - 1, plan.mesh.world_size - 1
     each = f" of {counted(links.cluster.devices, 'rank')}"
     problems = [

@@ -71,8 +71,11 @@ class Paths:
 
     @cached_property
     def begins_s(self) -> list[float]:
-        """By virtual stage: what its first forward pass takes more than another one. Its weights are gathered from the
-        begin of the step on, and so beside the passes of all virtual stages before it. Those behind take no more."""
+        """By virtual stage: what its first forward pass takes more than another one.
+
+        Its weights are gathered from the begin of the step on: beside the passes of all virtual stages before it.
+        The virtual stages that are left out take no more.
+        """
         begin = self.times[self.cut.virtual[0]]
         found = [max(begin.first - begin.forward, begin.gathers) if begin.gathers > 0.0 else 0.0]
         for number, part in enumerate(self.cut.virtual[1:], 1):
