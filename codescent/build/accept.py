@@ -72,6 +72,8 @@ def check_sizes(config: Config, world_size: int) -> None:
 
 def changed(config: Config, change: Change) -> Config:
     """The config with other values. Raises ValueError: it has no such value, or values contradict each other."""
+    if not change.values:
+        return config
     given = config.model_dump(exclude_unset=True)
     if config.train.global_batch_tokens is not None:  # decides the samples
         given["train"].pop("global_batch_size", None)

@@ -10,7 +10,9 @@ from typing import Any
 
 from codescent.base.amounts import of_bytes, of_change, of_number, of_seconds
 from codescent.base.counted import counted
+from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
+from codescent.clusters.files import OWN, load_cluster, software_of
 from codescent.config.decided import compiles
 from codescent.config.sections import Config
 from codescent.cost.price import Price
@@ -45,9 +47,24 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
         yield "parallel.offload: how long the update in host memory takes is not known"
 
 
-def as_run(software: Software, config: Config, device: str) -> Software:
-    """The software as a config runs it: compiled blocks join their element-wise operators, and launch fewer."""
-    if not compiles(config, device):
+def cluster_of_run(config: Config) -> Cluster | None:
+    """The cluster that run.cluster names; None: it names none. Raises UserError: all problems of the cluster file."""
+    if config.run.cluster is None:
+        return None
+    try:
+        return load_cluster(config.run.cluster)
+    except UserError as error:
+        raise UserError(*(f"run.cluster: {problem}" for problem in error.problems)) from error
+
+
+def software_of_run(cluster: Cluster, config: Config, name: str | None = None) -> Software:
+    """A software of a cluster as a config runs it: in codescent compiled blocks join their element-wise operators, and
+    launch fewer.
+
+    `name`: see `software_of`; None: codescent. Raises UserError: the cluster file has no software of this name.
+    """
+    software = software_of(cluster, name)
+    if name not in (None, OWN) or not compiles(config, cluster.device.kind):
         return software
     return replace(software, fused=min(software.fused, COMPILED), host_s=software.host_s * COMPILED)
 

@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.clusters.files import load_cluster, software_of
 from codescent.cost.price import price
-from codescent.planner.prediction import as_run, beside, not_priced, price_json, said_before
+from codescent.planner.prediction import (
+    beside,
+    cluster_of_run,
+    not_priced,
+    price_json,
+    said_before,
+    software_of_run,
+)
 from codescent.record.memory import last_rows
 from codescent.train.open import OpenRun
 
@@ -22,27 +28,29 @@ class Predicted:
 
     def begin(self) -> Iterator[str]:
         """Predict, and write prediction.json. What cannot be priced is said, and the run goes on."""
-        name, folder = self.run.config.run.cluster, self.run.folder
-        if name is None or folder is None:
+        config, folder = self.run.config, self.run.folder
+        if folder is None:
             return
         try:
-            cluster = load_cluster(name)
+            cluster = cluster_of_run(config)
         except UserError as error:  # the file has gone since the run was checked
-            yield f"run.cluster: {error}; nothing is predicted"
+            yield f"{error}; nothing is predicted"
             return
-        config, plan, kind = self.run.config, self.run.plan, self.run.world.device.type
+        if cluster is None:
+            return
+        plan, kind = self.run.plan, self.run.world.device.type
         if reasons := list(not_priced(plan, cluster, "auto")):
             yield f"run.cluster: nothing is predicted: {'; '.join(reasons)}"
             return
-        software = as_run(software_of(cluster), config, cluster.device.kind)
         try:
-            self.found = price_json(price(plan, cluster, software))
+            self.found = price_json(price(plan, cluster, software_of_run(cluster, config)))
         except UserError as error:  # no FLOP/s in this number format
             yield f"run.cluster: nothing is predicted: {error}"
             return
         folder.write_prediction(self.found)
         yield said_before(self.found)
         if kind != cluster.device.kind:
+            name = config.run.cluster
             yield f"run.cluster: {name} has devices of the kind {cluster.device.kind}, and this run is on {kind}"
 
     def end(self) -> Iterator[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from codescent.cost.memory import inside_bytes, state_of_rank
 from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
-from codescent.preflight import absent, notes, plan_of, steps_in_words
+from codescent.preflight import absent, laid_out, notes, plan_of, steps_in_words
 from codescent.verbs import plan_search
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
@@ -59,8 +60,10 @@ def main(arguments: Namespace) -> int:
     if problems:
         raise UserError(*problems)
     missing = absent(loaded.config)
-    plan = plan_of(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
-    for sentence in [*notes(loaded), *missing]:
+    config, said = laid_out(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
+    loaded = replace(loaded, config=config)
+    plan = plan_of(config, config.parallel.ranks, without_data=bool(missing))
+    for sentence in [*notes(loaded), *missing, *([f"layout: {said}"] if said else [])]:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
     drawn, free = None, list[tuple[str, list[str]]]()

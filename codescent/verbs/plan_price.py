@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster
-from codescent.clusters.files import OWN, load_cluster, software_of
+from codescent.clusters.files import load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
 from codescent.cost.stage_memory import StageMemory
@@ -19,7 +19,7 @@ from codescent.plan import Plan
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
 from codescent.planner.most import most
-from codescent.planner.prediction import as_run, not_priced
+from codescent.planner.prediction import not_priced, software_of_run
 from codescent.planner.prediction import price_json as price_json
 
 NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
@@ -99,10 +99,7 @@ def priced(arguments: Namespace, plan: Plan, config: Config, cluster: Cluster) -
     reasons = (f"--cluster: {reason}" for reason in not_priced(plan, cluster, config.train.device))
     if problems := [*reasons, *_absent(slow, plan)]:
         raise UserError(*problems)
-    software = software_of(cluster, arguments.software)
-    if arguments.software in (None, OWN):
-        software = as_run(software, config, cluster.device.kind)
-    return price(plan, cluster, software, slow=slow)
+    return price(plan, cluster, software_of_run(cluster, config, arguments.software), slow=slow)
 
 
 def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:

@@ -19,14 +19,15 @@ from codescent.base.output import warn
 from codescent.base.published import in_words
 from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
-from codescent.clusters.files import OWN, software_of
 from codescent.config.load import DEFAULT, LoadedConfig, shipped
 from codescent.config.words import toml_value
-from codescent.planner.prediction import as_run, price_json
+from codescent.planner.prediction import price_json, software_of_run
 from codescent.planner.search.apart import Apart, apart
+from codescent.planner.search.auto import GIVEN, is_open
 from codescent.planner.search.best import LayoutSearch
 from codescent.planner.search.found import Found, Searched
-from codescent.planner.search.space import SEARCHED, Space, default_of
+from codescent.planner.search.space import SEARCHED, Space, default_of, given_keys
+from codescent.planner.search.unfit import nothing_fits
 from codescent.planner.search.words import layout_words, others, reason, size_words
 from codescent.preflight import absent, notes, vocabulary_of
 from codescent.verbs.columns import columns
@@ -39,8 +40,6 @@ WITHOUT = {
     "slow": "--slow", "flops_per_byte": "--flops-per-byte", "compute_s": "--compute-s", "coding": "--coding",
 }  # fmt: skip
 """Options of a plan that say nothing of a search."""
-MOST_RANKS_TRIED = 1 << 16
-"""So many devices are tried for a model that fits on no layout."""
 ALL = "all"
 Rows = Iterator[tuple[str, list[str]]]
 
@@ -72,20 +71,6 @@ def free_of(arguments: Namespace) -> tuple[str, ...]:
         return ()
     words = [word.strip() for word in arguments.free.split(",")]
     return SEARCHED if words == [ALL] else tuple(words)
-
-
-def given_keys(loaded: LoadedConfig, free: Sequence[str] = ()) -> dict[str, Value]:
-    """The searched keys that the config gives, which stay, with their values."""
-    values = {
-        key: getattr(getattr(loaded.config, section), name)
-        for key in SEARCHED
-        for section, _, name in [key.partition(".")]
-    }
-    return {
-        key: value
-        for key, value in values.items()
-        if loaded.origins[key] != DEFAULT and value is not None and key not in free
-    }
 
 
 def refuse_without(arguments: Namespace) -> None:
@@ -124,10 +109,9 @@ def main(arguments: Namespace) -> int:
 
 
 def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
-    software = software_of(cluster, arguments.software)
-    if arguments.software in (None, OWN):
-        software = as_run(software, loaded.config, cluster.device.kind)
-    stay = given_keys(loaded, free_of(arguments))
+    software = software_of_run(cluster, loaded.config, arguments.software)
+    free = free_of(arguments)
+    stay = {key: value for key, value in given_keys(loaded.config).items() if key not in free}
     numbers = arguments.ranks or [loaded.config.parallel.ranks]
     begin_s, found = time.perf_counter(), list[Searched]()
     missing = absent(loaded.config)
@@ -166,36 +150,8 @@ def _searched(
     found = search.run()
     if found.best:
         return found
-    device = cluster.device.memory_bytes
-    problem = (
-        f"--search: no layout of {counted(ranks, 'rank')} fits: the one with the least memory needs "
-        f"{of_bytes(found.least.memory.total)} of {of_bytes(device)} ({layout_words(found.least.price.plan)})"
-    )
-    raise UserError(f"{problem}. {_fewest(loaded, vocab_size, ranks, stay, cluster, software)}")
-
-
-def _fewest(
-    loaded: LoadedConfig,
-    vocab_size: int | None,
-    ranks: int,
-    stay: Mapping[str, Value],
-    cluster: Cluster,
-    software: Software,
-) -> str:
-    """The fewest devices, doubled again and again, on which a layout fits."""
-    more = 2 * ranks
-    while more <= MOST_RANKS_TRIED:
-        try:
-            space = Space(loaded.config, vocab_size, more, tuple(stay), cluster.device.kind)
-            search = LayoutSearch(space, cluster, software)
-            search.admit()
-            if search.least_memory().over_bytes <= 0:
-                return f"Give {more:,} ranks, on which one does"
-        except UserError:  # such as a batch that so many ranks cannot share
-            pass
-        more *= 2
-    kept = f" with {', '.join(stay)} as given (--free searches them, too)" if stay else ""
-    return f"None does on up to {MOST_RANKS_TRIED:,} ranks{kept}"
+    why = nothing_fits(space, cluster, software, found.least, f"--free {ALL} searches them, too")
+    raise UserError(f"--search: {why}")
 
 
 def _heading(
@@ -296,7 +252,7 @@ def _write(out: Path, arguments: Namespace, loaded: LoadedConfig, found: Searche
         for key in sorted(own)
         for section, _, name in [key.partition(".")]
     }
-    values |= {"parallel.ranks": found.space.ranks}
+    values |= {"parallel.ranks": found.space.ranks, **(GIVEN if is_open(loaded.config) else {})}
     for key, value in found.best[0].change.values.items():
         if value != default_of(key) or loaded.origins[key] != DEFAULT:  # of --free; what stays is not in the change
             values[key] = value

@@ -63,12 +63,17 @@ class LayoutSearch:
             UserError: build refuses all layouts, or none has a price.
         """
         with _without_collector():
+            best = self.fastest()
+            return Searched(self.space, best, self.least_memory(), self._first_unfit(), self.counts)
+
+    def fastest(self) -> tuple[Found, ...]:
+        """The fastest layouts that fit, in order; none: nothing fits. Raises UserError: see `run`."""
+        with _without_collector():
             self.admit()
             for family in self.families.values():
                 self._by_computing(family)
             self.fast.until(self._limit_s)
-            best = sorted(self.fitting, key=lambda one: one.order)[: self.wanted]
-            return Searched(self.space, tuple(best), self.least_memory(), self._first_unfit(), self.counts)
+        return tuple(sorted(self.fitting, key=lambda one: one.order)[: self.wanted])
 
     def admit(self) -> None:
         """Count the layouts, and put them into families.
@@ -99,7 +104,7 @@ class LayoutSearch:
         if problems := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
             return problems
         build(self.space.start, self.space.vocab_size, self.space.ranks)  # raises, where it refuses the config
-        return ["--search: build refuses each layout of this config, or it would change the losses"]
+        return ["no layout: build refuses each one of this config, or it would change the losses"]
 
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""
