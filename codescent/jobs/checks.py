@@ -75,7 +75,8 @@ def _look_at_ranks(asked: Preflight, found: Findings, config: Config) -> None:
         try:
             chosen, plan, said = _plan(config, found, ranks)
             found.plan = found.plan or plan
-            found.notes += [f"layout of {counted(ranks, 'rank')}: {said}"] if said else []
+            if said and ranks == looked[0]:
+                found.notes.append(f"layout of {counted(ranks, 'rank')}: {said}")
             if plan is not None:
                 problems += room.memory(asked, chosen, plan)
         except UserError as error:
