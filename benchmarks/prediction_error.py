@@ -15,6 +15,7 @@ from typing import Any
 
 from identities import Identity, identities
 from measure import finish, parser, say, table, write_json
+from prediction_jobs import Jobs, jobs
 from prediction_scores import (
     Error,
     Order,
@@ -50,6 +51,8 @@ MOST_UNDER = 0.08
 MOST_REGRET, LEAST_TAU = 0.10, 0.75
 ENOUGH, MOST_OF_GROUP = 4, 0.12
 """No group of so many rows may have a larger median error."""
+MOST_OF_JOB = 0.02
+"""How far a whole job may be from what two others of its program say."""
 
 
 def arguments_of() -> argparse.Namespace:
@@ -79,6 +82,7 @@ class Scores:
         self.fits = list(fits(self.rows, sizes))
         self.orders: list[Order] = list(orders(rows, self.rows if known is None else known))
         self.identities: list[Identity] = list(identities(rows))
+        self.jobs: list[Jobs] = list(jobs(rows))
 
     def of(self, kind: str) -> list[Error]:
         """The errors of a kind that are scored."""
@@ -135,6 +139,10 @@ def requirements(scores: Scores) -> Iterator[tuple[str, float, str, bool]]:
     wrong = sum(not one.holds for one in scores.identities)
     if scores.identities:
         yield f"identities of {len(scores.identities)} that fail", float(wrong), "0", not wrong
+    for those in scores.jobs:
+        for name, predicted_s, measured_s in () if those.inconsistent else those.predicted:
+            off = abs(predicted_s / measured_s - 1)
+            yield f"job {name}, by two other jobs", off, f"<= {100 * MOST_OF_JOB:g} %", off <= MOST_OF_JOB
     said = [name for name, holds, _ in scores.fits if not holds]
     if scores.fits:
         yield f"fits or not, of {len(scores.fits)}, wrong", float(len(said)), "0", not said
@@ -159,6 +167,11 @@ def report(scores: Scores, file: Path) -> str:
         ["row", "what", "expected", "ours", "holds"],
         [[one.name, one.what, one.expected, one.ours, "yes" if one.holds else "NO"] for one in scores.identities],
     )
+    lines += ["", "## Whole jobs", "", "Two jobs say the seconds of a step and the start-up of all.", ""]
+    lines += _markdown(
+        ["jobs", "step", "start-up", "others, predicted and measured"],
+        [[f"{one.group}, {one.sharding}", f"{one.step_s:.4f} s", *_of_jobs(one)] for one in scores.jobs],
+    )
     lines += ["", "## Fits or not", ""]
     lines += _markdown(
         ["row", "", "right"], [[name, words, "yes" if holds else "NO"] for name, holds, words in scores.fits]
@@ -171,6 +184,18 @@ def report(scores: Scores, file: Path) -> str:
     ]  # fmt: skip
     lines += _markdown(["prediction", "group", "row", "measured", "predicted", "error", "weight"], residuals)
     return "\n".join([*lines, ""])
+
+
+def _of_jobs(one: Jobs) -> list[str]:
+    if one.inconsistent:
+        return ["none", f"inconsistent: {one.inconsistent}"]
+    return [
+        f"{one.start_s:.0f} s",
+        ", ".join(
+            f"{name}: {predicted_s:.0f} s, {measured_s:.0f} s ({predicted_s / measured_s - 1:+.1%})"
+            for name, predicted_s, measured_s in one.predicted
+        ),
+    ]
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -277,7 +277,7 @@ def orders(rows: Sequence[Mapping[str, Any]], known: Sequence[Priced]) -> Iterat
             samples = float(layout["global_batch"])
             measured.append(candidate["step_s"] / samples)
             predicted.append(price(one.plans[0], one.cluster, software).step_s / samples)
-        yield Order(row["id"], _regret(measured, predicted), _tau(measured, predicted), len(measured))
+        yield Order(row["id"], _regret(measured, predicted), tau(measured, predicted), len(measured))
 
 
 def _is_in(one: Priced, row: Mapping[str, Any]) -> bool:
@@ -289,7 +289,7 @@ def _regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
     return measured[int(np.argmin(predicted))] / min(measured) - 1.0
 
 
-def _tau(measured: Sequence[float], predicted: Sequence[float]) -> float:
+def tau(measured: Sequence[float], predicted: Sequence[float]) -> float:
     """Kendall's tau over pairs that differ by more than DIFFERENT."""
     pairs = [
         math.copysign(1.0, (measured[a] - measured[b]) * (predicted[a] - predicted[b]))

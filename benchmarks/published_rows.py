@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from published_programs import cut_of, software_of
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
@@ -224,10 +225,13 @@ def _config(data: Mapping[str, Any], microbatch: int, chunks: int) -> tuple[Conf
     degrees = {axis: int(layout.get(axis) or 1) for axis in ("dp", "tp", "pp", "cp")}
     parallel: dict[str, Any] = {axis: degrees[axis] for axis in ("tp", "pp", "cp")}
     parallel |= _zero(layout, degrees["dp"], data["hardware"]) | {"recompute": _recompute(layout)}
+    if str(data["group"]).startswith("torchtitan") and parallel.get("dp_shard", 1) > 1:
+        parallel["reduce_dtype"] = "fp32"  # its default
     if degrees["tp"] > 1:
         parallel["sequence_parallel"] = bool(layout.get("sp"))
     if degrees["pp"] > 1:
         parallel |= {"schedule": "interleaved", "virtual_stages": chunks} if chunks > 1 else {"schedule": "1f1b"}
+        parallel |= {"cut": cut_of(data, degrees["pp"] * chunks)}
     precision = "fp32" if str(layout.get("precision")).startswith(("fp32", "tf32")) else "bf16"
     train = {"global_batch_size": layout["global_batch"], "microbatch_size": microbatch, "precision": precision}
     sections = {"model": sizes, "data": {"corpus": "synthetic"}, "train": train, "parallel": parallel}
@@ -280,52 +284,3 @@ def cluster_of(hardware: Mapping[str, Any]) -> Cluster:
     shares = "no P2P" in str(links["intra"].get("type"))
     link = Link(inside, INSIDE_S), Link(between, BETWEEN_S), BUS
     return Cluster(name, "", device, each, each, *link, shares_inside=shares)
-
-
-FOREIGN = Software(step_s=5e-3, microbatch_s=4e-3)
-"""Programs that are not ours launch operators one by one, and look at each micro-batch."""
-MEGATRON = replace(FOREIGN, overlaps=("gathers",), fused=0.6, microbatch_s=1e-2)
-"""It sums gradients after the last backward pass, and has kernels for bias, GELU, dropout and sums in one."""
-FSDP = replace(FOREIGN, units="again", logit_bytes=10)
-"""torch's FSDP gathers for each micro-batch; the loss is computed for all tokens, with copies in fp32."""
-FRAMEWORKS: dict[str, Software] = {
-    "megatron_core": replace(FOREIGN, fused=0.6, overlaps=("gathers", "sums", "layers")),
-    "nvidia_fp8": replace(FOREIGN, fused=0.6),
-    "megatron": MEGATRON,
-    "korthikanti": MEGATRON,
-    "vtrain": MEGATRON,
-    "bloom": MEGATRON,
-    "mt_nlg": MEGATRON,
-    "mosaicml": FSDP,
-    "torchtitan": FSDP,
-    "ibm_fms": FSDP,
-    "nanotron": replace(FOREIGN, overlaps=("gathers",), logit_bytes=10, by_tensor=True),
-    "llm.c": replace(FOREIGN, fused=0.6),
-    "nvidia_bert": replace(FOREIGN, logit_bytes=10),
-    "seed_bert": replace(FOREIGN, logit_bytes=10),
-}
-"""By the begin of a group. nanotron's ZeRO-1 sends tensor by tensor. Of others FOREIGN is assumed."""
-
-
-def software_of(data: Mapping[str, Any]) -> Software:
-    """The program of a row: traits of its framework, and what its layout says."""
-    layout, group = data["layout"], str(data["group"])
-    found = next((one for begin, one in FRAMEWORKS.items() if group.startswith(begin)), FOREIGN)
-    precision = str(layout.get("precision"))
-    if precision == "fp8":
-        found = replace(found, block_products="fp8")
-    if precision.startswith("tf32"):
-        found = replace(found, precision="tf32")
-    if "compile" in str(data["id"]):
-        found = replace(found, fused=0.6)
-    if "asynctp" in str(data["id"]):
-        found = replace(found, overlaps=(*found.overlaps, "layers"))
-    if layout.get("zero") == 3 and "gathers" in found.overlaps and found is not FSDP and "megatron" in group:
-        found = replace(found, units="again", rings=1)  # DeepSpeed's ZeRO-3 of 2021
-    if group.startswith("torchtitan"):  # with a pipeline it does not let go of weights between micro-batches
-        found = replace(found, units="again" if int(layout.get("pp") or 1) == 1 else "kept", shards_over_cp=True)
-    if "fp32 grad" in precision:
-        found = replace(found, gradient_bytes=6 if layout.get("zero") else 4)
-    elif precision == "fp16":
-        found = replace(found, gradient_bytes=2)
-    return found

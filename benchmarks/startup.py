@@ -20,7 +20,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "codescent --help": ("--help",),
     "codescent config gpt2_124m": ("config", "gpt2_124m"),
     "codescent plan gpt2_124m": ("plan", "gpt2_124m"),
+    "codescent plan llama3_405b, priced": ("plan", "llama3_405b", "--ranks", "16384", "--cluster", "h100-sxm"),
 }
+MOST_S = {"codescent --help": 0.4, "codescent plan llama3_405b, priced": 2.5}
+"""What a command may take. The last one plans and prices 16,384 ranks."""
 
 WITNESS = """
 import sys
@@ -68,17 +71,18 @@ def main() -> int:
                 if number > 0:  # the first round only fills the file cache
                     times[text].append(taken_s)
         torch_loaded = {text: loads_torch(words, folder) for text, words in COMMANDS.items() if words}
+    medians = {text: statistics.median(taken) for text, taken in times.items()}
     entries: list[dict[str, Any]] = [
         {
             "command": text,
-            "median_s": statistics.median(taken),
+            "median_s": medians[text],
             "best_s": min(taken),
             "loads_torch": torch_loaded.get(text, False),
             "seconds": taken,
         }
         for text, taken in times.items()
     ]
-    claims = [must("codescent --help", statistics.median(times["codescent --help"]), 0.4, at_least=False, unit=" s")]
+    claims = [must(text, medians[text], most, at_least=False, unit=" s") for text, most in MOST_S.items()]
     rows = [
         [
             entry["command"],

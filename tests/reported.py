@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from codescent.build import build
+from codescent.clusters.cluster import Software
+from codescent.clusters.files import load_cluster
 from codescent.config.load import load
+from codescent.cost.price import price
 from codescent.plan import Plan
+from codescent.planner.prediction import price_json
 from codescent.record import RunFolder
 from codescent.record.ranks import write
 from codescent.record.rows import json_line
@@ -72,6 +76,16 @@ def make_run(
         write(path, [of_rank(step, every, rank, (slower or {}).get(rank, 1.0)) for rank in range(ranks)])
     for kind, fields in events:
         folder.event(kind, step=steps, **fields)
+    return folder
+
+
+def predicted_run(path: Path, ranks: int = 1, *words: str, **changes: Any) -> RunFolder:
+    """A run with the prediction of its plan on the laptop; `changes`: values of the prediction that are replaced."""
+    folder = make_run(path, ranks, *words)
+    found = price_json(
+        price(plan_of(ranks, *words), load_cluster("laptop", ["node.devices=8"]), Software(held_bytes=0.0))
+    )
+    folder.write_prediction({**found, **changes})
     return folder
 
 

@@ -46,7 +46,7 @@ LAYOUT: dict[str, list[Any]] = {
     "parallel.dp_replicate": [None, None, 1, 2, 3],
     "parallel.schedule": ["1f1b", "1f1b", "naive", "gpipe", "interleaved", "zero-bubble"],
     "parallel.virtual_stages": [1, 1, 1, 2, 3],
-    "parallel.cut": ["cost", "cost", "cost", "encoder-decoder"],
+    "parallel.cut": ["cost", "cost", "cost", "2,2", "encoder-decoder"],
     "parallel.sequence_parallel": [True, True, False],
     "parallel.data_parallel": [1, 1, 1, 1, 1, 1, 2, 3, 5],
     "parallel.zero_stage": [3, 3, 1, 2],

@@ -170,12 +170,20 @@ def test_a_layout_that_fits_is_chosen_before_a_faster_one_that_is_tight(project:
         choose(config, VOCABULARY, 2, squeezed(cluster, size * 0.99))
 
 
+def test_a_batch_in_tokens_has_the_layout_of_its_samples(project: Path) -> None:
+    """Samples that follow from tokens, taken for a key that contradicts them: every layout is refused."""
+    of_tokens, of_samples = (
+        choose_on_laptop(project, word) for word in ("train.global_batch_tokens=256", "train.global_batch_size=16")
+    )
+    assert of_tokens == of_samples
+
+
 REFUSED = {
     "no cluster": (("run.cluster=auto",), 'parallel.layout = "auto": needs run.cluster, such as run.cluster = '),
     "an unknown cluster": (("run.cluster=lapdog",), 'run.cluster: cluster "lapdog": there is no such file'),
     "other devices": (("run.cluster=h100-sxm",), 'parallel.layout = "auto": train.device = "cpu": the devices of'),
     "servers": (("parallel.servers=1", "parallel.updates=asynchronous"), 'parallel.layout = "auto": ranks that are'),
-    "a degree": (("parallel.tp=3",), "parallel: pp 1 x dp_shard 1 x cp 1 x tp 3 = 3 ranks"),
+    "a degree": (("parallel.tp=3",), 'parallel.layout = "auto": every layout of these ranks is refused. Problems of'),
     "an unknown value": (("parallel.layout=best",), 'parallel.layout: given "best"; must be "given" or "auto"'),
 }  # fmt: skip
 

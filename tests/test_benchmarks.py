@@ -47,6 +47,8 @@ SCRIPTS = (
     "reduce_scatter",
     "zero_on_slow_links",
     "prediction_error",
+    "prediction_here",
+    "paper_plans",
     "muon",
     "threads",
     "python_samples",

@@ -241,6 +241,20 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.parametrize("name", ["gpt2_124m", "llama3_8b", "synthetic_transformer"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_stage_holds_what_its_chunks_read_in_the_order_of_the_forward_pass(name: str, chunks: int) -> None:
+    """A tensor of another stage, or the tied matrix twice."""
+    schedule = ["parallel.schedule=interleaved", "parallel.virtual_stages=2"] if chunks > 1 else []
+    words = ["parallel.pp=2", "parallel.dp_shard=1", *schedule, "train.global_batch_size=8", "train.microbatch_size=2"]
+    plan = build(load(name, words).config, None, 2)
+    for stage in range(2):
+        held: list[str] = []
+        for part in plan.schedule.parts(stage):
+            held += [one.parameter.name for one in plan.tensors if set(one.parameter.depths) & set(part)]
+        assert [one.parameter.name for one in plan.held_by(stage)] == list(dict.fromkeys(held))
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_config_has_a_plan(name: str) -> None:
     config = load(name, ["model.preset=gpt2"] if name == "finetune" else []).config
@@ -256,3 +270,18 @@ def test_every_shipped_config_has_a_plan(name: str) -> None:
     assert (again.trained, again.flops(), again.held_by(0)) == (plan.trained, plan.flops(), plan.held_by(0))
     for ranks in (2, 4) if name in PARAMETERS and copy == 1 else ():
         build(load(name, [f"parallel.dp_shard={ranks}"]).config, None, ranks)
+
+
+def test_stages_have_the_layers_that_the_config_gives() -> None:
+    """A stage too many or too few layers further on; an embedding or a head that no stage has."""
+    sections = {
+        "model": {"preset": "gpt2", "num_layers": 6},
+        "data": {"corpus": "synthetic"},
+        "train": {"global_batch_size": 4, "microbatch_size": 1},
+        "parallel": {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "cut": "1, 3,2,0"},
+    }
+    schedule = build(Config.model_validate(sections), None, 2).schedule
+    assert [schedule.parts(stage) for stage in (0, 1)] == [
+        [range(2), range(5, 7)],
+        [range(2, 5), range(7, 8)],
+    ]

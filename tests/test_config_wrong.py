@@ -101,6 +101,11 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         ("train.num_steps", '"4"', 'given "4"; must be a whole number >= 1; leave out the quotes'),
         ("train.num_steps", "2e3", "given 2000.0; must be a whole number >= 1; write 2000"),
         ("train.num_steps", "0", "given 0; must be a whole number >= 1"),
+        (
+            "parallel.cut",
+            '"0,2"',
+            'given "0,2"; must be "cost", "encoder-decoder", or the layers of each part with commas',
+        ),
         ("parallel.wire", '"int3"', 'given "int3"; must be none, bf16, int8, int4, sign, powersgd:r with a whole'),
         ("train.num_steps", "true", "given true; must be a whole number >= 1"),
         ("train.num_steps", "[1]", "given a list; must be a whole number >= 1"),

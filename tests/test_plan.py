@@ -45,6 +45,22 @@ def test_groups_of_an_axis_partition_the_ranks(mesh: Mesh, axis: str) -> None:
     assert {len(group) for group in groups} == {mesh.degree(axis)}
 
 
+AXIS_NAMES = (*AXES, "dp_replicate*cp", "tp*pp", "dp_shard*cp*tp", "pp[0]*tp", "*".join(AXES), "")
+
+
+@given(meshes, st.sampled_from(AXIS_NAMES), st.data())
+def test_a_group_has_the_ranks_that_differ_on_its_axes_only(mesh: Mesh, axis: str, data: st.DataObject) -> None:
+    """A group in another order, or of other ranks, where axes are joined or stages are selected."""
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    chosen = [part.partition("[")[0] for part in axis.split("*") if part]
+    fixed = {name: index for name, index in mesh.coordinates(rank).items() if name not in chosen}
+    members = [one for one in range(mesh.world_size) if fixed.items() <= mesh.coordinates(one).items()]
+    if "[0]" in axis:
+        members = [one for one in members if mesh.coordinates(one)["pp"] == 0]
+    members.sort(key=lambda one: [mesh.coordinates(one)[name] for name in chosen])
+    assert mesh.group(axis, rank) == tuple(members)
+
+
 def test_tp_neighbours_are_neighbouring_ranks() -> None:
     mesh = Mesh(pp=2, dp_replicate=2, tp=2)
     assert mesh.group("tp", 5) == (4, 5)

@@ -3,6 +3,7 @@ Does not time them: test_cost_simulate does."""
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -243,3 +244,16 @@ def test_a_plan_with_stages_round_trips_and_one_of_before_them_still_loads() -> 
     del data["work"]["seq_len"]
     with pytest.raises(TypeError, match="seq_len"):
         Plan.from_json(data)
+
+
+def test_python_looks_for_cycles_again_after_a_schedule() -> None:
+    """A program whose memory grows, because a schedule was built in it."""
+    assert gc.isenabled()
+    pipeline("1f1b", 3, 7)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        pipeline("1f1b", 3, 8)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

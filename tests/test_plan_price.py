@@ -13,6 +13,8 @@ from runs import called
 from codescent.planner.most import KEYS
 from codescent.verbs.arguments import MOST_KEYS
 
+NUMBER = r"[\d,.]+"
+BAND = f"{NUMBER} to {NUMBER}"
 GPT2 = ("default", "data.corpus=synthetic", "model.vocab_size=2048", "train.global_batch_size=64")
 
 
@@ -38,11 +40,12 @@ def test_the_screen_says_memory_time_speed_and_what_the_run_costs() -> None:
     assert found["memory"].startswith("fits: ")
     assert "a rank" in text
     assert "[#" in text
-    assert "8 of 10 such predictions" in found["step"]
-    assert "tokens/s; MFU" in found["speed"]
+    assert re.fullmatch(rf"{NUMBER} ms \({BAND} ms\); in brackets 8 of 10 such predictions", found["step"])
+    assert re.fullmatch(rf"{NUMBER} tokens/s \({BAND}\); MFU {NUMBER} % \({BAND} %\)", found["speed"])
+    assert re.search(rf"a rank +\[#\.+\] {NUMBER} GiB \({BAND} GiB\)", text)
     assert "3,600 steps" in found["run"]
-    assert "device-hours" in found["run"]
-    assert "kWh" in found["run"]
+    assert re.search(rf"{NUMBER} \({BAND}\) device-hours\n", text)
+    assert re.search(rf"{NUMBER} \({BAND}\) kWh\n", text)
     assert "; less with " in found["largest term"]
     assert len(text.splitlines()) <= 40
 
@@ -59,8 +62,25 @@ def test_json_has_the_same_numbers(tmp_path: Path) -> None:
         [one["total"] for one in found["memory_bytes"]]
     )
     assert found["fits"] is True
-    low, high = found["band_s"]
-    assert low < found["step_s"] < high
+    for name in ("s", "tokens_per_s", "mfu", "hfu"):
+        low, high = found[f"band_{name}"]
+        assert low < found["step_s" if name == "s" else name] < high
+    assert [low < one["total"] < high for one, (low, high) in zip(found["memory_bytes"], found["band_bytes"])] == [
+        True,
+        True,
+    ]
+
+
+def test_a_fitted_file_has_a_band_of_its_own() -> None:
+    """The band of published runs around a prediction that was fitted on a machine; speeds that grow with the time."""
+    bands = ("--with", "software.codescent.band=[0.5, 3]", "--with", "software.codescent.memory_band=[0.9, 1.1]")
+    code, text, said = asked("--cluster", "h100-sxm", "--json", *bands)
+    assert code == 0, said
+    found = json.loads(text)
+    assert found["band_s"] == pytest.approx([0.5 * found["step_s"], 3 * found["step_s"]])
+    assert found["band_tokens_per_s"] == pytest.approx([found["tokens_per_s"] / 3, found["tokens_per_s"] / 0.5])
+    total = found["memory_bytes"][0]["total"]
+    assert found["band_bytes"] == [pytest.approx([0.9 * total, 1.1 * total])]
 
 
 def test_what_ifs_change_the_price() -> None:

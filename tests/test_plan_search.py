@@ -87,8 +87,26 @@ def test_a_model_that_fits_nowhere_is_said_with_the_ranks_that_would_do(tmp_path
     assert code == 0, said
 
 
+def test_without_a_cluster_the_rules_of_the_page_answer(tmp_path: Path) -> None:
+    """Options that are read and forgotten: a slow link, a small memory."""
+    out = tmp_path / "rules.toml"
+    words = ("gpt2_1558m_openwebtext", "train.global_batch_size=64", "model.vocab_size=50257", "--ranks", "8",
+             "--free", "all", "--search", "--memory", "16GiB", "--flops-per-s", "25e12", "--link")  # fmt: skip
+    code, text, said = asked(tmp_path, *words, "10gbit", "--per-host", "1", "--out", str(out))
+    assert code == 0, said
+    assert "by the rules of docs/which.md: nothing was simulated" in text
+    assert "needs 20,000 (F/W), so pp between hosts" in text
+    assert load(out).config.parallel.pp == 8
+    code, text, said = asked(tmp_path, *words, "100GB/s", "--per-host", "8", "--json")
+    assert code == 0, said
+    assert "parallel.dp_shard" in json.loads(text)["layout"]
+
+
 REFUSED = [
-    (("--search",), ["--search: needs --cluster"]),
+    (("--search",), ["--search: needs --cluster, such as --cluster h100-sxm; or, for the rules"]),
+    (("--search", "--ranks", "4", "--memory", "8GB"), ["--memory SIZE, --link RATE and --flops-per-s N"]),
+    (("--search", "--memory", "8GB", "--link", "fast"), ["--link: ", "fast"]),
+    ((*SEARCH, "--memory", "8GB", "--inside", "1GB/s"), ["--memory: --cluster says it", "--inside: --cluster says it"]),
     (("--free", "all"), ["--free: is of --search"]),
     (("--out", "x.toml"), ["--out: is of --search"]),
     (("--ranks", "1,2"), ["--ranks 1,2: a plan has one number of ranks"]),

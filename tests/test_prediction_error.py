@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from published_programs import cut_of, software_of
+
 BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "prediction_error.py"
 MODEL = {"arch": "gpt", "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "gated_mlp": False,
          "vocab": 1024, "seq": 512, "tied_embeddings": True, "causal": True}  # fmt: skip
@@ -70,3 +74,33 @@ def test_rows_that_make_no_plan_are_named_all_at_once(tmp_path: Path, rows: list
     assert "Traceback" not in done.stderr
     for problem in problems:
         assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "layers", "stages", "expected"),
+    [
+        ("megatron_any", 8, 4, "2,2,2,2"),
+        ("bloom_any", 6, 4, "1,2,2,1"),  # embedding and head count as layers
+        ("megatron_any", 7, 4, "cost"),
+        ("torchtitan_any", 10, 4, "2,3,3,2"),
+        ("nanotron", 16, 2, "11,5"),  # the head costs 4 layers: 10 layers are half of all, not more than half
+        ("nanotron", 16, 4, "6,5,5,0"),  # the last stage has the head alone
+    ],
+)
+def test_stages_are_cut_as_the_program_cuts_them(group: str, layers: int, stages: int, expected: str) -> None:
+    """A fullest or a slowest stage that the program does not have."""
+    model = {**MODEL, "layers": layers, "hidden": 2048, "ffn": 8192, "vocab": 131072}
+    assert cut_of({"group": group, "model": model}, stages) == expected
+
+
+def test_traits_follow_from_the_program_and_the_layout() -> None:
+    """A loss that ranks of tp divide holds one tensor more; a pipeline keeps gathered weights."""
+    found = {
+        name: software_of({"id": "a", "group": "torchtitan", "layout": layout, "measured": {}})
+        for name, layout in {"alone": {}, "tp": {"tp": 8}, "pp": {"pp": 2}}.items()
+    }
+    assert {name: (one.logit_bytes, one.units) for name, one in found.items()} == {
+        "alone": (12, "again"),
+        "tp": (16, "again"),
+        "pp": (12, "kept"),
+    }

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
@@ -23,6 +23,7 @@ from codescent.cost.collective_time import BETWEEN, INSIDE, group_of, seconds
 from codescent.cost.device_time import utilization
 from codescent.cost.lanes import Kind, kind_of, lanes_of
 from codescent.cost.price import StageCosts, price
+from codescent.cost.second_products import kept_shares
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import Fitting
 from codescent.cost.time_parts import NAMES
@@ -133,6 +134,7 @@ def test_a_group_lies_on_nodes_by_the_order_of_ranks() -> None:
     st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.integers(1, 3), st.floats(0.0, 3.0),
     st.lists(st.floats(0.1, 5.0), min_size=18, max_size=18),
 )  # fmt: skip
+@example("interleaved", 2, 4, 2, 2.0, [1.0] * 18)  # activations and gradients go to the same stage, on one link
 @settings(max_examples=150, deadline=None)
 def test_the_makespan_of_lanes_is_that_of_the_simulation(
     name: str, stages: int, microbatches: int, chunks: int, message_s: float, each: list[float]
@@ -244,6 +246,38 @@ def test_a_recomputed_block_is_in_memory_while_its_gradients_are_computed() -> N
     assert none / 4 < full < none / 2
 
 
+def test_a_program_keeps_every_second_product_and_computes_the_others_again() -> None:
+    """Of q, k, v, out, gate, up, down: k, out and up are gone. Three matrices that count as one keep too much."""
+    plan, tokens, width, ffn, layers = plan_of(recompute="products"), 128, 256, 512, 4
+    second = dataclasses.replace(IDEAL, second_products=True)
+    assert kept_shares(plan) == {"attn.qkv": 2 / 3, "attn.out": 0.0, "mlp.gate_up": 0.5, "mlp.down": 1.0}
+    usual, other = (price(plan, CLUSTER, software) for software in (IDEAL, second))
+    kept = 2 * tokens * layers * (width + ffn - width)  # bytes of k and up; down comes instead
+    assert usual.memory[0].activations - other.memory[0].activations == kept
+    seconds = 2 * tokens * width * (width + ffn)  # k and up; out was computed again already
+    idle = price(plan, CLUSTER, dataclasses.replace(second, product_efficiency=2.0)).parts.products_s
+    assert other.parts.products_s == pytest.approx(2 * idle)
+    least = 8 * layers * seconds / 1e12
+    assert least < other.parts.products_s - usual.parts.products_s < 3 * least  # units wait for data, too
+    assert kept_shares(plan_of(recompute="full")) == {}
+
+
+def test_the_last_stage_joins_the_logits_of_all_micro_batches() -> None:
+    """Logits of earlier micro-batches that are not there, or those of a run without a pipeline that are."""
+    at_once, tokens, size = dataclasses.replace(IDEAL, logit_bytes=12, joins_outputs=True), 128, 512
+    piped = price(plan_of(2, pp=2), CLUSTER, at_once).memory
+    assert [stage.logits for stage in piped] == [0.0, tokens * size * (12 + 2 * (2 * 8 - 1))]
+    assert price(plan_of(), CLUSTER, at_once).memory[0].logits == tokens * size * 12
+
+
+@pytest.mark.parametrize(("batch", "stage", "parts"), [(2, 1, 1), (8, 1, 1), (2, 2, 2)])
+def test_a_program_that_divides_the_optimizer_alone_has_whole_gradients(batch: int, stage: int, parts: int) -> None:
+    """Gradients of one micro-batch that stage 1 divides, where the program does not; or those of stage 2 whole."""
+    plan = plan_of(2, batch=batch, dp_shard=2, zero_stage=stage)
+    wide = price(plan, CLUSTER, dataclasses.replace(IDEAL, gradient_bytes=4)).memory[0].gradients
+    assert wide == pytest.approx(4 * plan.num_parameters / parts, rel=0.01)
+
+
 def test_layers_that_are_sent_in_pieces_wait_for_the_first_piece() -> None:
     plan = plan_of(4, tp=4)
     usual = price(plan, CLUSTER, IDEAL).parts.inside_s
@@ -287,6 +321,18 @@ def test_constants_are_found_again_from_times_that_they_made() -> None:
     alone = bent.without([2])
     assert abs(float(alone[0]) - float(fit(few[:2], chosen[:1]).changes[0])) < 0.03
     assert abs(float(alone[0]) - float(bent.changes[0])) > 0.05
+
+
+def test_a_run_that_the_model_does_not_explain_has_hardly_a_part_in_the_constants() -> None:
+    """One strange run of four that bends the constants, and with them the predictions of the others."""
+    chosen = [one for one in CONSTANTS if one.name == "product_efficiency"]
+    truth = changed(Software(), np.array([-0.2]), chosen)
+    plans = [plan_of(layers=layers, batch=512, train={"microbatch_size": 64}) for layers in (4, 6, 8, 12)]
+    runs = [MeasuredRun(plan, CLUSTER, Software(), price(plan, CLUSTER, truth).step_s) for plan in plans]
+    strange = dataclasses.replace(runs[-1], step_s=1.5 * runs[-1].step_s)
+    (right,), (bent,) = fit(runs, chosen).changes, fit([*runs[:-1], strange], chosen).changes
+    assert right == pytest.approx(-0.2, abs=0.01)
+    assert abs(bent - right) < 0.03  # without weights 0.1, with those of Huber 0.04
 
 
 def test_the_best_interval_of_checkpoints_wastes_least() -> None:

@@ -169,6 +169,14 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         8,
         ["parallel.pp = 8: the model has 6 layers, fewer than stages", "parallel.pp = 4 and parallel.dp_replicate = 2"],
     ),
+    "numbers of layers that are not those of the stages": (
+        {"parallel.pp": 3, "parallel.cut": "2,2"},
+        3,
+        [
+            'parallel.cut = "2,2": 2 numbers for 3 stages (pp x virtual_stages); together 4 layers, and the model has 6'
+            '; nearest that would do: parallel.cut = "cost"',
+        ],
+    ),
     "fewer layers than virtual stages": (
         {
             "parallel.pp": 4,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import make_run
+from reported import make_run, predicted_run
 from runs import called
 
 from codescent.study import Kind
@@ -37,7 +37,7 @@ TOO_WIDE = """
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page about three runs, one of them with a long name and a slow rank."""
     folder = tmp_path_factory.mktemp("page")
-    make_run(folder / "one", steps=20, keys="tp = 1\n")
+    predicted_run(folder / "one")
     make_run(folder / "pipeline", 4, "parallel.pp=4", steps=20, keys="tp = 2\n")
     make_run(folder / ("a_very_long_name_of_a_run_that_has_no_blank_" * 4), 2, steps=20, slower={1: 1.4})
     done = called(folder, "report", *(path.name for path in sorted(folder.iterdir())), "--out", "report.html")

@@ -89,16 +89,21 @@ class Software:
             compiled into one another, more where their arithmetic takes longer.
         logit_bytes: bytes of a logit while the loss is computed, if it is computed for all tokens at once; 0: in
             chunks, as the plan says.
+        joins_outputs: with a pipeline the last stage keeps the logits of all micro-batches until the step ends, and
+            joins them then. Only logits that are computed at once can be kept (`logit_bytes`).
         overlaps: which of OVERLAPS it does.
         rings: how many cards of a node a collective uses at most; 0: those of all its ranks on the node.
         by_tensor: gradients are summed, and weights gathered, tensor by tensor: each has the latency of its own.
         units: what becomes of weights that dp_shard divides, once they are gathered. "": what the plan says. "again":
             they are let go of after each micro-batch, and gradients scattered. "kept": they stay for all micro-batches,
             and so do whole gradients in fp32.
+        second_products: where parallel.recompute is "products", every second product of a block is kept, and the
+            others are computed again. The product itself keeps those before attention and activation.
         shards_over_cp: ranks that divide a sequence also divide the state of what dp_shard divides.
         gradient_bytes: bytes of each gradient that a device holds; 0: those of the plan. With sums in fp32 beside
-            gradients in bf16 they are 6.
+            gradients in bf16 they are 6. With zero_stage 1 they are then whole, for one micro-batch, too.
         band: the 10 and 90 % quantiles of measured time, relative to predicted, of the runs it was fitted on.
+        memory_band: the same of measured memory.
         fitted_on: those runs, in words.
     """
 
@@ -119,13 +124,16 @@ class Software:
     block_products: str = ""
     fused: float = 1.0
     logit_bytes: int = 0
+    joins_outputs: bool = False
     overlaps: tuple[str, ...] = ("gathers", "sums")
     rings: int = 0
     by_tensor: bool = False
     units: str = ""
+    second_products: bool = False
     shards_over_cp: bool = False
     gradient_bytes: int = 0
     band: tuple[float, float] = (0.92, 1.32)
+    memory_band: tuple[float, float] = (0.88, 1.24)
     fitted_on: str = ""
 
 

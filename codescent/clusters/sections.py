@@ -109,6 +109,9 @@ class SoftwareKeys(Section):
     logit_bytes: int = key(
         _D.logit_bytes, "bytes of a logit, if the loss is computed for all tokens at once; 0: in chunks", ge=0, le=64
     )
+    joins_outputs: bool = key(
+        _D.joins_outputs, "with a pipeline the logits of all micro-batches are kept and joined; needs logit_bytes"
+    )
     overlaps: Overlaps = key(
         list(_D.overlaps), "what is sent while it computes: gathers, sums, layers (tensor parallelism in pieces)"
     )
@@ -117,11 +120,15 @@ class SoftwareKeys(Section):
     units: Literal["", "again", "kept"] = key(
         _D.units, "gathered weights: again: let go of after each micro-batch; kept: for all of them; empty: as the plan"
     )
+    second_products: bool = key(
+        _D.second_products, 'with parallel.recompute = "products" every second product of a block is kept'
+    )
     shards_over_cp: bool = key(
         _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
     )
     gradient_bytes: int = key(_D.gradient_bytes, "bytes of a gradient in memory; 0: as the plan says", ge=0, le=64)
     band: Band = key(list(_D.band), "10 and 90 % quantiles of measured time, relative to predicted")
+    memory_band: Band = key(list(_D.memory_band), "the same of measured memory")
     fitted_on: str = key(_D.fitted_on, "the runs on which the constants were fitted; empty: none")
 
 

@@ -95,6 +95,16 @@ def _check_period(value: int | str) -> int | str:
     return value
 
 
+def _check_cut(value: str) -> str:
+    if value in ("cost", "encoder-decoder"):
+        return value
+    numbers = [number.strip() for number in value.split(",")]
+    digits = all(number.isascii() and number.isdigit() for number in numbers)
+    if not digits or not all(map(int, numbers[:-1])):  # the last stage may have the head alone
+        raise ValueError('must be "cost", "encoder-decoder", or the layers of each part with commas, such as "5,6,6,5"')
+    return ",".join(str(int(number)) for number in numbers)
+
+
 def _check_wire(value: str) -> str:
     try:
         return text_of(*read_form(value))
@@ -102,6 +112,7 @@ def _check_wire(value: str) -> str:
         raise ValueError(f"must be {FORMS}") from None
 
 
+Cut = Annotated[str, AfterValidator(_check_cut)]
 Period = Annotated[int | str, AfterValidator(_check_period)]
 Servers = Annotated[int, Field(ge=0, le=1024)]
 WireText = Annotated[str, AfterValidator(_check_wire)]

@@ -5,7 +5,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from codescent.config.keys import Period, Section, Servers, Text, WireText, at_least, auto, key, one_of, other_than
+from codescent.config.keys import (
+    Cut,
+    Period,
+    Section,
+    Servers,
+    Text,
+    WireText,
+    at_least,
+    auto,
+    key,
+    one_of,
+    other_than,
+)
 
 AVERAGES = other_than("parallel.average_every", 0)
 """Only a run whose replicas train apart reads the key."""
@@ -62,10 +74,11 @@ class Parallel(Section):
         ge=1,
         only=one_of("parallel.schedule", "interleaved"),
     )
-    cut: Literal["cost", "encoder-decoder"] = key(
+    cut: Cut = key(
         "cost",
         "where pipeline stages begin: cost: the most expensive stage is as cheap as possible; "
-        "encoder-decoder: also, one stage begins at the first layer of the decoder",
+        "encoder-decoder: also, one stage begins at the first layer of the decoder; numbers with commas: the layers of "
+        "each stage, and of each virtual stage",
     )
     dp_shard: int = key(1, "ranks that shard one replica, each with its part of the batch", ge=1)
     zero_stage: int = key(

@@ -4,6 +4,7 @@ Does not say what waits for it (stage_time.py does) and does not measure."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,9 +41,7 @@ class RankGroup:
 def group_of(mesh: Mesh, axis: str, rank: int, devices: int) -> RankGroup:
     """The group of a rank on an axis, on nodes of so many devices. Neighbouring ranks share a node."""
     ranks = mesh.group(axis, rank)
-    on: dict[int, int] = {}
-    for one in ranks:
-        on[one // devices] = on.get(one // devices, 0) + 1
+    on = Counter(one // devices for one in ranks)
     members = max(on.values())
     return RankGroup(len(ranks), len(on), members, max(1, min(devices, mesh.world_size) // members))
 

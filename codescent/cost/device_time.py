@@ -120,10 +120,11 @@ def _product(one: Computed, device: ClusterDevice, software: Software, precision
     moved_s = one.forward_bytes * flops / one.forward_flops / _copies(device, software)
     sizes = ((rows, outputs, inputs), (rows, inputs, outputs), (outputs, inputs, rows))
     seconds = [max(flops / (best * utilization(device, peak, *size)), moved_s) for size in sizes]
-    forward, backward = (round(amount / flops) for amount in (one.forward_flops, one.backward_flops))
+    forward, backward = round(one.forward_flops / flops), one.backward_flops / flops
     first = [seconds[number % FORMS] for number in range(forward)]
-    second = [seconds[number % FORMS] for number in range(1, backward + 1)]
-    return Spent(products_s=sum(first), launches=forward), Spent(products_s=sum(second), launches=backward)
+    parts = [min(1.0, backward - number) for number in range(math.ceil(backward - 1e-6))]  # the last may be a part
+    second = [part * seconds[number % FORMS] for number, part in enumerate(parts, 1)]
+    return Spent(products_s=sum(first), launches=forward), Spent(products_s=sum(second), launches=len(second))
 
 
 def _attention(one: Computed, device: ClusterDevice, software: Software, precision: str) -> tuple[Spent, Spent]:

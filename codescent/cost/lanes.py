@@ -89,7 +89,7 @@ def lanes_of(schedule: Schedule) -> StageLanes:
                         needs = done[wanted]
                     done[forward, virtual, at.microbatch] = len(order)
                     sends = stages > 1 and (virtual < last if forward else virtual > 0)
-                    link = 2 * stage + (not forward) if sends else HERE
+                    link = 2 * stage + (not forward and stages > 2) if sends else HERE  # of two, each has one neighbour
                 kind = kind_of(stage, at)
                 kinds.setdefault(kind, at)
                 order.append((stage, numbers.setdefault(kind, len(numbers)), needs, link))

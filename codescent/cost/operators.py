@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from codescent.plan import DTYPE_BYTES, Parameter, Plan, Role, TensorPlan
@@ -39,10 +39,13 @@ class Computed:
     backward_bytes: float
 
 
-def operators_of_depth(plan: Plan, depth: int, device: str, rank: int = 0) -> list[Computed]:
+def operators_of_depth(
+    plan: Plan, depth: int, device: str, rank: int = 0, kept: Mapping[str, float] | None = None
+) -> list[Computed]:
     """The operators of a depth, of one micro-batch, on a rank; in the order of the forward pass.
 
-    With `data_parallel` those of the rank's first device. Rank 0 has the largest parts.
+    With `data_parallel` those of the rank's first device. Rank 0 has the largest parts. `kept`: by layer of a block
+    the share of its product that is not computed again; None: as the plan says.
     """
     held = [tensor for tensor in plan.tensors if depth in tensor.parameter.depths]
     declared = [one for one in plan.operators if one.on in ("", device) and one.depths[0] <= depth < one.depths[1]]
@@ -54,7 +57,8 @@ def operators_of_depth(plan: Plan, depth: int, device: str, rank: int = 0) -> li
     for layer, tensors in _by_layer(held, depth).items():
         for tensor in tensors:
             name = tensor.parameter.name
-            found += _product(plan, tensor, depth, rank, again=name in again, of_input=name != no_gradient)
+            once_more = 1.0 - kept[layer] if kept and layer in kept else float(name in again)
+            found += _product(plan, tensor, depth, rank, again=once_more, of_input=name != no_gradient)
         found += [_declared(plan, one, depth, rank, trains=trains) for one in declared if one.layer == layer]
     return found
 
@@ -94,9 +98,10 @@ def _recomputed(plan: Plan, depth: int, held: Sequence[Parameter], joined: Colle
 
 
 def _product(
-    plan: Plan, tensor: TensorPlan, depth: int, rank: int, *, again: bool, of_input: bool
+    plan: Plan, tensor: TensorPlan, depth: int, rank: int, *, again: float, of_input: bool
 ) -> Iterator[Computed]:
-    """The product of a matrix; nothing if the tensor is none, or is looked up."""
+    """The product of a matrix; nothing if the tensor is none, or is looked up. `again`: the share of it that backward
+    computes once more."""
     parameter, ends = tensor.parameter, depth > plan.model.num_layers
     if len(parameter.shape) < 2 or parameter.role is Role.POSITION or (parameter.role is Role.VOCAB and not ends):
         return

@@ -5,12 +5,13 @@ Does not measure (train/memory.py counts) and does not say what would need less 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.cost.memory import memory
+from codescent.cost.second_products import kept_tensors
 from codescent.cost.stage_time import sends_layers
 from codescent.plan import AXES, Collective, Plan, Verb
 from codescent.plan.activations import chunk_bytes
@@ -75,14 +76,18 @@ def share_that_fits(*, calibrated: bool) -> float:
 def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -> StageMemory:
     """What the first rank of a stage holds, where nothing of a block is compiled."""
     rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    if software.second_products:
+        plan = replace(plan, activations=tuple(kept_tensors(plan)))
     held = memory(plan, rank, cluster.device.kind, plan.model.head_chunk_tokens, compiled=False)
     state, kept = held.state, plan.held_by(stage)
     gradients = float(state.gradients_bytes)
     if software.gradient_bytes and kept:
         gradients *= software.gradient_bytes / DTYPE_BYTES[kept[0].gradient_dtype]
+        if plan.layout.zero_stage == 1 and "dp_shard" in kept[0].gradients.shards:
+            gradients *= plan.mesh.dp_shard  # such a program divides the optimizer alone
     logits = float(held.head_bytes)
     if software.logit_bytes and logits:
-        logits = _logits(plan) * software.logit_bytes
+        logits = _logits(plan) * (software.logit_bytes + _joined_bytes(plan, software))
     over = plan.mesh.cp if software.shards_over_cp else 1
     parts = (state.weights_bytes / over, gradients / over, (state.optimizer_bytes - state.host_bytes) / over)
     kept_bytes = held.activations_bytes + block_bytes(plan, stage, rank, cluster.device.kind)
@@ -105,6 +110,14 @@ def _logits(plan: Plan) -> float:
     work, mesh = plan.work, plan.mesh
     tokens = work.microbatch_size * work.positions(-1) * plan.task.head_share / mesh.cp
     return tokens * plan.model.vocab_size / mesh.tp
+
+
+def _joined_bytes(plan: Plan, software: Software) -> int:
+    """Bytes of a micro-batch's logit, of those that are kept until the step ends: each, and all joined. One of them
+    counts as it is computed."""
+    if not software.joins_outputs or plan.mesh.pp == 1:
+        return 0
+    return DTYPE_BYTES[plan.work.precision] * (2 * plan.work.num_microbatches - 1)
 
 
 def _gathered(plan: Plan, stage: int, software: Software) -> float:

@@ -14,6 +14,7 @@ from codescent.cost.amounts import phases, runs_in
 from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
 from codescent.cost.device_time import Spent, spent
 from codescent.cost.operators import operators_of_depth
+from codescent.cost.second_products import kept_shares
 from codescent.cost.time_parts import TimeParts
 from codescent.plan import AXES, SENDS, Collective, Instruction, Plan, Traffic, Verb
 from codescent.plan.state import state_of_rank
@@ -187,11 +188,12 @@ class StageTime:
             for depth in parameter.depths:
                 held[depth].append((parameter.shape, parameter.role, parameter.trained))
         last, device = self.plan.model.num_layers, self.cluster.device
+        kept = kept_shares(self.plan) if self.software.second_products else None
         for depth in (depth for chunk in self.chunks for depth in chunk):
             computes = tuple(one.depths[0] <= depth < one.depths[1] for one in self.plan.operators)
             key = depth == 0, depth > last, computes, tuple(held[depth])
             if key not in alike:
-                operators = operators_of_depth(self.plan, depth, device.kind, self.rank)
+                operators = operators_of_depth(self.plan, depth, device.kind, self.rank, kept)
                 alike[key] = spent(operators, device, self.software, self.plan.work.precision, last)
             found[depth] = alike[key]
         return found

@@ -56,10 +56,11 @@ def cluster_of(name: str, found: MachineFindings) -> Cluster:
 
 
 def _rounded(one: MeasuredNumber) -> MeasuredNumber:
-    return one._replace(value=_digits(one.value))
+    return one._replace(value=rounded(one.value))
 
 
-def _digits(number: float) -> float:
+def rounded(number: float) -> float:
+    """A number with as many digits as a measurement has."""
     return float(f"{number:.{DIGITS}g}")
 
 
@@ -69,7 +70,7 @@ def _links(found: MachineFindings, moved: float) -> tuple[tuple[Link, Link, Link
     A price needs all three. One that no rank could measure is like the next faster one, and its source says so: the
     file is of as many ranks and nodes as were measured, so no plan on them crosses it.
     """
-    copied = Link(_digits(moved / 2))
+    copied = Link(rounded(moved / 2))
     bus = constants.of_bus(found)
     sources = {"links.bus": "measured: copies" if bus else "a CPU's memory is that of its host: copies in it"}
     of_inside, of_between = (constants.of_link(found, link) for link in (INSIDE, BETWEEN))
@@ -90,7 +91,7 @@ def _links(found: MachineFindings, moved: float) -> tuple[tuple[Link, Link, Link
 
 
 def _link(found: Link) -> Link:
-    return Link(_digits(found.bytes_per_s), _digits(found.latency_s))
+    return Link(rounded(found.bytes_per_s), rounded(found.latency_s))
 
 
 def _errors(found: LinkFit) -> str:
@@ -137,7 +138,7 @@ def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable]) -> Cluster:
             raise UserError(f"--nccl-tests {paths}: {error}; give a table up to larger sizes, such as -e 1G") from error
         new = _link(found.link)
         if crossed == BETWEEN:  # a ring that enters a node has all of its cards
-            new = replace(new, bytes_per_s=_digits(new.bytes_per_s / cluster.cards))
+            new = replace(new, bytes_per_s=rounded(new.bytes_per_s / cluster.cards))
         names = ", ".join(dict.fromkeys(str(tables[path].collective) for path in of_link[crossed]))
         ranks = " and ".join(f"{tables[path].ranks} ranks on {tables[path].hosts} hosts" for path in of_link[crossed])
         source = f"nccl-tests: {names} of {ranks}, {_errors(found)}"

@@ -3,7 +3,6 @@ Does not create process groups and knows no strategy."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,11 +74,11 @@ class Mesh:
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Ranks that have the coordinates of `rank` on all other axes, in the order of `axis`."""
-        indices, place = self._indices(axis), self.coordinates(rank)
-        return tuple(
-            self.rank_at({**place, **dict(zip(indices, chosen, strict=True))})
-            for chosen in itertools.product(*indices.values())
-        )
+        chosen, place, strides = self._indices(axis), self.coordinates(rank), _strides(self)
+        ranks = [sum(place[name] * strides[name] for name in AXES if name not in chosen)]
+        for name, indices in chosen.items():
+            ranks = [first + index * strides[name] for first in ranks for index in indices]
+        return tuple(ranks)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """All groups of `axis`. A rank is in at most one group."""
@@ -100,3 +99,9 @@ def _coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
     for axis in reversed(AXES):
         rank, place[axis] = divmod(rank, mesh.degree(axis))
     return place
+
+
+@lru_cache(maxsize=4096)
+def _strides(mesh: Mesh) -> dict[str, int]:
+    """How far two ranks are apart that are neighbours on an axis."""
+    return {axis: math.prod(mesh.degree(inner) for inner in AXES[place + 1 :]) for place, axis in enumerate(AXES)}

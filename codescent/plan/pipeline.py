@@ -13,6 +13,7 @@ from itertools import accumulate
 from codescent.base.counted import counted
 from codescent.base.nearest import near_multiples
 from codescent.base.refusal import Change, Refusal, each
+from codescent.base.uncollected import uncollected
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
 Order = list[Instruction]
@@ -38,8 +39,9 @@ def pipeline(
     if problems:
         raise ValueError("; ".join(problems))
     order = SCHEDULES[name]
-    orders = [order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)]
-    return _communicating(orders, all_load=all_load)
+    with uncollected():
+        orders = [order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)]
+        return _communicating(orders, all_load=all_load)
 
 
 def refusals(
@@ -177,20 +179,26 @@ def _gpipe(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) 
 
 def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """1F1B: stage i runs p - 1 - i forwards, then alternates (Narayanan et al. 2021, section 2.2.1; DAPPLE 2021)."""
-    forwards = [Instruction(Verb.FORWARD, microbatch) for microbatch in range(num_microbatches)]
-    backwards = [Instruction(Verb.BACKWARD, microbatch) for microbatch in range(num_microbatches)]
+    forwards, backwards = _passes(num_stages, num_microbatches, 1)
     return _alternate(forwards, backwards, num_stages - 1 - stage)
 
 
 def _interleaved(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """1F1B over v chunks per rank, p micro-batches at a time (Narayanan et al. 2021, section 2.2.2, figure 4)."""
+    forwards, backwards = _passes(num_stages, num_microbatches, num_chunks)
+    return _alternate(forwards, backwards, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages)
+
+
+@lru_cache(maxsize=4)  # all stages have the same ones
+def _passes(num_stages: int, num_microbatches: int, num_chunks: int) -> tuple[Order, Order]:
+    """The forward passes of a stage in their order, and the backward passes."""
     group = num_stages * num_chunks
     forwards, backwards = [], []
     for k in range(num_microbatches * num_chunks):
         microbatch, chunk = k // group * num_stages + k % num_stages, k % group // num_stages
         forwards.append(Instruction(Verb.FORWARD, microbatch, chunk=chunk))
         backwards.append(Instruction(Verb.BACKWARD, microbatch, chunk=num_chunks - 1 - chunk))
-    return _alternate(forwards, backwards, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages)
+    return forwards, backwards
 
 
 def _zero_bubble(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
@@ -240,22 +248,27 @@ def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
     num_stages = len(orders)
     last = max(_virtual(stage, at, num_stages) for stage, order in enumerate(orders) for at in order)
     events: list[list[tuple[_Place, Instruction]]] = [[] for _ in orders]
-    for (stage, instruction), begin in _begin_times(orders, last).items():
-        events[stage].append(((begin, True, "", stage, 0), instruction))
-        pair = _send_and_receive(stage, instruction, num_stages, last)
-        if pair is not None:
-            send, receive = pair
-            assert send.peer is not None
-            place = (begin + PARTS[instruction.verb], False, str(send.verb), stage, send.chunk)
-            events[stage].append((place, send))
-            events[send.peer].append((place, receive))
-    ordered = [[at for _, at in sorted(found, key=lambda event: event[0])] for found in events]
+    for stage, (order, begins) in enumerate(zip(orders, _begin_times(orders, last))):
+        for instruction, begin in zip(order, begins):
+            events[stage].append(((begin, True, "", stage, 0), instruction))
+            pair = _send_and_receive(stage, instruction, num_stages, last)
+            if pair is not None:
+                send, receive = pair
+                assert send.peer is not None
+                place = (begin + PARTS[instruction.verb], False, send.verb.value, stage, send.chunk)
+                events[stage].append((place, send))
+                events[send.peer].append((place, receive))
+    ordered = [[at for _, at in sorted(found, key=_place)] for found in events]
     loading = range(last + 1) if all_load else (0, last)
     return Schedule(tuple(_finished(order, stage, num_stages, loading) for stage, order in enumerate(ordered)))
 
 
 _Place = tuple[int, bool, str, int, int]
 """Sort key of the global order: time, then sends before computations, then values that both ends of a send know."""
+
+
+def _place(event: tuple[_Place, Instruction]) -> _Place:
+    return event[0]
 
 
 def _send_and_receive(
@@ -276,28 +289,33 @@ def _send_and_receive(
     )
 
 
-def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction], int]:
-    """Begin of each computation in units of PARTS: when its stage and its input are ready. Sends take no time."""
+def _begin_times(orders: list[Order], last: int) -> list[list[int]]:
+    """Begin of each computation of each stage, in units of PARTS: when its stage and its input are ready.
+
+    Sends take no time.
+    """
     num_stages = len(orders)
-    begin: dict[tuple[int, Instruction], int] = {}
+    begins: list[list[int]] = [[] for _ in orders]
     done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> end time
-    clocks, places = [0] * num_stages, [0] * num_stages
-    while unfinished := [stage for stage, order in enumerate(orders) if places[stage] < len(order)]:
-        before = list(places)
+    clocks = [0] * num_stages
+    while unfinished := [stage for stage, order in enumerate(orders) if len(begins[stage]) < len(order)]:
+        before = [len(begins[stage]) for stage in unfinished]
         for stage in unfinished:
-            while places[stage] < len(orders[stage]):
-                instruction = orders[stage][places[stage]]
+            order, found, clock = orders[stage], begins[stage], clocks[stage]
+            for place in range(len(found), len(order)):
+                instruction = order[place]
                 needed = _needed(stage, instruction, num_stages, last)
                 if needed is not None and needed not in done:
                     break
-                begin[stage, instruction] = max(clocks[stage], 0 if needed is None else done[needed])
-                clocks[stage] = begin[stage, instruction] + PARTS[instruction.verb]
-                places[stage] += 1
+                begin = clock if needed is None else max(clock, done[needed])
+                clock = begin + PARTS[instruction.verb]
+                found.append(begin)
                 if instruction.verb is not Verb.BACKWARD_WEIGHT:
                     forward, virtual = instruction.verb is Verb.FORWARD, _virtual(stage, instruction, num_stages)
-                    done[forward, virtual, instruction.microbatch] = clocks[stage]
-        assert places != before, "the stages' orders wait for each other"
-    return begin
+                    done[forward, virtual, instruction.microbatch] = clock
+            clocks[stage] = clock
+        assert [len(begins[stage]) for stage in unfinished] != before, "the stages' orders wait for each other"
+    return begins
 
 
 def _needed(stage: int, instruction: Instruction, num_stages: int, last: int) -> tuple[bool, int, int | None] | None:

@@ -142,13 +142,15 @@ class Plan:
     @cached_property
     def _held(self) -> tuple[tuple[TensorPlan, ...], ...]:
         """`held_by` of every stage."""
+        at: dict[int, list[int]] = {}  # by depth: the indices of its tensors
+        for number, tensor in enumerate(self.tensors):
+            for depth in tensor.parameter.depths:
+                at.setdefault(depth, []).append(number)
         stages = []
         for stage in range(len(self.schedule.programs)):
-            held: dict[str, TensorPlan] = {}
-            for part in self.schedule.parts(stage):
-                found = (tensor for tensor in self.tensors if any(depth in part for depth in tensor.parameter.depths))
-                held |= {tensor.parameter.name: tensor for tensor in found}
-            stages.append(tuple(held.values()))
+            parts = ({number for depth in part for number in at.get(depth, ())} for part in self.schedule.parts(stage))
+            held = dict.fromkeys(number for found in parts for number in sorted(found))
+            stages.append(tuple(self.tensors[number] for number in held))
         return tuple(stages)
 
     def stages_of(self, tensor: TensorPlan) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a long pipeline has hundreds of thousands of them
 class Instruction:
     """One entry of an instruction list.
 

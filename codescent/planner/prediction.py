@@ -1,32 +1,34 @@
-"""In: a plan, a cluster; later what a run has measured. Out: the prediction as JSON, and both side by side in words.
-Does not run and does not read a run folder (those that call it do)."""
+"""In: a plan, a cluster; or JSON. Out: the prediction as JSON, with its bands; what is wrong with such JSON.
+Does not run and does not compare it with what was measured (beside.py does)."""
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from codescent.base.amounts import of_bytes, of_change, of_number, of_seconds
+from codescent.base.amounts import of_bytes, of_number, of_seconds
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.typed import Kind, mistyped
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.files import OWN, load_cluster, software_of
 from codescent.config.decided import compiles
 from codescent.config.sections import Config
 from codescent.cost.price import Price
-from codescent.cost.stage_memory import Fitting
+from codescent.cost.stage_memory import Fitting, StageMemory
 from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
+from codescent.planner.bands import Band, falls, grows
 
 COMPILED = 0.6
 """Of their bytes, and of their launches, element-wise operators keep so many once they are compiled into one another:
 an H100 took 34.7 ms for a step of GPT-2 124M, which is predicted so to 3 %."""
-WARM_UP = 2
-"""First steps of a process, which also allocate memory and choose kernels."""
-MEMORY_PARTS = {"weights": "weights_bytes", "gradients": "gradients_bytes", "optimizer": "optimizer_bytes"}
-"""Parts of a prediction, and the columns of memory.csv that count the same."""
+NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "device_kind": str}
+"""Values of a prediction that other files read, and their types."""
+NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
+HELD = (*(field.name for field in fields(StageMemory)), "total")
 
 
 def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
@@ -41,10 +43,15 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
     if device not in ("auto", cluster.device.kind):
         yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
-    if plan.layout.hands_out:
-        yield "ranks that are given portions of work have no common step; codescent plan --link simulates them"
+    yield from without_step(plan)
     if plan.layout.offload != "none":
         yield "parallel.offload: how long the update in host memory takes is not known"
+
+
+def without_step(plan: Plan) -> Iterator[str]:
+    """Why the ranks of a plan have no step together, if they have none."""
+    if plan.layout.hands_out:
+        yield "ranks that are given portions of work have no common step; codescent plan --link simulates them"
 
 
 def cluster_of_run(config: Config) -> Cluster | None:
@@ -58,31 +65,41 @@ def cluster_of_run(config: Config) -> Cluster | None:
 
 
 def software_of_run(cluster: Cluster, config: Config, name: str | None = None) -> Software:
-    """A software of a cluster as a config runs it: in codescent compiled blocks join their element-wise operators, and
-    launch fewer.
+    """A software of a cluster; codescent `as_run`.
 
     `name`: see `software_of`; None: codescent. Raises UserError: the cluster file has no software of this name.
     """
     software = software_of(cluster, name)
-    if name not in (None, OWN) or not compiles(config, cluster.device.kind):
+    return as_run(software, config, cluster.device.kind) if name in (None, OWN) else software
+
+
+def as_run(software: Software, config: Config, device: str) -> Software:
+    """The software as a config runs it: compiled blocks join their element-wise operators, and launch fewer."""
+    if not compiles(config, device):
         return software
     return replace(software, fused=min(software.fused, COMPILED), host_s=software.host_s * COMPILED)
 
 
 def price_json(found: Price) -> dict[str, Any]:
     """A price as JSON: seconds, bytes, shares."""
-    flops = found.plan.flops()
+    flops, band = found.plan.flops(), found.software.band
+    mfu, hfu = found.utilization(flops.total_flops), found.utilization(flops.hardware_flops)
     return {
         "cluster": found.cluster.name,
         "fitted_on": found.software.fitted_on,
         "step_s": found.step_s,
-        "band_s": [share * found.step_s for share in found.software.band],
+        "band_s": list(grows(found.step_s, band)),
         "parts": {name: float(getattr(found.parts, name)) for name in NAMES},
         "tokens_per_s": found.tokens_per_s,
-        "mfu": found.utilization(flops.total_flops),
-        "hfu": found.utilization(flops.hardware_flops),
+        "band_tokens_per_s": list(falls(found.tokens_per_s, band)),
+        "mfu": mfu,
+        "band_mfu": list(falls(mfu, band)),
+        "hfu": hfu,
+        "band_hfu": list(falls(hfu, band)),
         "peak_flops_per_s": found.peak_flops_per_s,
         "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
+        "band_bytes": [list(grows(held.total, found.software.memory_band)) for held in found.memory],
+        "device_kind": found.cluster.device.kind,
         "device_bytes": found.cluster.device.memory_bytes,
         "verdict": str(found.verdict),
         "fits": found.verdict is not Fitting.TOO_LARGE,
@@ -91,40 +108,52 @@ def price_json(found: Price) -> dict[str, Any]:
 
 def said_before(prediction: Mapping[str, Any]) -> str:
     """What a run says of its prediction before the first step."""
-    low, high = prediction["band_s"]
-    most = max(stage["total"] for stage in prediction["memory_bytes"])
+    sizes = [stage["total"] for stage in prediction["memory_bytes"]]
+    fullest = max(range(len(sizes)), key=sizes.__getitem__)
+    step, tokens, memory = (
+        Band(*prediction["band_s"]).words(of_seconds),
+        Band(*prediction["band_tokens_per_s"]).words(of_number),
+        Band(*prediction["band_bytes"][fullest]).words(of_bytes),
+    )
     return (
-        f"predicted on {prediction['cluster']}: {of_seconds(prediction['step_s'])} a step ({of_seconds(low)} to "
-        f"{of_seconds(high)}), {of_number(prediction['tokens_per_s'])} tokens/s, {of_bytes(most)} on the fullest device"
+        f"predicted on {prediction['cluster']}: {of_seconds(prediction['step_s'])} a step ({step}), "
+        f"{of_number(prediction['tokens_per_s'])} tokens/s ({tokens}), {of_bytes(sizes[fullest])} on the fullest "
+        f"device ({memory}); in brackets what 8 of 10 such runs measure"
     )
 
 
-def beside(
-    prediction: Mapping[str, Any], steps_s: Sequence[float], memory: Mapping[int, Mapping[str, Any]]
-) -> Iterator[str]:
-    """Predicted, measured, and the error of the prediction: of the median step, and of the memory by part.
-
-    Args:
-        prediction: of the run.
-        steps_s: seconds of the steps of this process, from its first one on.
-        memory: by stage, a row of memory.csv: of the rank whose peak is the highest.
-    """
-    measured = steps_s[WARM_UP:] or steps_s
-    if measured:
-        yield "step: " + _pair(prediction["step_s"], statistics.median(measured), of_seconds)
-    if not memory:
-        return
-    stage = max(memory, key=lambda one: float(memory[one]["peak_bytes"] or 0))
-    counts, held = memory[stage], prediction["memory_bytes"][stage]
-    total = float(held["total"])
-    if counts["reserved_bytes"]:  # on CUDA the peak is what tensors take
-        total -= held["device"] + held["fragments"]
-    if peak := float(counts["peak_bytes"] or 0):
-        yield "memory: " + _pair(total, peak, of_bytes)
-    for part, column in MEMORY_PARTS.items():
-        if size := float(counts[column] or 0):
-            yield f"  {part}: " + _pair(held[part], size, of_bytes)
+def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
+    """Why JSON is no prediction of a plan with so many stages; empty: it is one."""
+    if problem := mistyped(prediction, NUMBERS):
+        return problem
+    if missing := [name for name in NEEDED if prediction.get(name) is None]:
+        return f"has no {', no '.join(missing)}"
+    if not prediction["step_s"] > 0:
+        return "step_s: must be above 0"
+    memory, bands = prediction["memory_bytes"], prediction["band_bytes"]
+    if len(memory) != stages or not isinstance(bands, list) or len(bands) != stages:
+        return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"
+    found = [("band_s", prediction["band_s"]), *((f"band_bytes {stage}", band) for stage, band in enumerate(bands))]
+    problems = [_band_problem(name, band) for name, band in found]
+    problems.append(_sizes_problem("parts", prediction["parts"], NAMES))
+    problems += [_sizes_problem(f"memory_bytes {stage}", held, HELD) for stage, held in enumerate(memory)]
+    return next(filter(None, problems), "")
 
 
-def _pair(predicted: float, measured: float, words: Any) -> str:
-    return f"predicted {words(predicted)}, measured {words(measured)}: {of_change(predicted / measured - 1.0)}"
+def _band_problem(name: str, band: Any) -> str:
+    if isinstance(band, list) and len(band) == 2 and all(map(_is_size, band)) and band[0] <= band[1]:
+        return ""
+    return f"{name}: given {str(band)[:40]}; must be two numbers, the smaller one first"
+
+
+def _sizes_problem(name: str, values: Any, wanted: Sequence[str]) -> str:
+    if not isinstance(values, Mapping):
+        return f"{name}: given {str(values)[:40]}; must be an object"
+    wrong = next((one for one in wanted if not _is_size(values.get(one))), None)
+    return (
+        "" if wrong is None else f"{name}: {wrong}: given {str(values.get(wrong))[:40]}; must be a number, at least 0"
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value >= 0

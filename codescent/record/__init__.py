@@ -10,5 +10,6 @@ from codescent.record.run_folder import ENVIRONMENT as ENVIRONMENT
 from codescent.record.run_folder import EVENTS as EVENTS
 from codescent.record.run_folder import METRICS as METRICS
 from codescent.record.run_folder import PLAN as PLAN
+from codescent.record.run_folder import PREDICTION as PREDICTION
 from codescent.record.run_folder import TOKENIZER as TOKENIZER
 from codescent.record.run_folder import RunFolder as RunFolder

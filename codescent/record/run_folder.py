@@ -206,6 +206,16 @@ class RunFolder:
         """Replace prediction.json atomically: what was predicted before the first step (planner/prediction.py)."""
         _replace(self.path / PREDICTION, json.dumps(strict(prediction), indent=1, allow_nan=False) + "\n")
 
+    def read_prediction(self) -> dict[str, Any] | None:
+        """Read prediction.json; None: nothing was predicted. Raises UserError: it is unreadable, or no JSON object."""
+        path = self.path / PREDICTION
+        return _read_object(path) if os.path.lexists(path) else None
+
+    def remove_prediction(self) -> None:
+        """Delete prediction.json of an earlier start, whose plan may have been another one."""
+        with user_errors(self.path / PREDICTION):
+            writing.remove_file(self.path / PREDICTION, missing_ok=True)
+
     def read_environment(self) -> dict[str, Any]:
         """Read environment.json; empty if the run was killed before it was written. Raises UserError: unreadable."""
         path = self.path / ENVIRONMENT

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codescent.plan import RECEIVES, SENDS, Verb
+from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.content import Picture, Timeline
-from codescent.report.study_figures import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.style import (
     COLLECTIVE,
     COLOURS,

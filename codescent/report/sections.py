@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_share
 from codescent.base.counted import counted
-from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
+from codescent.report import findings, predicted, run_figures, run_tables, study_figures, study_tables
 from codescent.report.content import Item, Listing, Picture, Report, ReportSection, Timeline, Words
 from codescent.report.slow import SLOW
 from codescent.report.summary import Summary, summaries
@@ -77,7 +77,7 @@ def _about(known: Sequence[Summary], study: Study | None) -> Iterator[str]:
 
 def _sections(known: Sequence[Summary], study: Study | None, figures: Sequence[Picture]) -> Iterator[ReportSection]:
     if study is not None:
-        items: list[Item] = [*study_tables.tables(study), *figures]
+        items: list[Item] = [*study_tables.tables(study), *predicted.points_table(study), *figures]
         yield ReportSection("study", "The study", [*items, *study_tables.fits(study)])
     pictures = list(run_figures.pictures(known, parts=study is None))
     losses = [picture for picture in pictures if picture.name.startswith("loss")]
@@ -89,6 +89,7 @@ def _sections(known: Sequence[Summary], study: Study | None, figures: Sequence[P
     yield ReportSection("ranks", "Slow ranks", list(_stragglers(known)))
     yield ReportSection("timeline", "One step, rank by rank", list(timelines(known)))
     yield ReportSection("plan", "The Plan beside the measurement", list(run_tables.prediction(known)))
+    yield ReportSection("predicted", "Predicted beside measured", list(predicted.items(known, study)))
     yield ReportSection("memory", "Memory", [*run_tables.memory(known), *memory])
     yield ReportSection("machine", "Machine and software", list(run_tables.machines(known, study)))
     configs = [Listing(f"config.toml of {one.name}", one.run.folder.config_text) for one in known[:MOST_CONFIGS]]

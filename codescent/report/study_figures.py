@@ -3,17 +3,18 @@ Does not evaluate anything. A point without a number is a gap with a mark, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codescent.report.bars import MOST_BARS, bars_figure, seconds_axis, stacked
 from codescent.report.content import Picture
-from codescent.report.style import BLACK, PALETTE, PARTS, PICTURE_IN, TEXT_GREY, literal, plain
+from codescent.report.style import BLACK, PALETTE, PICTURE_IN, TEXT_GREY, literal, plain
 from codescent.results import Interval
 from codescent.study.points import axes_named, values_of
-from codescent.study.result import Fit, Group, Point, PointQuantity, PointState, Study
+from codescent.study.result import Fit, Group, Point, PointQuantity, PointState, PredictedPoint, Study
 from codescent.study.words import SUPER_LINEAR
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ MOST_LINEAR = 16
 """A horizontal axis is logarithmic if the most workers are more than so many times the fewest."""
 COMPUTE = "_compute"
 """How the names of figures about computation alone end."""
-MOST_BARS = 40
-"""Bars of a figure; the caption names the number of those that are left out."""
+
+
+Predicted = Callable[[PredictedPoint], float | None]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Quantity:
         name: of the figure's file.
         of: the interval of a point; None: not measured.
         scale: by which its numbers are multiplied for the axis.
+        predicted: of a point, before its runs, in the units of `of`; None: nothing was.
         ideal: what a perfect machine would have for a number of workers and that of the baseline; None: no line.
     """
 
@@ -44,11 +47,13 @@ class Quantity:
     title: str
     axis: str
     of: Callable[[Point], Interval | None]
+    predicted: Predicted
     scale: float = 1.0
     ideal: Callable[[float, float], float] | None = None
 
 
-FIRST = ("time", "speed_up")
+TIME = "time"
+FIRST = (TIME, "speed_up")
 """Names of the figures with which the page of a study begins."""
 
 
@@ -65,35 +70,79 @@ def pictures(study: Study) -> Iterator[Picture]:
     if any(point.parts_s for point in points):
         yield _parts(points)
     if any(point.memory_bytes is not None for point in points):
-        memory = Quantity("memory", "Peak memory of a rank", "GiB, the fullest rank", _memory, 2**-30)
+        memory = Quantity(
+            "memory", "Peak memory of a rank", "GiB, the fullest rank", _memory, lambda one: one.memory_bytes, 2**-30
+        )
         yield _over_workers(study, memory) if grows else _over_points(study, memory)
 
 
 def _quantities(study: Study) -> Iterator[Quantity]:
     def both(
-        name: str, title: str, axis: str, of: Callable[[Point], PointQuantity], **more: object
-    ) -> Iterator[Quantity]:
-        yield Quantity(name, f"{title}, in all", axis, lambda point: of(point).total, **more)  # type: ignore[arg-type]
+        name: str, title: str, axis: str, of: Callable[[Point], PointQuantity], predicted: Predicted, alone: Predicted,
+        **more: object,
+    ) -> Iterator[Quantity]:  # fmt: skip
+        yield Quantity(name, f"{title}, in all", axis, lambda point: of(point).total, predicted, **more)  # type: ignore[arg-type]
         yield Quantity(
             name + COMPUTE,
             f"{title}, compute only",
             axis,
             lambda point: of(point).compute,
+            alone,
             **more,  # type: ignore[arg-type]
         )
 
     times = [found.value for group in study.groups for point in group.points if (found := point.step_s.total)]
     scale, unit = seconds_axis(max(times, default=1.0))
-    yield from both("time", "Time of a step", unit, lambda point: point.step_s, scale=scale)
+    yield from both(
+        TIME,
+        "Time of a step",
+        unit,
+        lambda point: point.step_s,
+        lambda one: one.step_s,
+        lambda one: one.compute_s,
+        scale=scale,
+    )
     speed_up = "speed-up (times the baseline)"
-    yield from both("speed_up", "Speed-up", speed_up, lambda point: point.speed_up, ideal=lambda n, base: n / base)
+    yield from both(
+        "speed_up",
+        "Speed-up",
+        speed_up,
+        lambda point: point.speed_up,
+        lambda one: one.speed_up,
+        _nothing,
+        ideal=lambda n, base: n / base,
+    )
     share = "efficiency (%)"
     yield from both(
-        "efficiency", "Efficiency", share, lambda point: point.efficiency, scale=100.0, ideal=lambda n, base: 1.0
+        "efficiency",
+        "Efficiency",
+        share,
+        lambda point: point.efficiency,
+        lambda one: one.efficiency,
+        _nothing,
+        scale=100.0,
+        ideal=lambda n, base: 1.0,
     )
-    yield from both("flops", "Speed", "GFLOP/s, all ranks", lambda point: point.flops_per_s, scale=1e-9)
-    yield Quantity("mfu", "Use of the devices", "% of the measured peak", lambda point: point.mfu, 100.0)
-    yield Quantity("overhead", "Overhead: all but computation", "% of a step", _overhead, 100.0)
+    yield from both(
+        "flops",
+        "Speed",
+        "GFLOP/s, all ranks",
+        lambda point: point.flops_per_s,
+        lambda one: one.flops_per_s,
+        _nothing,
+        scale=1e-9,
+    )
+    yield Quantity("mfu", "Use of the devices", "% of the measured peak", lambda point: point.mfu, _nothing, 100.0)
+    yield Quantity("overhead", "Overhead: all but computation", "% of a step", _overhead, _overhead_predicted, 100.0)
+
+
+def _nothing(one: PredictedPoint) -> None:
+    """No prediction: it has another peak, or no such part."""
+    return
+
+
+def _overhead_predicted(one: PredictedPoint) -> float:
+    return 1.0 - one.compute_s / one.step_s
 
 
 def _overhead(point: Point) -> Interval | None:
@@ -164,6 +213,7 @@ def _line(axes: Axes, group: Group, quantity: Quantity, number: int) -> None:
     colour = PALETTE[number % len(PALETTE)]
     points = [point for point in group.points if point.workers is not None]
     at = [float(point.workers or 0) for point in points]
+    _predicted_line(axes, points, quantity, colour, label="predicted" if number == 0 else "")
     found = [quantity.of(point) for point in points]
     value = np.array([np.nan if one is None else one.value for one in found]) * quantity.scale
     low = np.array([np.nan if one is None else one.value - one.low for one in found]) * quantity.scale
@@ -182,6 +232,22 @@ def _line(axes: Axes, group: Group, quantity: Quantity, number: int) -> None:
             )  # fmt: skip
         elif _super_linear(point, quantity):
             axes.plot([x], [y], "*", color=colour, ms=13, mec=BLACK, mew=0.6, zorder=4)
+
+
+def _predicted_line(axes: Axes, points: Sequence[Point], quantity: Quantity, colour: str, label: str) -> None:
+    """What was predicted of the points, as a pale line behind them; of the step with its band."""
+    known = [
+        (float(point.workers or 0), quantity.scale * value, point.predicted)
+        for point in points
+        if point.predicted is not None and (value := quantity.predicted(point.predicted)) is not None
+    ]
+    if not known:
+        return
+    at, values = [one[0] for one in known], [one[1] for one in known]
+    axes.plot(at, values, color=colour, alpha=0.35, lw=4.0, marker="D", ms=6, mew=0, zorder=2, label=label or None)
+    if quantity.name == TIME:
+        low, high = ([quantity.scale * one.band_s[end] for _, _, one in known] for end in (0, 1))
+        axes.fill_between(at, low, high, color=colour, alpha=0.1, lw=0, zorder=1)
 
 
 def _super_linear(point: Point, quantity: Quantity) -> bool:
@@ -206,6 +272,7 @@ def _caption(study: Study, quantity: Quantity) -> str:
     """What the marks of a figure mean, and why points are missing."""
     points = [point for group in study.groups for point in group.points]
     known = [point for point in points if quantity.of(point) is not None]
+    grows = any(point.workers is not None for point in points)
     said = []
     if any(found.low < found.high for point in known if (found := quantity.of(point)) is not None):
         said.append("Bars: 95 % interval.")
@@ -216,6 +283,9 @@ def _caption(study: Study, quantity: Quantity) -> str:
             said.append("Dotted: Amdahl's law, fitted.")
         if faster := [point.name for point in known if _super_linear(point, quantity)]:
             said.append(f"Stars: super-linear ({', '.join(faster)}).")
+    if any(point.predicted and quantity.predicted(point.predicted) is not None for point in points):
+        band = ", with the band of 8 of 10 such steps" if quantity.name == TIME and grows else ""
+        said.append(f"{'Pale lines' if grows else 'Diamonds'}: predicted{band}.")
     if missing := [point for point in points if quantity.of(point) is None]:
         reasons = [f"{point.name}: {_why(point)}" for point in missing]
         more = f"; and {len(reasons) - 6} more" if len(reasons) > 6 else ""
@@ -247,6 +317,10 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
         axes.barh(range(len(shown)), np.nan_to_num(value), xerr=bars, color=PALETTE[0], height=0.7, capsize=2.5)
         for row in np.flatnonzero(~np.isfinite(value)):
             axes.plot([0.012], [row], "x", color=PALETTE[1], transform=axes.get_yaxis_transform(), clip_on=False)
+        known = [None if point.predicted is None else quantity.predicted(point.predicted) for point in shown]
+        places = [(quantity.scale * value, row) for row, value in enumerate(known) if value is not None]
+        if places:
+            axes.plot(*zip(*places), "D", color=PALETTE[1], mfc="#FFFFFF", ms=6, mew=1.4, zorder=4)
         axes.set_xlabel(quantity.axis, fontsize=9)
         return figure
 
@@ -273,61 +347,3 @@ def _parts(points: Sequence[Point]) -> Picture:
             f" Missing, because not measured: {', '.join(missing[:6])}{' and others' if len(missing) > 6 else ''}."
         )
     return stacked("parts", "Where the time of a step goes", caption, {_name(point): point.parts_s for point in known})
-
-
-def seconds_axis(longest: float) -> tuple[float, str]:
-    """The scale and the label of an axis of seconds of a step."""
-    return (1e3, "milliseconds of a step") if longest < 1 else (1.0, "seconds of a step")
-
-
-def bytes_axis(longest: float) -> tuple[float, str]:
-    """The scale and the label of an axis of bytes of a rank."""
-    return (2.0**-30, "GiB of a rank") if longest >= 2**30 else (2.0**-20, "MiB of a rank")
-
-
-def stacked(
-    name: str,
-    title: str,
-    caption: str,
-    rows: Mapping[str, Mapping[str, float]],
-    parts: Mapping[str, tuple[str, str]] = PARTS,
-    axis: Callable[[float], tuple[float, str]] = seconds_axis,
-) -> Picture:
-    """Bars of parts, one for each name; at most MOST_BARS. `parts`: their names and colours."""
-    shown = dict(list(rows.items())[:MOST_BARS])
-
-    def draw() -> Figure:
-        from matplotlib.figure import Figure
-
-        figure, axes = bars_figure(list(shown), Figure)
-        scale, unit = axis(
-            max((sum(row[part] for part in parts if part in row) for row in shown.values()), default=1.0)
-        )
-        left = np.zeros(len(shown))
-        for part, (label, colour) in parts.items():
-            widths = np.array([max(0.0, row.get(part, 0.0)) * scale for row in shown.values()])
-            if widths.any():
-                axes.barh(range(len(shown)), widths, left=left, color=colour, height=0.72, label=label)
-                left += widths
-        axes.set_xlabel(unit, fontsize=9)
-        figure.legend(loc="outside upper left", ncols=4, fontsize=8, frameon=False, handlelength=1.0)
-        return figure
-
-    left_out = f" The first {MOST_BARS} of {len(rows)}." if len(rows) > MOST_BARS else ""
-    return Picture(name, title, (caption + left_out).strip(), draw)
-
-
-def bars_figure(names: Sequence[str], figure_type: type[Figure]) -> tuple[Figure, Axes]:
-    """A figure with a row for each name, from the top."""
-    figure = figure_type(figsize=(PICTURE_IN[0], 1.1 + 0.24 * max(3, len(names))), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    plain(axes)
-    axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(names)), [literal(shortened(name)) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    return figure, axes
-
-
-def shortened(name: str, most: int = 34) -> str:
-    """The name with its middle left out, if it is long."""
-    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2 - 1) :]}"

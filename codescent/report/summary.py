@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from codescent.base import warm_up
 from codescent.base.counted import counted
 from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
 from codescent.record.memory import MemoryRow
@@ -21,15 +22,11 @@ from codescent.results import (
     Interval,
     Parts,
     Run,
-    default_warmup,
     median_of_many,
     parts_of_ranks,
     parts_of_servers,
 )
 from codescent.results.statistics import Values
-
-FEW = 5
-"""Of a run whose whole warm-up is not shorter than it, one of so many steps is left out."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Summary:
     Attributes:
         run: the opened run.
         name: unique in the report.
-        warmup_wanted: steps to leave out; None: `default_warmup`.
+        warmup_wanted: steps to leave out; None: `warm_up.wanted`.
     """
 
     run: Run
@@ -54,8 +51,7 @@ class Summary:
     @cached_property
     def warmup(self) -> int:
         """Steps that are left out. Of a run that has no other steps, a part of them."""
-        wanted = default_warmup([self.run]) if self.warmup_wanted is None else self.warmup_wanted
-        return wanted if wanted < self.steps else self.steps // FEW
+        return warm_up.within(self.steps, self.warmup_wanted)
 
     @cached_property
     def step_s(self) -> Interval | None:
@@ -172,7 +168,7 @@ def summaries(runs: Sequence[Run], depth: int = 1, warmup: int | None = None) ->
     Args:
         runs: opened.
         depth: the least number of names of a path.
-        warmup: steps to leave out; None: `default_warmup` of each run.
+        warmup: steps to leave out; None: `warm_up.wanted` of each run.
     """
     paths = [Path(run.folder.path).resolve() for run in runs]
     names = [run.name if depth == 1 else "/".join(path.parts[-depth:]) for path, run in zip(paths, runs)]

@@ -19,19 +19,18 @@ from typing import Any
 
 import numpy as np
 
+from codescent.base import warm_up
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
 from codescent.build import plan_of
 from codescent.config.toml_file import loads
 from codescent.cost.simulate import Deadlock, simulate
 from codescent.plan import MOST_RANKS, OlderPlan, Plan
-from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, RunFolder
+from codescent.planner.measured import MeasuredStep, measured_step
+from codescent.planner.prediction import problem_of
+from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, PREDICTION, RunFolder
 from codescent.record.ranks import RankRow
 from codescent.results.statistics import Values
-
-WARMUP_SHARE, WARMUP_LEAST, WARMUP_MOST = 10, 5, 50
-"""Steps at the begin that no speed counts: a tenth of the steps, at least 5, at most 50. Caches are cold then, and
-kernels are chosen."""
 
 LARGEST = sys.float_info.max
 """A larger integer of a column has no float, and counts as infinite."""
@@ -95,6 +94,33 @@ class Run:
         except (Deadlock, KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
         return plan
+
+    @cached_property
+    def prediction(self) -> Mapping[str, Any] | None:
+        """What was predicted before the first step (planner/prediction.py); None: nothing, or the plan is not known.
+
+        Raises UserError: prediction.json or plan.json is damaged.
+        """
+        found = self.folder.read_prediction()
+        if found is None or self.plan is None:
+            return None
+        if problem := problem_of(found, self.plan.mesh.pp):
+            raise UserError(f"{self.folder.path / PREDICTION}: not a prediction: {problem}")
+        return found
+
+    @property
+    def first_step(self) -> int:
+        """The step after which it was begun or continued last: since then it has its plan."""
+        return next((event.get("step") or 0 for event in reversed(self.events) if event["kind"] in BEGINS), 0)
+
+    def measured(self, plan: Plan, warmup: int | None = None) -> MeasuredStep:
+        """What it measured of what a price of its plan predicts, since it was begun or continued last.
+
+        `warmup`: None: by the number of steps. Raises UserError: a file of the folder is damaged.
+        """
+        steps, seconds = self.columns["step"], self.columns["step_s"]
+        memory = self.folder.last_memory()
+        return measured_step(steps, seconds, self.ranks, memory, plan, self.first_step, warmup)
 
     @property
     def state(self) -> State:
@@ -200,9 +226,8 @@ class Run:
 
 
 def default_warmup(runs: Iterable[Run]) -> int:
-    """Steps to leave out at the begin of each of the runs: WARMUP_SHARE of the shortest one."""
-    shortest = min((run.steps for run in runs), default=0)
-    return min(WARMUP_MOST, max(WARMUP_LEAST, shortest // WARMUP_SHARE))
+    """Steps to leave out at the begin of each of the runs: the warm-up of the shortest one."""
+    return warm_up.wanted(min((run.steps for run in runs), default=0))
 
 
 def open_run(path: Path | str) -> Run:

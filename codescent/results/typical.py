@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.plan import Plan
+from codescent.planner.step_parts import bubbles
 from codescent.record.ranks import PARTS as COLUMNS
-from codescent.results.parts import bubbles
 from codescent.results.run import BEGINS, STATES, Run
 from codescent.results.statistics import Values
 

@@ -50,6 +50,7 @@ class Pipeline(Strategy):
                 'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model',
                 [*near, Change({"parallel.cut": "cost"})],
             )
+        yield from _wrong_layers(candidate)
         if degree == 1:
             return
         layers, chunks, microbatches = candidate.model.num_layers, _chunks(layout), candidate.work.num_microbatches
@@ -168,13 +169,40 @@ def _chunks(layout: Layout) -> int:
     return layout.virtual_stages if layout.schedule == "interleaved" else 1
 
 
+def _layers_given(layout: Layout) -> list[int]:
+    """The layers of each virtual stage, if the config gives them."""
+    return [int(number) for number in layout.cut.split(",")] if layout.cut[:1].isdecimal() else []
+
+
+def _wrong_layers(candidate: Candidate) -> Iterator[Refusal]:
+    """Refuse numbers of layers that are not those of the model, or not one for each virtual stage."""
+    given, stages, layers = _layers_given(candidate.layout), _virtual_stages(candidate), candidate.model.num_layers
+    wrong = []
+    if given and len(given) != stages:
+        wrong.append(f"{counted(len(given), 'number')} for {counted(stages, 'stage')} (pp x virtual_stages)")
+    if given and sum(given) != layers:
+        wrong.append(f"together {counted(sum(given), 'layer')}, and the model has {layers}")
+    if wrong:
+        said = f'parallel.cut = "{candidate.layout.cut}": {"; ".join(wrong)}'
+        yield Refusal(said, [Change({"parallel.cut": "cost"})])
+
+
+def _virtual_stages(candidate: Candidate) -> int:
+    """Number of virtual stages of all ranks."""
+    return candidate.mesh.pp * candidate.layout.virtual_stages
+
+
 def _cut_between(layout: Layout) -> bool:
     return layout.cut == "encoder-decoder"
 
 
 def depths_of(candidate: Candidate) -> tuple[tuple[int, int], ...]:
-    """First depth and end of each virtual stage: equal costs (`cut`), or cut at the first decoder layer (`cut_at`)."""
-    costs, parts = candidate.model.forward_flops, candidate.mesh.pp * candidate.layout.virtual_stages
+    """First depth and end of each virtual stage: equal costs (`cut`), or cut at the first decoder layer (`cut_at`), or
+    with given numbers of layers: the embedding is before the first one, and the head behind the last one."""
+    costs, parts = candidate.model.forward_flops, _virtual_stages(candidate)
+    if given := _layers_given(candidate.layout):
+        ends = [1 + sum(given[:number]) for number in range(len(given) + 1)]
+        return tuple(zip([0, *ends[1:-1]], [*ends[1:-1], len(costs)], strict=True))
     between = _cut_between(candidate.layout)
     return cut_at(costs, parts, candidate.model.encoder_layers + 1) if between else cut(costs, parts)
 

@@ -23,6 +23,7 @@ from codescent.record import (
     METRICS_CSV,
     METRICS_JSONL,
     PLAN,
+    PREDICTION,
     TOKENIZER,
 )
 from codescent.record.memory import MEMORY_CSV
@@ -40,7 +41,7 @@ NOT_COMPARED = (
 )
 """Beginnings of keys that may differ between machines, or change nothing that is measured. Ranks are counted."""
 
-COPIED = (CONFIG, PLAN, ENVIRONMENT, METRICS_CSV, METRICS_JSONL, EVENTS, RANKS_CSV, MEMORY_CSV, TOKENIZER)
+COPIED = (CONFIG, PLAN, ENVIRONMENT, PREDICTION, METRICS_CSV, METRICS_JSONL, EVENTS, RANKS_CSV, MEMORY_CSV, TOKENIZER)
 """What is copied of a run folder. A link or a pipe of such a name is refused: others may have made it."""
 MOST_BYTES = 4 << 30
 """Of a file that is copied: metrics of some ten million steps."""

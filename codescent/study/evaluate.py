@@ -19,8 +19,9 @@ from codescent.study.file import NODES, WORKERS
 from codescent.study.folder import Definition
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.points import growing, is_of, name_of
+from codescent.study.predicted import predicted_point, sentences
 from codescent.study.repeat import OVERSUBSCRIBED, Repeat
-from codescent.study.result import Fit, Group, Kind, Point, PointQuantity, PointState, Study
+from codescent.study.result import Fit, Group, Kind, Point, PointQuantity, PointState, PredictedPoint, Study
 from codescent.study.words import BUSY, OTHERS, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
 
 
@@ -31,6 +32,7 @@ class Taken:
     Attributes:
         wanted: number of repeats that the study wants; 0: as many as there are.
         failed: why repeats have failed, although others are done.
+        prediction: of its runs, as JSON (planner/prediction.py); None: nothing was predicted.
     """
 
     axes: Mapping[str, Any]
@@ -40,6 +42,7 @@ class Taken:
     repeats: Sequence[Repeat] = ()
     wanted: int = 0
     failed: Sequence[str] = ()
+    prediction: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -72,7 +75,7 @@ def evaluated(
     ]
     unit = WORKERS.get(kind, "ranks")
     study = Study(name, kind, groups, machine=machine or {}, folder=folder, unit=unit)
-    return replace(study, paragraphs=paragraphs(study))
+    return replace(study, paragraphs=[*paragraphs(study), *sentences(study)])
 
 
 def check_baseline(definition: Definition) -> None:
@@ -131,11 +134,11 @@ def _group(kind: Kind, label: str, members: Sequence[Taken], base: Taken) -> Gro
 def _point(kind: Kind, one: Taken, base: Taken) -> Point:
     """A point with all that its repeats and those of the baseline say."""
     point = Point(one.name, one.axes, one.workers, one.state, one.why, len(one.repeats))
+    grown = one.workers / base.workers if one.workers and base.workers else None
     if not one.repeats:
-        return point
+        return replace(point, predicted=_predicted(one, base, None, grown))
     repeats, is_base = one.repeats, one is base
     step_s = PointQuantity(_over(repeats, "step_s"), _over(repeats, "compute_s"))
-    grown = one.workers / base.workers if one.workers and base.workers else None
     mine, of_base = _works(kind, [one, base]) if base.repeats else (1.0, 1.0)
     growth = mine / of_base
     speed_up = PointQuantity(*(_speed_up(one, base, growth, name) for name in ("step_s", "compute_s")))
@@ -152,7 +155,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         flops_per_s=PointQuantity(_rate(repeats, "flops", "step_s"), _rate(repeats, "flops", "compute_s")),
         tokens_per_s=_rate(repeats, "tokens", "step_s"),
         mfu=_rate(repeats, "peak_s", "step_s"),
-        parts_s=_parts(repeats, step_s.total),
+        parts_s=_parts([repeat.parts_s for repeat in repeats], step_s.total),
         memory_bytes=max((repeat.memory_bytes for repeat in repeats if repeat.memory_bytes), default=None),
         serial_share=None if is_base else _serial_share(kind, speed_up.total, grown),
         load=max((max(repeat.load) for repeat in repeats if repeat.load), default=None),
@@ -162,7 +165,17 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
         growth_of_work=growth,
         marks=marks,
         runs=[repeat.run for repeat in repeats if repeat.run],
+        predicted=_predicted(one, base, step_s.total, grown),
     )
+
+
+def _predicted(one: Taken, base: Taken, step_s: Interval | None, grown: float | None) -> PredictedPoint | None:
+    """What was predicted of a point, beside what its repeats say."""
+    if one.prediction is None:
+        return None
+    parts_s = _parts([repeat.busiest_s for repeat in one.repeats], step_s)
+    flops = one.repeats[0].flops if one.repeats else None
+    return predicted_point(one.prediction, base.prediction, step_s, parts_s, flops, grown)
 
 
 def _values(repeats: Sequence[Repeat], name: str) -> list[float]:
@@ -220,9 +233,12 @@ def _exceeds_one(efficiency: Interval) -> bool:
     return (efficiency.value if math.isnan(efficiency.low) else efficiency.low) > 1 + 1e-9
 
 
-def _parts(repeats: Sequence[Repeat], step_s: Interval | None) -> dict[str, float]:
-    """The mean share of each part in a step, in seconds of the median step; empty if no repeat knows its parts."""
-    known = [(repeat.parts_s, whole) for repeat in repeats if (whole := sum(repeat.parts_s.values()))]
+def _parts(repeats: Sequence[Mapping[str, float]], step_s: Interval | None) -> dict[str, float]:
+    """The mean share of each part in a step, in seconds of the median step; empty if no repeat knows its parts.
+
+    `repeats`: the parts of each.
+    """
+    known = [(parts, whole) for parts in repeats if (whole := sum(parts.values()))]
     if not known or step_s is None:
         return {}
     return {name: step_s.value * float(np.mean([of[name] / whole for of, whole in known])) for name in PARTS}

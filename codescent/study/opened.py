@@ -71,7 +71,10 @@ class StudyRuns:
             repeats = [_repeat(attempt, definition.warmup, machine) for attempt in done]
             failed = [attempt.why for attempt in attempts if repeats and attempt.state in FAILED]
             workers = growing(definition.kind, spec.axes)
-            found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats, failed), attempts))
+            began = [one.run for one in (*done, *attempts) if one.run is not None]
+            prediction = next((run.prediction for run in began if run.prediction is not None), None)
+            taken = Taken(spec.axes, workers, state, why, repeats, definition.repeats, failed, prediction)
+            found.append((taken, attempts))
         return found
 
 

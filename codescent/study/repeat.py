@@ -11,6 +11,7 @@ import numpy as np
 
 from codescent.base.errors import UserError
 from codescent.plan import AXES
+from codescent.planner.step_parts import of_busiest_stage
 from codescent.results import PARTS, Run, parts_of_ranks
 
 OVERSUBSCRIBED = "oversubscribed"
@@ -27,6 +28,7 @@ class Repeat:
         flops: model FLOPs of a step, of all ranks.
         compute_s: forward and backward passes of a step, mean over ranks.
         parts_s: seconds of each part of `results.PARTS` in a step, mean over ranks; they sum to step_s.
+        busiest_s: the same on the ranks of the stage that computes longest; without a pipeline on all ranks.
         mfu: model FLOPs of a step / (step_s x the measured peak of all ranks).
         memory_bytes: largest peak of a rank.
         load: load of the machine before and after the run, per core.
@@ -44,6 +46,7 @@ class Repeat:
     flops: float | None = None
     compute_s: float | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
+    busiest_s: Mapping[str, float] = field(default_factory=dict)
     mfu: float | None = None
     memory_bytes: int | None = None
     load: tuple[float, float] | None = None
@@ -90,6 +93,7 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
         flops=float(plan.flops().total_flops) if plan else float(np.median(flops * steps)),
         compute_s=compute_s,
         parts_s=parts,
+        busiest_s={name: share * step_s for name, share in of_busiest_stage(ranks, plan).items()} if plan else {},
         mfu=float(np.median(peak_s)) / step_s if len(peak_s) else None,
         memory_bytes=int(max(run.peak_memory_bytes)) if run.peak_memory_bytes else None,
         load=(record["load_before"], record["load_after"]) if "load_before" in record else None,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from codescent.planner.bands import Band
+from codescent.planner.beside import COMPUTING, ComparedPart
 from codescent.results import Interval
 
 
@@ -39,6 +41,35 @@ class PointQuantity:
 
 
 @dataclass(frozen=True)
+class PredictedPoint:
+    """What was predicted of a point before its runs began.
+
+    Attributes:
+        cluster: on which machines.
+        step_s: seconds of a step.
+        band_s: between which 8 of 10 such steps are measured.
+        compared: the step and its parts, predicted and measured.
+        speed_up, efficiency: beside the prediction of the baseline; None: it has none.
+        flops_per_s: of all ranks; None: unknown.
+        memory_bytes: of the fullest rank.
+    """
+
+    cluster: str
+    step_s: float
+    band_s: Band
+    compared: Sequence[ComparedPart]
+    speed_up: float | None
+    efficiency: float | None
+    flops_per_s: float | None
+    memory_bytes: float
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward passes."""
+        return next((one.predicted for one in self.compared if one.name == COMPUTING), 0.0)
+
+
+@dataclass(frozen=True)
 class Point:
     """One point of a study, over its repeats.
 
@@ -66,6 +97,7 @@ class Point:
         others: largest share of the cores that other programs used during its repeats; None: unknown.
         mesh: degree of each axis of its mesh; empty: unknown.
         growth_of_work: tokens of its step / those of the baseline's.
+        predicted: with run.cluster: before its runs; None: nothing was.
     """
 
     name: str
@@ -90,6 +122,7 @@ class Point:
     others: float | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     growth_of_work: float = 1.0
+    predicted: PredictedPoint | None = None
 
     @property
     def overhead(self) -> float | None:

@@ -51,7 +51,7 @@ COLUMNS = (
     *MEASURED,
     *("tokens_per_s", "flops_per_s", "compute_flops_per_s"),
     *PARTS,
-    *("load_before", "load_after", "notes"),
+    *("predicted_s", "load_before", "load_after", "notes"),
 )
 """Columns of study.csv; those of the axes come before."""
 
@@ -76,7 +76,8 @@ def rows_of(one: Taken, others: Sequence[tuple[int, PointState, str]]) -> Iterat
         one: the point.
         others: number, state and reason of its other repeats; without any, a point without repeats has a row, too.
     """
-    common = {**one.axes, "point": one.name}
+    predicted_s = None if one.prediction is None else one.prediction["step_s"]
+    common = {**one.axes, "point": one.name, "predicted_s": predicted_s}
     for repeat in one.repeats:
         yield {**common, "state": PointState.DONE, **_row(repeat)}
     for number, state, why in others:

@@ -7,16 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.clusters.files import load_cluster
 from codescent.cost.price import price
-from codescent.planner.prediction import (
-    beside,
-    cluster_of_run,
-    not_priced,
-    price_json,
-    said_before,
-    software_of_run,
-)
-from codescent.record.memory import last_rows
+from codescent.planner.beside import beside
+from codescent.planner.measured import measured_step
+from codescent.planner.prediction import not_priced, price_json, said_before, software_of_run
 from codescent.train.open import OpenRun
 
 
@@ -28,39 +23,38 @@ class Predicted:
 
     def begin(self) -> Iterator[str]:
         """Predict, and write prediction.json. What cannot be priced is said, and the run goes on."""
-        config, folder = self.run.config, self.run.folder
+        name, folder = self.run.config.run.cluster, self.run.folder
         if folder is None:
             return
-        try:
-            cluster = cluster_of_run(config)
-        except UserError as error:  # the file has gone since the run was checked
-            yield f"{error}; nothing is predicted"
-            return
-        if cluster is None:
-            return
-        plan, kind = self.run.plan, self.run.world.device.type
-        if reasons := list(not_priced(plan, cluster, "auto")):
-            yield f"run.cluster: nothing is predicted: {'; '.join(reasons)}"
-            return
-        try:
-            self.found = price_json(price(plan, cluster, software_of_run(cluster, config)))
-        except UserError as error:  # no FLOP/s in this number format
-            yield f"run.cluster: nothing is predicted: {error}"
+        reason = "" if name is None else self._predict(name)
+        if name is None or reason:
+            folder.remove_prediction()  # that of an earlier start
+            yield from [f"run.cluster: nothing is predicted: {reason}"] if reason else []
             return
         folder.write_prediction(self.found)
         yield said_before(self.found)
-        if kind != cluster.device.kind:
-            name = config.run.cluster
-            yield f"run.cluster: {name} has devices of the kind {cluster.device.kind}, and this run is on {kind}"
+        kind, predicted = self.run.world.device.type, self.found["device_kind"]
+        if kind != predicted:
+            yield f"run.cluster: {name} has devices of the kind {predicted}, and this run is on {kind}"
+
+    def _predict(self, name: str) -> str:
+        """Why nothing can be predicted; empty: it is `found`."""
+        config, plan = self.run.config, self.run.plan
+        try:
+            cluster = load_cluster(name)  # the file may have gone since the run was checked
+            if reasons := list(not_priced(plan, cluster, "auto")):
+                return "; ".join(reasons)
+            self.found = price_json(price(plan, cluster, software_of_run(cluster, config)))
+        except UserError as error:  # or there are no FLOP/s in this number format
+            return str(error)
+        return ""
 
     def end(self) -> Iterator[str]:
         """Predicted beside measured."""
-        if not self.found or self.run.folder is None:
+        run, folder = self.run, self.run.folder
+        if not self.found or folder is None:
             return
-        rows = [row for row in self.run.folder.read_metrics() if row["step"] > self.run.first_step]
-        fullest: dict[int, Any] = {}
-        for rank, row in last_rows(self.run.folder.path).items():
-            stage = self.run.plan.role(rank)
-            if stage not in fullest or (row["peak_bytes"] or 0) > (fullest[stage]["peak_bytes"] or 0):
-                fullest[stage] = row
-        yield from beside(self.found, [float(row["step_s"]) for row in rows], fullest)
+        rows = folder.read_metrics()
+        steps, seconds = ([row[name] for row in rows] for name in ("step", "step_s"))
+        of_ranks, memory = folder.iter_ranks(), folder.last_memory()
+        yield from beside(self.found, measured_step(steps, seconds, of_ranks, memory, run.plan, run.first_step))

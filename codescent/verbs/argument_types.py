@@ -72,6 +72,11 @@ def numbers(word: str) -> list[int]:
     return [positive(part.strip()) for part in word.split(",")]
 
 
+def names(word: str) -> list[str]:
+    """Words with commas between them."""
+    return [text(part.strip()) for part in word.split(",")]
+
+
 def text(word: str) -> str:
     """A word that is not empty."""
     if not word.strip():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from codescent import __version__
 from codescent.base.sizes import memory_size, size_bytes
-from codescent.verbs.argument_types import Parser, amount, nodes, numbers, path, positive, text, whole
+from codescent.verbs.argument_types import Parser, amount, names, nodes, numbers, path, positive, text, whole
 
 MOST_KEYS = ("train.microbatch_size", "data.seq_len", "model.num_layers")
 """planner/most.py finds the largest value of these. It is not imported here: it would make `--help` slow."""
@@ -263,7 +263,11 @@ def _measure(verb: argparse.ArgumentParser) -> None:
     for name in ("inside", "between"):
         words = f"the tables are of the link {name} nodes (default: by the hosts that they name)"
         link.add_argument(f"--{name}", dest="link", action="store_true", const=name, help=words)
-    cluster_help = "put the links into a copy of this cluster file, and measure nothing"
+    add = verb.add_argument_group("constants from runs that have trained").add_argument
+    add("--from", dest="runs", type=path, nargs="+", metavar="RUN", help="folders of runs, to fit constants on")
+    constants_help = "which ones (default: those that change the predictions of these runs most)"
+    add("--constants", type=names, metavar="NAME,...", help=constants_help)
+    cluster_help = "put links or constants into a copy of this cluster file, and measure nothing"
     add("--cluster", type=text, metavar="NAME|FILE", help=cluster_help)
 
 

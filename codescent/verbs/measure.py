@@ -8,22 +8,17 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent.base import cause
 from codescent.base.cores import available_cores, refuse_more_ranks
 from codescent.base.counted import counted
-from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.output import say, warn
 from codescent.base.parent import handed_on
 from codescent.base.progress import PROGRESS_FD
-from codescent.base.published import in_words
 from codescent.base.rank import Rank
-from codescent.base.stopping import STOPPING
-from codescent.clusters.cluster import Cluster
 from codescent.clusters.files import load_cluster
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
@@ -32,7 +27,8 @@ from codescent.measure.file import cluster_of, refuse_tables, text_of, with_tabl
 from codescent.measure.nccl_tests import NcclTable, read_table
 from codescent.measure.table import link_words, summary
 from codescent.verbs.arguments import SECONDS
-from codescent.verbs.script_file import taken
+from codescent.verbs.measure_runs import main as of_runs
+from codescent.verbs.script_file import taken, write_new
 
 if TYPE_CHECKING:
     from codescent.measure.machine_findings import MachineFindings
@@ -47,7 +43,7 @@ RANK_WORDS = {"ranks": None, "device": "auto", "seconds": SECONDS}
 
 
 def main(arguments: Namespace) -> int:
-    """Measure as a rank of a launcher, on ranks that this process starts, or take a cluster and tables alone.
+    """Measure as a rank of a launcher, on ranks that this process starts, or take a cluster with tables or runs alone.
 
     Raises UserError: the arguments contradict each other, --out is there already, a table or a cluster cannot be read.
     """
@@ -59,6 +55,8 @@ def main(arguments: Namespace) -> int:
     if rank is not None and is_rank and not problems:
         return _as_rank(arguments, rank)
     problems += taken(arguments.out)
+    if arguments.runs is not None:
+        return of_runs(arguments, problems)
     if arguments.cluster is not None:
         return _of_tables(arguments, problems)
     return _start(arguments, _tables(arguments, problems))
@@ -75,7 +73,7 @@ def _of_tables(arguments: Namespace, problems: list[str]) -> int:
     assert cluster is not None, "else there is a problem"
     refuse_tables(tables, cluster.devices, arguments.link or "")
     changed = with_tables(cluster, tables)
-    _write(arguments.out, changed, None)
+    write_new(arguments.out, text_of(changed, None))
     names = [name for name in ("inside", "between") if getattr(changed, name) != getattr(cluster, name)]
     say(f"link {name}  {link_words(getattr(changed, name))}; {changed.sources[f'links.{name}']}" for name in names)
     say([f"{arguments.out} is written"])
@@ -90,20 +88,26 @@ def _contradictions(arguments: Namespace, rank: Rank | None) -> Iterator[str]:
         yield f"--{arguments.link}: says what --nccl-tests has measured; give a table, or leave it out"
     if arguments.seconds > MOST_S:
         yield f"--seconds {arguments.seconds}: at most {MOST_S}, which is an hour"
-    if arguments.cluster is None:
+    if arguments.constants is not None and arguments.runs is None:
+        yield "--constants: are fitted to runs; give --from RUN..., or leave it out"
+    if arguments.runs is not None and arguments.nccl_tests:
+        yield "--nccl-tests: gives links, and --from constants; give one of them"
+    if arguments.cluster is None and arguments.runs is None:
         if rank is not None and arguments.ranks not in (None, rank.world_size):
             yield (
                 f"--ranks {arguments.ranks}: this process is rank {rank.rank} of {rank.world_size}, numbered by "
                 f"{rank.launcher}, and starts no other ranks: leave out --ranks"
             )
         return
-    if not arguments.nccl_tests:
-        yield f"--cluster {arguments.cluster}: is a file for links of tables; give --nccl-tests, or leave it out"
+    by = "--cluster" if arguments.runs is None else "--from"
+    if not arguments.nccl_tests and arguments.runs is None:
+        what = "is a file for links of tables or for constants; give --nccl-tests or --from, or leave it out"
+        yield f"--cluster {arguments.cluster}: {what}"
     given = [f"--{name}" for name, default in RANK_WORDS.items() if getattr(arguments, name) != default]
     if given:
-        yield f"{' and '.join(given)}: with --cluster no rank measures; leave it out"
+        yield f"{' and '.join(given)}: with {by} no rank measures; leave it out"
     if rank is not None and rank.world_size > 1:
-        yield f"--cluster: {rank.world_size} ranks of {rank.launcher} would write one file; leave out the launcher"
+        yield f"{by}: {rank.world_size} ranks of {rank.launcher} would write one file; leave out the launcher"
 
 
 def _tables(arguments: Namespace, problems: list[str]) -> dict[str, NcclTable]:
@@ -179,20 +183,7 @@ def _finish(arguments: Namespace, found: MachineFindings | None, tables: Mapping
     """Rank 0: write the file, and print what is in it."""
     assert found is not None
     cluster = with_tables(cluster_of(arguments.out.stem, found), tables)
-    _write(arguments.out, cluster, found)
+    write_new(arguments.out, text_of(cluster, found))
     say(["", found.where, *summary(found, cluster)])
     say([f"{arguments.out} is written: each number in it has its source and its spread"])
     sys.stdout.flush()
-
-
-def _write(out: Path, cluster: Cluster, found: MachineFindings | None) -> None:
-    """Write the file as a whole, or not at all. A signal waits. Raises UserError: it is there by now, or cannot be."""
-    if problems := [*taken(out)]:
-        raise UserError(*problems)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        replace_file(out, text_of(cluster, found))
-    except OSError as error:
-        raise UserError(f"--out {out}: {in_words(error)}") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -119,48 +119,16 @@ def show_plan(
 
 def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tuple[str, list[str]]]:
     """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
-    model, work, mesh, flops = plan.model, plan.work, plan.mesh, plan.flops()
-    samples = counted(work.global_batch_size, "sample")
-    vocabulary = f", vocabulary {model.vocab_size:,}" if model.vocab_size else ""
-    source = f" (and {work.streams[0]} of the source)" if work.streams else ""
-    applied = "positions" if work.streams else "tokens"
-    pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
+    flops = plan.flops()
+    applied = "positions" if plan.work.streams else "tokens"
+    pairs = "channels x pairs of positions" if plan.work.streams else "layers x channels x sequence x tokens"
     again = f"{flops.recomputed_flops:.4g} more are recomputed, as in hfu"
     frozen = ", 4 x frozen parameters" if len(plan.trained) < len(plan.tensors) else ""
     return [
         ("task", [tasks.task_line(plan)]),
-        (
-            "model",
-            [
-                f"{model.kind}: {counted(model.num_layers, 'layer')}, {counted(model.num_heads, 'head')}, "
-                f"{counted(model.hidden_dim, 'channel')}"
-                f"{vocabulary}"
-            ],
-        ),
-        *([("data", [SYNTHETIC])] if plan.task.synthetic else []),
-        ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
-        (
-            "mesh",
-            [
-                " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES)
-                + f" = {counted(mesh.world_size, 'rank')}"
-                + (f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else "")
-            ],
-        ),
-        *([("servers", list(_servers(plan)))] if plan.layout.served else []),
-        (
-            "batch",
-            [
-                f"{samples} = {mesh.dp} data-parallel x "
-                f"{counted(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
-            ],
-        ),
-        (
-            "tokens per step",
-            [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"],
-        ),
+        *_run_rows(plan),
         ("steps", [steps]),
-        *(_stages(plan) if mesh.pp > 1 else []),
+        *(_stages(plan) if plan.mesh.pp > 1 else []),
         ("program", list(_program(plan))),
         ("precision", _precision(plan)),
         *memory_rows(plan, config),
@@ -178,10 +146,31 @@ def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tup
     ]
 
 
+def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
+    """The model, the mesh and the batch."""
+    model, work, mesh = plan.model, plan.work, plan.mesh
+    samples = counted(work.global_batch_size, "sample")
+    vocabulary = f", vocabulary {model.vocab_size:,}" if model.vocab_size else ""
+    source = f" (and {work.streams[0]} of the source)" if work.streams else ""
+    layers, heads = counted(model.num_layers, "layer"), counted(model.num_heads, "head")
+    degrees = " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES)
+    servers = f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else ""
+    each = f"{counted(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
+    return [
+        ("model", [f"{model.kind}: {layers}, {heads}, {counted(model.hidden_dim, 'channel')}{vocabulary}"]),
+        *([("data", [SYNTHETIC])] if plan.task.synthetic else []),
+        ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
+        ("mesh", [f"{degrees} = {counted(mesh.world_size, 'rank')}{servers}"]),
+        *([("servers", list(_servers(plan)))] if plan.layout.served else []),
+        ("batch", [f"{samples} = {mesh.dp} data-parallel x {each}"]),
+        ("tokens per step", [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"]),
+    ]
+
+
 def _layout_rows(plan: Plan) -> list[tuple[str, list[str]]]:
     """The model, the mesh, the batch and the program: what a price is of."""
-    wanted = ("model", "parameters", "mesh", "batch", "tokens per step", "program")
-    return [row for row in _plan_rows(plan, "") if row[0] in wanted]
+    left_out = ("data", "servers")
+    return [*(row for row in _run_rows(plan) if row[0] not in left_out), ("program", list(_program(plan)))]
 
 
 def _servers(plan: Plan) -> Iterator[str]:

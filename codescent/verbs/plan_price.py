@@ -4,7 +4,7 @@ Does not compute a price (cost/price.py does) and does not read cluster files (c
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
@@ -16,6 +16,7 @@ from codescent.cost.price import Price, price
 from codescent.cost.stage_memory import StageMemory
 from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
+from codescent.planner.bands import falls, grows
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
 from codescent.planner.most import most
@@ -114,9 +115,9 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
     yield "cluster", [f"{cluster.name}: {cluster.what}"]
     yield "", [f"{counted(found.devices, 'device')} on {counted(nodes, 'node')}: {_constants(found)}"]
     yield from _memory_rows(found)
-    low, high = (share * found.step_s for share in software.band)
-    parts = found.parts
-    yield "step", [f"{of_seconds(found.step_s)}; 8 of 10 such predictions: {of_seconds(low)} to {of_seconds(high)}"]
+    parts, band = found.parts, grows(found.step_s, software.band)
+    said = f"{of_seconds(found.step_s)} ({band.words(of_seconds)}); in brackets 8 of 10 such predictions"
+    yield "step", [said]
     computing = {words: getattr(parts, name) for name, words in COMPUTING.items()}
     yield "  computing", [_part(sum(computing.values()), found), *_several(computing)]
     exposed = {words: getattr(parts, name) for name, words in MESSAGES.items()}
@@ -136,7 +137,8 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
         yield (
             "checkpoints",
             [
-                f"best every {of_seconds(interval.seconds)} ({of_number(interval.seconds / found.step_s)} steps): "
+                f"best every {of_seconds(interval.seconds)}, {of_number(interval.seconds / found.step_s)} steps "
+                f"({_slower(found, interval.seconds / found.step_s, of_number)}): "
                 f"{of_share(interval.effective)} of the time trains"
             ],
         )
@@ -147,7 +149,8 @@ def _most(found: Price, config: Config, key: str) -> str:
     largest, size = most(config, found.plan, key, found.cluster, found.software), found.cluster.device.memory_bytes
     behind = ""
     if largest.next_value is not None:
-        behind = f"; {largest.next_value:,} would need {of_bytes(largest.next_bytes)} of {of_bytes(size)}"
+        band = grows(largest.next_bytes, found.software.memory_band).words(of_bytes)
+        behind = f"; {largest.next_value:,} would need {of_bytes(largest.next_bytes)} ({band}) of {of_bytes(size)}"
     if largest.value is None:
         return f"{key}: no value fits{behind}"
     return f"{key} = {largest.value:,} is the largest that fits{behind}"
@@ -195,7 +198,14 @@ def _memory_rows(found: Price) -> Rows:
         bar = FULL * max(1, min(BAR, round(BAR * held.total / size)))
         over = "!" if held.total > size else ""
         name = f"  stage {stage}" if len(found.memory) > 1 else "  a rank"
-        yield name, [f"[{bar:{EMPTY}<{BAR}}]{over} {of_bytes(held.total)}", *([_held(held)] if held is fullest else [])]
+        band = grows(held.total, found.software.memory_band).words(of_bytes)
+        yield (
+            name,
+            [
+                f"[{bar:{EMPTY}<{BAR}}]{over} {of_bytes(held.total)} ({band})",
+                *([_held(held)] if held is fullest else []),
+            ],
+        )
 
 
 def _held(held: StageMemory) -> str:
@@ -208,15 +218,23 @@ def _held(held: StageMemory) -> str:
 def _speed_rows(found: Price) -> Rows:
     flops = found.plan.flops()
     mfu, hfu = found.utilization(flops.total_flops), found.utilization(flops.hardware_flops)
-    again = f"; HFU {of_share(hfu)} with what is computed again" if flops.recomputed_flops else ""
+    rates = [f"{of_number(found.tokens_per_s)} tokens/s ({_slower(found, found.tokens_per_s, of_number)})"]
+    rates.append(f"MFU {of_share(mfu)} ({_slower(found, mfu, of_share)})")
+    again = f"HFU {of_share(hfu)} ({_slower(found, hfu, of_share)}) with what is computed again"
     precision = found.cluster.device.format_of(found.software.precision or found.plan.work.precision)
     yield (
         "speed",
         [
-            f"{of_number(found.tokens_per_s)} tokens/s; MFU {of_share(mfu)}{again}",
+            "; ".join(rates),
+            *([again] if flops.recomputed_flops else []),
             f"of {of_rate(found.peak_flops_per_s, 'FLOP/s')} in {precision}, by 6 N + 12 L h s FLOPs a token, unmasked",
         ],
     )
+
+
+def _slower(found: Price, number: float, words: Callable[[float], str]) -> str:
+    """The band of a number that falls when a step takes longer."""
+    return falls(number, found.software.band).words(words)
 
 
 def _run_rows(found: Price, config: Config) -> Rows:
@@ -227,12 +245,19 @@ def _run_rows(found: Price, config: Config) -> Rows:
     steps, cluster = config.train.num_steps, found.cluster
     seconds = steps * found.step_s
     hours = seconds / HOUR_S * found.devices
-    costs = [f"{of_number(hours)} device-hours"]
+
+    def banded(number: float, words: Callable[[float], str] = of_number) -> str:
+        return f"{words(number)} ({grows(number, found.software.band).words(words)})"
+
+    costs = [f"{banded(hours)} device-hours"]
     if cluster.device_hour is not None:
-        costs.append(f"{of_number(hours * cluster.device_hour)} at {cluster.device_hour:g} an hour")
+        costs.append(f"{banded(hours * cluster.device_hour)} at {cluster.device_hour:g} an hour")
     if cluster.watts is not None:
-        costs.append(f"{of_number(hours * cluster.watts / KILO)} kWh")
-    yield "run", [f"{counted(steps, 'step')}: {of_long(seconds)}, {', '.join(costs)}; without validation and saving"]
+        costs.append(f"{banded(hours * cluster.watts / KILO)} kWh")
+    yield (
+        "run",
+        [f"{counted(steps, 'step')}: {banded(seconds, of_long)}, without validation and saving", *costs],
+    )
 
 
 def of_long(seconds: float) -> str:

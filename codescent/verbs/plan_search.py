@@ -4,34 +4,33 @@ Does not search (planner/search/ does)."""
 from __future__ import annotations
 
 import json
-import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_seconds, of_share
 from codescent.base.counted import counted
-from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.published import in_words
 from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
-from codescent.config.load import DEFAULT, LoadedConfig, shipped
+from codescent.config.load import DEFAULT, LoadedConfig
+from codescent.config.sections import Config
 from codescent.config.words import toml_value
+from codescent.planner.by_rules import Devices, by_rules
 from codescent.planner.prediction import price_json, software_of_run
 from codescent.planner.search.apart import Apart, apart
-from codescent.planner.search.auto import GIVEN, is_open
 from codescent.planner.search.best import LayoutSearch
 from codescent.planner.search.found import Found, Searched
-from codescent.planner.search.space import SEARCHED, Space, default_of, given_keys
+from codescent.planner.search.space import SEARCHED, Space, given_keys
 from codescent.planner.search.unfit import nothing_fits
 from codescent.planner.search.words import layout_words, others, reason, size_words
 from codescent.preflight import absent, notes, vocabulary_of
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
+from codescent.verbs.layout_file import write_layout
+from codescent.verbs.plan_by_rules import SIZES, devices_of, rows
 from codescent.verbs.plan_price import cluster_of
 from codescent.verbs.script_file import taken
 
@@ -73,6 +72,12 @@ def free_of(arguments: Namespace) -> tuple[str, ...]:
     return SEARCHED if words == [ALL] else tuple(words)
 
 
+def stay_of(arguments: Namespace, config: Config) -> dict[str, Value]:
+    """The searched keys that stay, with their values: those that the config gives, without those of --free."""
+    free = free_of(arguments)
+    return {key: value for key, value in given_keys(config).items() if key not in free}
+
+
 def refuse_without(arguments: Namespace) -> None:
     """Refuse options of a search where there is none. Raises UserError: each of them."""
     problems = [f"--{name}: is of --search" for name in ("free", "out") if given(arguments, name)]
@@ -100,18 +105,48 @@ def main(arguments: Namespace) -> int:
         loaded = resolved_of(arguments)
     except UserError as error:
         problems += error.problems
-    if cluster is None and not problems:
-        problems.append("--search: needs --cluster, such as --cluster h100-sxm")
-    if problems or loaded is None or cluster is None:
+    devices = None
+    if arguments.cluster is not None:
+        sizes = [f"--{name.replace('_', '-')}" for name in SIZES if name != "link" and given(arguments, name)]
+        problems += [f"{name}: --cluster says it; leave it out" for name in sizes]
+    elif loaded is not None:
+        try:
+            devices = devices_of(arguments, loaded.config.parallel.ranks)
+        except UserError as error:
+            problems += error.problems
+        if len(numbers or ()) > 1:
+            problems.append("--ranks: without --cluster there is nothing to compare; give one number")
+    if problems or loaded is None:
         raise UserError(*problems)
     arguments.ranks = numbers
-    return _main(arguments, loaded, cluster)
+    if cluster is not None:
+        return _main(arguments, loaded, cluster)
+    assert devices is not None
+    return _by_rules(arguments, loaded, devices)
+
+
+def _by_rules(arguments: Namespace, loaded: LoadedConfig, devices: Devices) -> int:
+    """The answer of the rules of docs/which.md."""
+    ranks, missing = loaded.config.parallel.ranks, absent(loaded.config)
+    stay = stay_of(arguments, loaded.config)
+    for sentence in [*notes(loaded), *missing]:
+        warn(sentence)
+    vocab_size = vocabulary_of(loaded.config, ranks, without_data=bool(missing))
+    found = by_rules(loaded.config, vocab_size, ranks, devices, stay)
+    if arguments.json:
+        print(json.dumps({"row": str(found.row), "layout": dict(found.change.values), "why": found.why}, indent=1))
+    else:
+        print(columns([*_given_rows(loaded, stay), *rows(found)]))
+    if arguments.out is not None:
+        said = f"The layout of {counted(ranks, 'rank')} by the rules of docs/which.md"
+        write_layout(arguments, loaded, said, found.change.values)
+        warn(f"{arguments.out} is written: this layout on top of {arguments.config}")
+    return 0
 
 
 def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
     software = software_of_run(cluster, loaded.config, arguments.software)
-    free = free_of(arguments)
-    stay = {key: value for key, value in given_keys(loaded.config).items() if key not in free}
+    stay = stay_of(arguments, loaded.config)
     numbers = arguments.ranks or [loaded.config.parallel.ranks]
     begin_s, found = time.perf_counter(), list[Searched]()
     missing = absent(loaded.config)
@@ -132,7 +167,12 @@ def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
     else:
         print(columns([*_heading(found[0], loaded, stay, took_s, found), *_compared(found)]))
     if arguments.out is not None:
-        _write(arguments.out, arguments, loaded, found[0])
+        first = found[0].best[0]
+        said = (
+            f"The fastest layout of {counted(found[0].space.ranks, 'rank')} on {cluster.name}, by codescent plan "
+            f"--search: {of_seconds(first.price.step_s)} a step"
+        )
+        write_layout(arguments, loaded, said, first.change.values)
         warn(f"{arguments.out} is written: the first layout on top of {arguments.config}")
     return 0
 
@@ -159,9 +199,7 @@ def _heading(
 ) -> Rows:
     cluster = found.least.price.cluster
     yield "cluster", [f"{cluster.name}: {cluster.what}", f"{of_bytes(cluster.device.memory_bytes)} on each device"]
-    if stay:
-        words = [f"{key} = {toml_value(value)} ({loaded.origins[key]})" for key, value in stay.items()]
-        yield "given", [", ".join(words), f"they stay; --free {ALL} searches them, too"]
+    yield from _given_rows(loaded, stay)
     for one in several or [found]:
         counts = one.counts
         yield (
@@ -175,6 +213,12 @@ def _heading(
             ],
         )
     yield "", [f"in {of_seconds(took_s)}; no other key changes, so all have the same losses"]
+
+
+def _given_rows(loaded: LoadedConfig, stay: Mapping[str, Value]) -> Rows:
+    if stay:
+        words = [f"{key} = {toml_value(value)} ({loaded.origins[key]})" for key, value in stay.items()]
+        yield "given", [", ".join(words), f"they stay; --free {ALL} searches them, too"]
 
 
 def _left_out(found: Searched) -> Iterator[str]:
@@ -240,39 +284,3 @@ def _json(found: Searched, slower: Sequence[Apart]) -> dict[str, Any]:
         "first_unfit": None if found.first_unfit is None else of(found.first_unfit),
         "other_trajectories": [{"layout": dict(one.change.values), "step_s": one.price.step_s} for one in slower],
     }
-
-
-def _write(out: Path, arguments: Namespace, loaded: LoadedConfig, found: Searched) -> None:
-    """The config with the first layout, as a whole or not at all."""
-    if problems := [*taken(out)]:
-        raise UserError(*problems)
-    own = {key for key, origin in loaded.origins.items() if origin == "command line"}
-    values: dict[str, Any] = {
-        key: getattr(getattr(loaded.config, section), name)
-        for key in sorted(own)
-        for section, _, name in [key.partition(".")]
-    }
-    values |= {"parallel.ranks": found.space.ranks, **(GIVEN if is_open(loaded.config) else {})}
-    for key, value in found.best[0].change.values.items():
-        if value != default_of(key) or loaded.origins[key] != DEFAULT:  # of --free; what stays is not in the change
-            values[key] = value
-    lines = [
-        f"# The fastest layout of {counted(found.space.ranks, 'rank')} on {found.least.price.cluster.name}, by "
-        f"codescent plan --search: {of_seconds(found.best[0].price.step_s)} a step.",
-        f"base = {toml_value(_base(out, arguments.config))}",
-    ]
-    for section in dict.fromkeys(key.partition(".")[0] for key in values):
-        lines += ["", f"[{section}]"]
-        here = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
-        lines += [f"{name} = {toml_value(value)}" for name, value in here.items()]
-    try:
-        replace_file(out, "\n".join(lines) + "\n")
-    except OSError as error:
-        raise UserError(f"--out {out}: {in_words(error)}") from error
-
-
-def _base(out: Path, config: str) -> str:
-    """The config as the new file names it: a shipped one by its name, another by its path from the file."""
-    if not Path(config).is_file() and Path(config).stem in shipped():
-        return f"{Path(config).stem}.toml"
-    return os.path.relpath(Path(config).absolute(), out.absolute().parent)

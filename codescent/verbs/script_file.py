@@ -1,20 +1,23 @@
-"""In: the text of a script, and the file of --out. Out: the script printed, or saved in a new file.
+"""In: the text of a script or of another new file, and the path of --out. Out: it is printed, or saved there.
 Does not say what a script looks like (jobs/ does)."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.published import in_words
+from codescent.base.stopping import STOPPING
 from codescent.base.writing import make_folder
 from codescent.config.given import shown
 
 
 def taken(out: Path) -> Iterator[str]:
-    """Why the script cannot be saved there."""
+    """Why a new file cannot be saved there."""
     above = out.absolute().parent
     try:
         out.lstat()
@@ -26,6 +29,19 @@ def taken(out: Path) -> Iterator[str]:
             yield f"--out {out}: {above} is not writable; give another name"
     except OSError as error:  # such as a name that is too long
         yield f"--out {shown(str(out))}: {error.strerror}; give another name"
+
+
+def write_new(out: Path, text: str) -> None:
+    """Write a file of --out as a whole, or not at all. A signal waits. Raises UserError: it is there, or cannot be."""
+    if problems := [*taken(out)]:
+        raise UserError(*problems)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        replace_file(out, text)
+    except OSError as error:
+        raise UserError(f"--out {out}: {in_words(error)}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def give(text: str, out: Path | None, *, secret: bool) -> None:

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from codescent.base.amounts import of_measured, of_measured_share, of_seconds, of_share
+from codescent.base.amounts import of_change, of_measured, of_measured_share, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.visible import visible
+from codescent.planner.beside import errs_most
 from codescent.results import Interval
 from codescent.study.points import axes_named
 from codescent.study.result import Kind, Point, PointState, Study
@@ -105,7 +106,29 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
         columns: list[Column] = [(name, _part(part)) for name, part in zip(names, parts, strict=True)]
         columns += [("optimizer", _part(("optimizer_s",))), ("other", _part(("other_s",)))]
         tables.append(("of a step", [*columns, ("overhead", lambda point: _share(point.overhead))]))
+    if any(point.predicted for point in points):
+        tables.append(
+            (
+                "predicted",
+                [
+                    ("predicted", lambda point: of_seconds(point.predicted.step_s) if point.predicted else ""),
+                    ("8 of 10", lambda point: point.predicted.band_s.words(of_seconds) if point.predicted else ""),
+                    ("error", _error),
+                    ("errs most", _errs_most),
+                ],
+            )
+        )
     return tables
+
+
+def _error(point: Point) -> str:
+    error = point.predicted.compared[0].error if point.predicted else None
+    return "" if error is None else of_change(error)
+
+
+def _errs_most(point: Point) -> str:
+    most = errs_most(point.predicted.compared) if point.predicted else None
+    return "" if most is None else most.name
 
 
 def _table(console: Console, study: Study, title: str, columns: Sequence[Column]) -> None:

@@ -12,12 +12,11 @@ from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Value
 from codescent.build import Began
 from codescent.build.accept import changed
-from codescent.build.plan import bare_plan
 from codescent.clusters.cluster import Cluster
 from codescent.config.sections import Config
 from codescent.cost.stage_memory import Fitting, share_that_fits
 from codescent.plan import Plan
-from codescent.planner.prediction import cluster_of_run, not_priced, software_of_run
+from codescent.planner.prediction import cluster_of_run, software_of_run
 from codescent.planner.search.best import LayoutSearch
 from codescent.planner.search.found import Found
 from codescent.planner.search.space import SEARCHED, Space, given_keys
@@ -112,12 +111,9 @@ def choose(config: Config, vocab_size: int | None, ranks: int, cluster: Cluster)
     """
     space = Space(config, vocab_size, ranks, tuple(given_keys(config)), cluster.device.kind)
     software = software_of_run(cluster, config)
-    reasons = not_priced(bare_plan(space.config, space.candidate), cluster, space.config.train.device)
-    if problems := [f"{OPEN}: {reason}" for reason in reasons]:
-        raise UserError(*problems)
     for share in (share_that_fits(calibrated=bool(software.fitted_on)), 1.0):
         device = replace(cluster.device, memory_bytes=int(share * cluster.device.memory_bytes))
-        search = LayoutSearch(space, replace(cluster, device=device), software, wanted=1)
+        search = LayoutSearch(space, replace(cluster, device=device), software, wanted=1, asked=OPEN)
         if best := search.fastest():
             return Chosen(best[0].change.values, _words(best[0], cluster, tight=share == 1.0))
     raise UserError(f"{OPEN}: {nothing_fits(space, cluster, software, search.least_memory(), RELEASE)}")

@@ -47,8 +47,11 @@ class LayoutSearch:
     and a price.
     """
 
-    def __init__(self, space: Space, cluster: Cluster, software: Software, wanted: int = WANTED) -> None:
-        self.space, self.cluster, self.software, self.wanted = space, cluster, software, wanted
+    def __init__(
+        self, space: Space, cluster: Cluster, software: Software, wanted: int = WANTED, asked: str = "--search"
+    ) -> None:
+        """`wanted`: so many layouts. `asked`: what asks for them; messages begin with it."""
+        self.space, self.cluster, self.software, self.wanted, self.asked = space, cluster, software, wanted, asked
         self.rules, self.bounds = Rules(space, cluster), Bounds(space, cluster, software)
         self.counts, self.factors, self.fast = Counts(), FactorsByValue(), Queue()
         self.families: dict[tuple[int, ...], list[tuple[LayoutFrame, Factors]]] = {}
@@ -101,10 +104,14 @@ class LayoutSearch:
     def _problems(self) -> list[str]:
         """Why nothing is admissible: why the config has no price here, whatever the layout; else what build says."""
         config, device = self.space.config, self.space.config.train.device
-        if problems := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
-            return problems
-        build(self.space.start, self.space.vocab_size, self.space.ranks)  # raises, where it refuses the config
-        return ["no layout: build refuses each one of this config, or it would change the losses"]
+        if reasons := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
+            return [f"{self.asked}: {reason}" for reason in reasons]
+        try:
+            build(self.space.start, self.space.vocab_size, self.space.ranks)
+        except UserError as error:
+            said = f"{self.asked}: every layout of these ranks is refused. Problems of the simplest one:"
+            return [said, *error.problems] if len(error.problems) > 1 else [f"{said} {error}"]
+        return [f"{self.asked}: every layout of these ranks is refused, or would change the losses"]
 
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""
