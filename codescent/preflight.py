@@ -1,4 +1,4 @@
-"""In: a config. Out: the run folder's path, the layout and the plan; or all errors that can be found before ranks start.
+"""In: a config. Out: the run folder's path, the layout and the plan; or all errors that are found before ranks start.
 Does not import torch or start a process. `codescent plan` and the process that starts local ranks call it."""
 
 from __future__ import annotations
