@@ -41,6 +41,7 @@ from work import write_tokens
 sys.path.insert(0, str(ROOT))
 
 from codescent.base.counted import counted
+from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.coding import Coding
@@ -183,7 +184,7 @@ class Bench:
 
         More ranks than cores share them, as they do here: those that wait leave theirs to the others.
         """
-        link = Link(sitting.link["payload_mbit"] * 1e6 / 8, queue_s=FULL * QUEUE_MS / 1e3)
+        cluster = of_links(Link(sitting.link["payload_mbit"] * 1e6 / 8, queue_s=FULL * QUEUE_MS / 1e3))
         share = min(1.0, self._cores / sitting.hosts)  # of a core, for each rank where all compute
         compute_s = share * sitting.tokens / sitting.bound()
         found = {}
@@ -196,7 +197,7 @@ class Bench:
                 warm_up = method.period // plan.schedule.period
                 whole = {"steps": case.steps, "warm_up": warm_up, "end_steps": method.end_steps}
             found[method.name] = walk(
-                plan, arithmetic(plan, compute_s), link, coding=coding, cores=self._cores, **whole
+                plan, arithmetic(plan, compute_s), cluster, coding=coding, cores=self._cores, **whole
             )
         return found
 

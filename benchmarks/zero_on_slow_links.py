@@ -30,6 +30,7 @@ from slow_link import Calibrated, calibrate
 from slow_methods import DDP
 from slow_runs import CHAR, SEQ_LEN, Case, Method, Runner, whole_periods
 
+from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.ranks_walk import walk
@@ -92,7 +93,7 @@ def measured(arguments: argparse.Namespace, folder: Path) -> tuple[dict[Method, 
                 say(f"{method.name}: {seconds[method][-1]:.3f} s a step, {recorded.wall_s:.0f} s in all")
             ranks = runner.alone(_case(DDP, arguments, turn), hosts)
             alone += [statistics.median(whole_periods(one.seconds, 1)) for one in ranks]
-    compute_s, of_link = statistics.median(alone), Link(link.payload_mbit * 1e6 / 8)
+    compute_s, of_link = statistics.median(alone), of_links(Link(link.payload_mbit * 1e6 / 8))
     rows = {}
     for method in BESIDE:
         plan = runner.plan(_case(method, arguments, 0))

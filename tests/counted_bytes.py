@@ -18,6 +18,7 @@ import torch.distributed as dist
 from declared_cases import Case, case
 from declared_ranks import plan_of, trainer_of
 
+from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.ranks_walk import walk
@@ -114,7 +115,7 @@ def said(plan: Plan, ranks_per_host: int) -> float:
     """Bytes of a step by the plan: of all ranks, or of those that share the first host's card, as simulated."""
     if ranks_per_host == 1:
         return sum(plan.sent_bytes(rank, 1) for rank in range(plan.world_size))
-    flights = walk(plan, arithmetic(plan, 1.0), Link(1.0), ranks_per_host=ranks_per_host, warm_up=0).flights
+    flights = walk(plan, arithmetic(plan, 1.0), of_links(Link(1.0), devices=ranks_per_host), warm_up=0).flights
     return sum(one.end_s - one.start_s for one in flights if one.stage < ranks_per_host)
 
 

@@ -266,6 +266,8 @@ def test_what_no_file_can_say_is_not_written() -> None:
     cluster = dataclasses.replace(load_cluster("lab.toml"), inside=Link(1e9, 0.0, queue_s=1.0))
     with pytest.raises(ValueError, match="a link with queue_s has no text"):
         to_toml(cluster)
+    with pytest.raises(ValueError, match="cards of single nodes"):
+        to_toml(dataclasses.replace(load_cluster("lab.toml"), hosts={1: Link(1e9)}))
 
 
 # The page

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codescent.clusters.by_links import of_links
+from codescent.clusters.cluster import Cluster
 from codescent.clusters.link import Link
 from codescent.collectives import coding_speed
 from codescent.config.load import load
@@ -28,7 +30,7 @@ SIZES = (
     "train.precision=fp32", "train.compile=none", "train.microbatch_size=1", "train.eval_every=0", "checkpoint.every=0",
     "train.num_steps=840000",
 )  # fmt: skip
-FAST, COMPUTE_S = Link(math.inf), 0.3
+FAST, COMPUTE_S = of_links(Link(math.inf)), 0.3
 CODING = Coding(stream_s=1e-9, encode_s=7e-9, decode_s=5e-9)
 
 
@@ -38,7 +40,7 @@ def plan(ranks: int, *words: str) -> Plan:
     return plan_of(load("gpt2_124m", [*SIZES, *size, *words]).config, ranks)
 
 
-def walked(of: Plan, link: Link = FAST, coding: Coding = CODING) -> Walk:
+def walked(of: Plan, link: Cluster = FAST, coding: Coding = CODING) -> Walk:
     return walk(of, arithmetic(of, COMPUTE_S), link, coding=coding)
 
 
@@ -81,7 +83,7 @@ def test_coding_takes_what_its_operations_take(
 @pytest.mark.parametrize("words", [("parallel.average_every=1",), ("parallel.average_every=1", "parallel.wire=int8")])
 def test_what_overlaps_with_nothing_is_added(words: tuple[str, ...]) -> None:
     """Arithmetic, coding and the link's bytes one after the other."""
-    of, link = plan(4, *words), Link(6.12e6)
+    of, link = plan(4, *words), of_links(Link(6.12e6))
     slow, free = walked(of, link), walked(of, link, Coding())
     assert slow.step_s == pytest.approx(free.step_s + slow.ranks[0].coding_s)
     assert slow.ranks[0].waits_s == pytest.approx(slow.step_s - COMPUTE_S)
@@ -132,9 +134,9 @@ def test_a_thread_has_one_core_at_most(seconds: list[float]) -> None:
 def test_hosts_of_one_machine_get_what_those_that_wait_leave() -> None:
     """Four ranks on two cores compute as fast together as each with half a core; a rank alone has a whole one."""
     of = plan(4)
-    alone, shared = walked(of), walk(of, arithmetic(of, COMPUTE_S / 2), Link(1e15), cores=2)
+    alone, shared = walked(of), walk(of, arithmetic(of, COMPUTE_S / 2), of_links(Link(1e15)), cores=2)
     assert shared.step_s == pytest.approx(alone.step_s, rel=1e-5)
-    fewer = walk(of, arithmetic(of, COMPUTE_S / 2), Link(1e15), cores=4)
+    fewer = walk(of, arithmetic(of, COMPUTE_S / 2), of_links(Link(1e15)), cores=4)
     assert fewer.step_s == pytest.approx(alone.step_s / 2, rel=1e-5)
 
 
@@ -168,8 +170,8 @@ def test_latency_counts_once_for_each_turn_of_pieces() -> None:
     of = plan(2, "parallel.average_every=1", "parallel.wire=sign")
     sent = next(record for record in of.traffic if record.what.startswith("weights"))
     pieces = math.ceil(sent.payload_bytes / 2 / PIECE_BYTES)
-    link = Link(1e12, 0.01)
-    fast = walked(of, Link(1e12), Coding())
+    link = of_links(Link(1e12, 0.01))
+    fast = walked(of, of_links(Link(1e12)), Coding())
     assert pieces > 10 * PIECES_AT_ONCE
     turns = math.ceil(pieces / PIECES_AT_ONCE)
     assert walked(of, link, Coding()).step_s - fast.step_s == pytest.approx(0.01 * (turns + 2), rel=1e-3)
@@ -191,7 +193,7 @@ LATENCY_S = 0.25
 def test_a_portion_crosses_the_link_so_often(words: tuple[str, ...], messages: int) -> None:
     servers = int(words[0][-1])
     of = plan(1 + servers, *words, "train.global_batch_size=1")
-    found = walked(of, Link(1e15, LATENCY_S), Coding())
+    found = walked(of, of_links(Link(1e15, LATENCY_S)), Coding())
     assert found.step_s == pytest.approx(COMPUTE_S + messages * LATENCY_S, rel=1e-3)
 
 
@@ -200,7 +202,7 @@ def test_weights_that_a_worker_has_are_not_sent_again() -> None:
     the version already."""
     words = ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.staleness=3")
     of = plan(3, *words, "train.global_batch_size=2")
-    found = walk(of, arithmetic(of, 1.0, {1: 40.0}), Link(1e12))
+    found = walk(of, arithmetic(of, 1.0, {1: 40.0}), of_links(Link(1e12)))
     pulled = sum(flight.end_s - flight.start_s for flight in found.flights if flight.stage == 2)
     pushed = sum(flight.end_s - flight.start_s for flight in found.flights if flight.stage < 2)
     assert pulled < 0.75 * pushed
@@ -214,7 +216,7 @@ def test_ranks_meet_when_the_last_average_has_landed() -> None:
     an average takes far longer than all portions, the second one begins when the first has come back."""
     of = plan(2, *PAIRS, "parallel.gossip_every=4", "train.num_steps=8")
     rate = numel(of) * 4 / 100.0  # 100 s for the weights, 100 s back
-    found = walk(of, arithmetic(of, 1.0), Link(rate), steps=8, warm_up=0)
+    found = walk(of, arithmetic(of, 1.0), of_links(Link(rate)), steps=8, warm_up=0)
     assert 8 * found.step_s == pytest.approx(4 + 200 + 200, rel=1e-3)
     none = walk(of, arithmetic(of, 1.0), FAST, steps=8, warm_up=0)
     assert none.step_s == pytest.approx(1.0)

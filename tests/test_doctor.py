@@ -29,8 +29,11 @@ from test_transport import all_descriptors
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.clusters.by_links import of_device
+from codescent.config.decided import head_chunk_tokens, with_device
 from codescent.config.load import load
 from codescent.config.sections import Config
+from codescent.cost.stage_memory import memory
 from codescent.doctor import judge_network as judge
 from codescent.doctor import pairs as pairs_module
 from codescent.doctor.devices import chosen, visible
@@ -42,6 +45,7 @@ from codescent.doctor.from_config import of_config
 from codescent.doctor.judge_devices import judge_devices
 from codescent.doctor.judge_folders import judge_folder
 from codescent.doctor.judge_host import judge_hosts
+from codescent.doctor.judge_memory import judge_memory
 from codescent.doctor.meeting import gather, join, ports
 from codescent.doctor.mtu import MOST, echo, path_mtu
 from codescent.doctor.network import PairMeasurements, _NetworkSurvey, tournament
@@ -506,6 +510,29 @@ def test_room_for_checkpoints_is_that_of_launch(project: Path, monkeypatch: pyte
     assert wanted_of(project, monkeypatch, every=0, keep_last=2)[0].checkpoint_bytes == one
     none, config, plan = wanted_of(project, monkeypatch, every=0, keep_best="false", last="false")
     assert none.checkpoint_bytes == room.checkpoints(config, plan, run_folder(config)).more_bytes == 0
+
+
+def test_what_ranks_hold_is_what_a_plan_says_and_must_have_room(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that cannot fit passes the doctor, and ends when it allocates its weights."""
+    wanted, config, plan = wanted_of(project, monkeypatch)
+    held = memory(plan, 0, of_device("cuda"), chunk_tokens=head_chunk_tokens(with_device(config, "cuda")))
+    assert (wanted.state_bytes, wanted.host_bytes) == (held.state, 0.0)
+    assert held.state < wanted.device_bytes <= held.least
+    size = int(wanted.state_bytes)
+    for there, found in ((2 * size, []), (2 * size - 1, [("memory", WRONG)])):
+        hosts = hosts_of({rank: facts(rank, "a", memory_bytes=there) for rank in range(2)})
+        assert [(one.check, one.severity) for one in judge_memory(hosts, wanted)] == found
+    large = dataclasses.replace(wanted, device="cuda", device_bytes=3 * 2**30, host_bytes=100.0)
+    device = {"uuid": "x", "memory.total": "2048"}
+    hosts = hosts_of({0: facts(0, "a", device=device, memory_bytes=100)})
+    (finding,) = judge_memory(hosts, large)
+    assert (finding.what, finding.expected) == ("rank 0: a device of 2.00 GiB", "3.00 GiB, the least that a step needs")
+    assert [
+        one.what for one in judge_memory(hosts, dataclasses.replace(large, host_bytes=101.0, device_bytes=0.0))
+    ] == ["100 bytes for 1 rank"]
+    hosts = hosts_of({0: facts(0, "a", device={"uuid": "MIG-1", "name": "MIG"}, memory_bytes=100)})
+    assert list(judge_memory(hosts, large)) == []
+    assert list(judge_memory(hosts, Wanted())) == []
 
 
 def test_damaged_data_is_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from refused import planned, refusals
 from runs import losses, make_project
 
+from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.cost.ranks_walk import walk
 from codescent.coupling.differences import Differences
@@ -412,7 +413,7 @@ def test_stop_and_resume_is_bitwise(project: Path, forker: Forker, words: tuple[
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_walk_of_ranks_sends_the_bytes_of_the_plan(graph: str) -> None:
     plan = plan_of(gossip(graph, 4, "fp32", gossip_every=2, agree_every=4))
-    found = walk(plan, lambda rank, at: 0.01 * (at.verb is Verb.FORWARD), Link(1e6, 1e-3))
+    found = walk(plan, lambda rank, at: 0.01 * (at.verb is Verb.FORWARD), of_links(Link(1e6, 1e-3)))
     mean = sum(plan.sent_bytes(0, number) for number in range(4)) / 4
     for rank in found.ranks:
         assert rank.busy_s == pytest.approx(0.01)

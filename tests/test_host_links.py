@@ -4,6 +4,7 @@ Does not test the options of the command line: test_plan_link does."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codescent.build import build
+from codescent.clusters.by_links import of_links
+from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
+from codescent.cost.collective_time import seconds
 from codescent.cost.events import Clock, Event, Process
-from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks, Network, around_s
+from codescent.cost.network import OVER_GLOO, OVER_NCCL, Network, around_s
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
-from codescent.plan import Collective, Plan, Traffic, Verb
+from codescent.plan import Collective, Mesh, Plan, Traffic, Verb
 from codescent.planner.period import KEEP, least_period
 
 RATE, COMPUTE_S = 6.12e6, 0.3
@@ -38,22 +42,23 @@ def plan(ranks: int, *words: str) -> Plan:
     return build(load("gpt2_124m", [*fixed, *sizes, *words]).config, None, ranks)
 
 
-def walked(of: Plan, links: Link | HostLinks, ranks_per_host: int = 1) -> Walk:
-    return walk(of, arithmetic(of, COMPUTE_S), links, ranks_per_host=ranks_per_host)
+def walked(of: Plan, links: Link | Cluster, devices: int = 1) -> Walk:
+    cluster = links if isinstance(links, Cluster) else of_links(links)
+    return walk(of, arithmetic(of, COMPUTE_S), replace(cluster, devices=devices))
 
 
 def test_two_hosts_exchange_at_the_rate_of_the_slower_and_the_mean_latency() -> None:
-    links = HostLinks(Link(RATE, 0.01), {1: Link(RATE / 4, 0.05)})
+    links = of_links(Link(RATE, 0.01), {1: Link(RATE / 4, 0.05)})
     sent_s = (GRADIENTS + SCALARS) / (RATE / 4)
     latency_s = 2 * 2 * 0.03  # of two sums, two messages each
     found = walked(plan(2, AVERAGE), links)
     assert found.step_s == pytest.approx(COMPUTE_S + sent_s + latency_s)
-    assert walked(plan(2, AVERAGE), HostLinks(links.own[1], {1: links.common})).step_s == pytest.approx(found.step_s)
+    assert walked(plan(2, AVERAGE), of_links(links.hosts[1], {1: links.between})).step_s == pytest.approx(found.step_s)
 
 
 @pytest.mark.parametrize(("ranks", "slow"), [(3, 0), (4, 2), (4, 3)])
 def test_all_ranks_of_a_ring_wait_for_one_slow_link(ranks: int, slow: int) -> None:
-    links = HostLinks(COMMON, {slow: Link(RATE / 5)})
+    links = of_links(COMMON, {slow: Link(RATE / 5)})
     found = walked(plan(ranks, AVERAGE), links)
     sent_s = 2 * (ranks - 1) / ranks * (GRADIENTS + SCALARS) / (RATE / 5)
     assert [rank.step_s for rank in found.ranks] == pytest.approx([COMPUTE_S + sent_s] * ranks)
@@ -63,7 +68,7 @@ def test_a_gather_waits_for_one_slow_link() -> None:
     """Pieces of coded messages, too: at the slow rate, with the latencies on the way of a message."""
     of = plan(4, AVERAGE, "parallel.wire=int8")
     slow = Link(RATE / 5)
-    one, all_slow = walked(of, HostLinks(COMMON, {1: slow})), walked(of, slow)
+    one, all_slow = walked(of, of_links(COMMON, {1: slow})), walked(of, slow)
     assert one.step_s == pytest.approx(all_slow.step_s)
     assert one.step_s > 3 * walked(of, COMMON).step_s
 
@@ -73,20 +78,20 @@ def test_the_latency_of_a_ring_is_that_of_its_messages_one_after_the_other() -> 
     assert around_s([1.0, 10.0, 10.0, 1.0], 6) == 22.0 + 20.0
     assert around_s([10.0, 1.0, 1.0, 10.0], 3) == 21.0
     assert around_s([1.0, 5.0], 1) == 5.0
-    links = HostLinks(Link(math.inf, 0.002), {2: Link(math.inf, 0.038)})  # 2 ms, or 20 ms to and from host 2
+    links = of_links(Link(math.inf, 0.002), {2: Link(math.inf, 0.038)})  # 2 ms, or 20 ms to and from host 2
     found = walked(plan(4, AVERAGE), links)
     assert found.step_s == pytest.approx(COMPUTE_S + 2 * (0.044 + 0.040))  # two sums, six messages
 
 
 def test_ranks_of_a_host_share_the_link_of_their_host() -> None:
-    links = HostLinks(COMMON, {1: Link(RATE / 5)})
-    found = walked(plan(4, AVERAGE), links, ranks_per_host=2)
+    links = of_links(COMMON, {1: Link(RATE / 5)})
+    found = walked(plan(4, AVERAGE), links, devices=2)
     assert found.step_s == pytest.approx(COMPUTE_S + 1.5 * (GRADIENTS + SCALARS) / (RATE / 5))
 
 
 def test_the_least_period_is_that_of_the_slowest_link() -> None:
     of = plan(4, AVERAGE)
-    links = HostLinks(COMMON, {2: Link(RATE / 5)})
+    links = of_links(COMMON, {2: Link(RATE / 5)})
     exchange_s = 1.5 * (GRADIENTS + SCALARS) / (RATE / 5)
     least = least_period(of, arithmetic(of, COMPUTE_S), links)
     assert least == math.ceil(KEEP * exchange_s / ((1 - KEEP) * COMPUTE_S))
@@ -100,16 +105,16 @@ def served(*words: str) -> tuple[Plan, float]:
 
 def test_a_server_with_a_fast_link_serves_all_workers_at_the_same_time() -> None:
     of, size = served()
-    found = walked(of, HostLinks(COMMON, {3: Link(100 * RATE)}))
+    found = walked(of, of_links(COMMON, {3: Link(100 * RATE)}))
     assert found.step_s == pytest.approx(COMPUTE_S + size / RATE, rel=0.03)
     assert found.servers[0] < 0.03
-    slow = walked(of, HostLinks(COMMON, {3: Link(100 * RATE), 1: Link(RATE / 10)}))
+    slow = walked(of, of_links(COMMON, {3: Link(100 * RATE), 1: Link(RATE / 10)}))
     assert slow.step_s == pytest.approx(COMPUTE_S + size / (RATE / 10), rel=0.03)
 
 
 def test_a_worker_with_a_slow_link_does_not_hold_the_servers_card() -> None:
     of, size = served("parallel.updates=asynchronous")
-    found = walked(of, HostLinks(COMMON, {3: Link(100 * RATE), 1: Link(RATE / 10)}))
+    found = walked(of, of_links(COMMON, {3: Link(100 * RATE), 1: Link(RATE / 10)}))
     fast_s, slow_s = COMPUTE_S + size / RATE, COMPUTE_S + size / (RATE / 10)
     assert [found.ranks[rank].step_s for rank in (0, 2)] == pytest.approx([fast_s] * 2, rel=0.03)
     assert found.ranks[1].step_s == pytest.approx(slow_s, rel=0.03)
@@ -117,14 +122,14 @@ def test_a_worker_with_a_slow_link_does_not_hold_the_servers_card() -> None:
 
 def test_a_server_with_a_slow_link_is_the_bound() -> None:
     of, size = served()
-    found = walked(of, HostLinks(COMMON, {3: Link(RATE / 10)}))
+    found = walked(of, of_links(COMMON, {3: Link(RATE / 10)}))
     assert found.step_s == pytest.approx(COMPUTE_S + 3 * size / (RATE / 10), rel=0.03)
     assert found.servers[0] == pytest.approx(0.5, rel=0.05)  # it receives, then it sends
 
 
 def test_a_fast_card_has_time_for_others_while_a_slow_one_is_busy() -> None:
     clock = Clock()
-    links = HostLinks(Link(100.0, 1.0), {0: Link(10.0, 3.0)})
+    links = of_links(Link(100.0, 1.0), {0: Link(10.0, 3.0)})
     network = Network(clock, links, hosts=range(3))
     slow, fast = network.send(0, 2, 100.0), network.send(1, 2, 100.0)
     clock.run()
@@ -135,7 +140,7 @@ def test_a_fast_card_has_time_for_others_while_a_slow_one_is_busy() -> None:
 
 def test_a_message_in_pieces_goes_on_when_a_whole_message_has_left() -> None:
     clock = Clock()
-    network = Network(clock, Link(100.0), hosts=range(3))
+    network = Network(clock, of_links(Link(100.0)), hosts=range(3))
     whole, pieces = network.send(0, 2, 1000.0), network.share(1, 2, 100.0)
     clock.run()
     assert whole.at_s == 10.0
@@ -145,7 +150,7 @@ def test_a_message_in_pieces_goes_on_when_a_whole_message_has_left() -> None:
 @pytest.mark.parametrize("hosts", [2, 3, 9, 30])
 def test_a_card_is_shared_fairly_and_never_idle_while_messages_wait(hosts: int) -> None:
     clock = Clock()
-    network = Network(clock, Link(100.0), range(hosts))
+    network = Network(clock, of_links(Link(100.0)), range(hosts))
     arrivals = [network.share(one, 0, 100.0) for one in range(1, hosts)]
     arrivals += [network.share(0, one, 100.0) for one in range(1, hosts)]
     clock.run()
@@ -158,7 +163,7 @@ def test_a_card_is_shared_fairly_and_never_idle_while_messages_wait(hosts: int) 
 def test_a_small_message_gets_its_share_of_the_bytes_beside_large_ones() -> None:
     """Three connections into a card: the small message is there when each has brought so many bytes."""
     clock = Clock()
-    network = Network(clock, Link(100.0), range(4))
+    network = Network(clock, of_links(Link(100.0)), range(4))
     *large, small = (network.share(one, 0, size, 1600.0) for one, size in ((2, 1600.0), (3, 1600.0), (1, 200.0)))
     clock.run()
     assert small.at_s == pytest.approx(3 * 200.0 / 100.0, abs=0.01)
@@ -168,7 +173,7 @@ def test_a_small_message_gets_its_share_of_the_bytes_beside_large_ones() -> None
 @pytest.mark.parametrize(("rate", "payload_bytes"), [(100.0, 0.0), (1e18, 1e5)])
 def test_pieces_that_take_no_time_all_arrive(rate: float, payload_bytes: float) -> None:
     clock = Clock()
-    network = Network(clock, HostLinks(Link(rate), {1: Link(100.0)}), range(5))
+    network = Network(clock, of_links(Link(rate), {1: Link(100.0)}), range(5))
     clock.now_s = 100.0
     arrivals = [network.share(1, 0, 100.0), *(network.share(one, 0, payload_bytes) for one in (2, 3, 4))]
     clock.run()
@@ -178,7 +183,7 @@ def test_pieces_that_take_no_time_all_arrive(rate: float, payload_bytes: float) 
 @pytest.mark.parametrize("hosts", [3, 8, 24])
 def test_where_all_send_to_all_each_card_is_nearly_always_busy(hosts: int) -> None:
     clock = Clock()
-    network = Network(clock, Link(100.0), range(hosts))
+    network = Network(clock, of_links(Link(100.0)), range(hosts))
     for one in range(hosts):
         for further in range(1, hosts):
             network.share(one, (one + further) % hosts, 100.0)
@@ -190,14 +195,14 @@ def test_where_all_send_to_all_each_card_is_nearly_always_busy(hosts: int) -> No
 def test_neighbours_of_gossip_wait_for_a_slow_link(slower: int) -> None:
     """Each host sends to two neighbours, and receives from both; the messages share the cards."""
     of = plan(4, "parallel.gossip=ring")
-    one, all_slow = walked(of, HostLinks(COMMON, {0: Link(RATE / slower)})), walked(of, Link(RATE / slower))
+    one, all_slow = walked(of, of_links(COMMON, {0: Link(RATE / slower)})), walked(of, Link(RATE / slower))
     assert one.step_s == pytest.approx(all_slow.step_s, rel=0.03)
 
 
 def test_exchanges_of_gossip_go_on_behind_collectives_of_the_same_card() -> None:
     """Sums of tensor parallelism over hosts are whole messages, exchanges are in pieces."""
     of = plan(6, "parallel.tp=2", "parallel.gossip=pairs")
-    found = walk(of, arithmetic(of, COMPUTE_S), COMMON, rounds=2)
+    found = walk(of, arithmetic(of, COMPUTE_S), of_links(COMMON), rounds=2)
     assert found.step_s > COMPUTE_S + min(rank.sent_bytes for rank in found.ranks) / RATE
 
 
@@ -213,7 +218,7 @@ RATES = st.floats(1, 1000)
 )
 def test_every_message_arrives_and_no_card_carries_more_than_its_rate(rates: list[float], messages: list) -> None:
     clock = Clock()
-    network = Network(clock, HostLinks(COMMON, {host: Link(rate) for host, rate in enumerate(rates)}), hosts=range(4))
+    network = Network(clock, of_links(COMMON, {host: Link(rate) for host, rate in enumerate(rates)}), hosts=range(4))
     arrivals: list[Event] = []
 
     def sent(after_s: float, ranks: list[int], size: float, *, whole: bool) -> Process:
@@ -255,15 +260,15 @@ def test_one_slow_link_costs_at_most_what_slow_links_of_all_cost(case: dict) -> 
     fast = Link(case["rate"], case["latency_s"])
     slow = Link(case["rate"] / case["slower"], case["latency_s"] * case["slower"])
     equal = walked(of, fast)
-    assert walked(of, HostLinks(fast, {host: fast})) == equal
-    one, all_slow = walked(of, HostLinks(fast, {host: slow})), walked(of, slow)
+    assert walked(of, of_links(fast, {host: fast})) == equal
+    one, all_slow = walked(of, of_links(fast, {host: slow})), walked(of, slow)
     assert equal.step_s * (1 - 1e-6) <= one.step_s <= all_slow.step_s * (1 + 1e-6)
 
 
 def test_a_collective_leaves_time_of_the_fast_cards() -> None:
     """While a ring waits for its slow link, two other hosts exchange at full speed."""
     clock = Clock()
-    network = Network(clock, HostLinks(Link(100.0), {0: Link(10.0)}), hosts=range(3))
+    network = Network(clock, of_links(Link(100.0), {0: Link(10.0)}), hosts=range(3))
     record = Traffic(Collective.ALL_REDUCE, "dp_replicate", 90, "fp32", Verb.AVERAGE, None, "weights")
     done = [network.join(rank, (0, 1, 2), record) for rank in range(3)]
     beside: list[Event] = []
@@ -279,25 +284,69 @@ def test_a_collective_leaves_time_of_the_fast_cards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "to_each", "leaves"),
+    ("collective", "kind", "leaves"),
     [
-        (Collective.REDUCE_SCATTER, OVER_GLOO, 400),  # 2 ranks send a quarter of it to each of 2 others
-        (Collective.REDUCE_SCATTER, OVER_NCCL, 300),  # one rank sends 3/4 of it to the next host
-        (Collective.ALL_TO_ALL, OVER_GLOO, 400),
-        (Collective.ALL_TO_ALL, OVER_NCCL, 400),
-        (Collective.ALL_GATHER, OVER_GLOO, 300),
-        (Collective.ALL_REDUCE, OVER_GLOO, 600),
+        (Collective.REDUCE_SCATTER, "cpu", 400),  # 2 ranks send a quarter of it to each of 2 others
+        (Collective.REDUCE_SCATTER, "cuda", 300),  # one rank sends 3/4 of it to the next host
+        (Collective.ALL_TO_ALL, "cpu", 400),
+        (Collective.ALL_TO_ALL, "cuda", 400),
+        (Collective.ALL_GATHER, "cpu", 300),
+        (Collective.ALL_REDUCE, "cpu", 600),
     ],
 )
 def test_what_leaves_a_host_of_two_ranks_is_what_the_backend_sends(
-    collective: Collective, to_each: frozenset[Collective], leaves: int
+    collective: Collective, kind: str, leaves: int
 ) -> None:
-    """2 hosts of 2 ranks, a payload of 400 bytes."""
+    """2 hosts of 2 ranks, a payload of 400 bytes. CUDA has NCCL, a CPU gloo."""
+    to_each = OVER_NCCL if kind == "cuda" else OVER_GLOO
     clock, group = Clock(), (0, 1, 2, 3)
-    network = Network(clock, HostLinks(Link(100.0, 1.0), to_each=to_each), hosts=[0, 0, 1, 1])
+    network = Network(clock, of_links(Link(100.0, 1.0), kind=kind), hosts=[0, 0, 1, 1])
     record = Traffic(collective, "dp_shard", 400, "fp32", Verb.REDUCE, None, "gradients")
     done = [network.join(rank, group, record) for rank in group]
     clock.run()
     assert [card.sending_s * 100.0 for card in network.cards.values()] == [leaves, leaves]
     rounds = {Collective.ALL_REDUCE: 6}.get(collective, 1 if collective in to_each else 3)
     assert done[0].at_s == pytest.approx(leaves / 100.0 + (rounds + 1) // 2)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(
+    ("mesh", "axis", "collective"),
+    [
+        (Mesh(tp=4), "tp", Collective.ALL_REDUCE),
+        (Mesh(dp_replicate=8), "dp_replicate", Collective.ALL_REDUCE),  # two nodes: a ring over both cards
+        (Mesh(dp_replicate=8), "dp_replicate", Collective.ALL_GATHER),
+        (Mesh(dp_replicate=2, tp=4), "dp_replicate", Collective.ALL_REDUCE),  # each of four rings has half of a card
+    ],
+)
+def test_a_walk_and_a_price_say_the_same_of_a_collective(
+    mesh: Mesh, axis: str, collective: Collective, shares: bool
+) -> None:
+    """Cards, or links inside of a node, that one of both gives to each group, and the other divides."""
+    device = ClusterDevice("gpu", "cuda", 1, 1.0, {})
+    cluster = Cluster("lab", "", device, 4, 2, Link(1e11), Link(1e9), Link(1e10), shares_inside=shares)
+    record = Traffic(collective, axis, 8 * 10**9, "fp32", Verb.REDUCE, None, "gradients")
+    clock = Clock()
+    network = Network(clock, cluster, [rank // cluster.devices for rank in range(mesh.world_size)])
+    done = [network.join(rank, mesh.group(axis, rank), record) for rank in range(mesh.world_size)]
+    clock.run()
+    nothing = Software(inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.0, hop_s=0.0)
+    _, expected_s = seconds(record, mesh, 0, cluster, nothing)
+    assert max(one.at_s or math.nan for one in done) == pytest.approx(expected_s)
+
+
+def test_a_message_has_one_of_several_cards() -> None:
+    """A send that is as fast as all cards of a node together, or one that keeps the others from sending."""
+    device = ClusterDevice("gpu", "cuda", 1, 1.0, {})
+    cluster = Cluster("lab", "", device, 4, 4, Link(1e11), Link(100.0), Link(1e10))
+    clock = Clock()
+    network = Network(clock, cluster, [rank // 4 for rank in range(8)])
+    alone = network.send(0, 4, 100.0)
+    clock.run()
+    assert alone.at_s == pytest.approx(1.0)
+    together = [network.send(rank, rank + 4, 100.0) for rank in range(4)]
+    clock.run()
+    assert [one.at_s for one in together] == pytest.approx([2.0] * 4)
+    copied = network.copy(0, 1e10)
+    clock.run()
+    assert copied.at_s == pytest.approx(2.0 + 1.0)

@@ -16,19 +16,29 @@ from forker import Forker
 from runs import make_project
 
 from codescent.base.agreement import RanksFailed
+from codescent.base.amounts import of_bytes
 from codescent.base.refusal import Change
 from codescent.build import build, saved_plan
+from codescent.clusters.by_links import of_device
+from codescent.clusters.files import load_cluster, software_of
+from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.cost.activations import activations_bytes
-from codescent.cost.memory import head_bytes, memory
+from codescent.cost.memory import head_bytes
+from codescent.cost.price import price
+from codescent.cost.stage_memory import PARTS as MEMORY_NAMES
+from codescent.cost.stage_memory import StageMemory, memory
 from codescent.launch.memory_kills import is_suspected
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.state import state_of_rank
-from codescent.planner.less_memory import Shortage, advice, less_memory
+from codescent.planner.less_memory import Shortage, advice, held_in_words, less_memory
+from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.record.memory import COLUMNS, PARTS
+from codescent.train import machine
 from codescent.train.failed_allocation import asked_bytes, is_out_of_memory
 from codescent.train.memory import MOST_COUNTS, RUN, moments
+from codescent.verbs.plan_memory import memory_rows
 from codescent.verbs.train import _of_memory
 
 LAYOUTS = [
@@ -287,16 +297,41 @@ def test_the_least_memory_of_a_rank_counts_the_head_once() -> None:
     for precision in ("fp32", "bf16"):
         train = {"global_batch_size": 4, "precision": precision}
         plan = build(Config.model_validate({"model": {"preset": "gpt2"}, "train": train}), None, 1)
-        held = memory(plan, 0, CPU, 1024, compiled=False)
+        held = memory(plan, 0, of_device(CPU))
         assert held.whole
-        assert held.activations_bytes == activations_bytes(plan, CPU)
+        assert held.activations == activations_bytes(plan, CPU)
         wide = 4 * plan.model.vocab_size * plan.model.hidden_dim
-        counted = head_bytes(plan, 1024, on_cpu=True) - held.head_bytes
+        counted = head_bytes(plan, 1024, on_cpu=True) - held.logits
         assert counted == pytest.approx(wide if precision == "fp32" else 0, rel=0.001)
-        assert (
-            held.least_bytes
-            == held.state.device_bytes - held.state.gradients_bytes + held.activations_bytes + held.head_bytes
-        )
-        compiled = memory(plan, 0, CUDA, 1024, compiled=True)
+        assert held.least == held.state - held.gradients + held.activations + held.logits
+        compiled = memory(plan, 0, of_device(CUDA), compiled=True)
         assert not compiled.whole
-        assert compiled.activations_bytes == 12 * 4 * 1024 * 768 * (4 if precision == "fp32" else 2)
+        assert compiled.activations == 12 * 4 * 1024 * 768 * (4 if precision == "fp32" else 2)
+
+
+def test_all_who_ask_hear_the_same_of_a_rank() -> None:
+    """A screen that counts for itself: plan, its price, launch and the advice on memory would name other bytes."""
+    words = ["train.global_batch_size=16", "train.microbatch_size=4", "parallel.pp=2", "parallel.recompute=full",
+             "parallel.dp_shard=2", "train.device=cuda", "train.precision=bf16"]  # fmt: skip
+    plan = plan_of(load("gpt2_124m", words).config, 4, without_data=True)
+    cluster = load_cluster("h100-sxm")
+    priced, asked = price(plan, cluster, software_of(cluster)).memory, of_device(CUDA)
+    for stage, held in enumerate(priced):
+        bare = memory(plan, plan.mesh.rank_at({"pp": stage, "dp_replicate": 0, "dp_shard": 0, "cp": 0, "tp": 0}), asked)
+        assert bare.device == bare.fragments == 0
+        assert held.parts() == bare.parts() | {"device": held.device, "fragments": held.fragments}
+        assert 0 < bare.again < bare.activations
+    most = max(priced, key=lambda held: held.activations)
+    rows = dict(memory_rows(plan, load("gpt2_124m", words).config))
+    (line,) = rows["  activations"]
+    said = f"{of_bytes(most.activations)} on cuda, 2 passes in flight, {of_bytes(most.again)} of it computed again"
+    assert line.startswith(said)
+    state = max(priced, key=lambda held: held.state)
+    assert rows["  weights"] == [of_bytes(state.weights)]
+    assert rows["  together"] == [of_bytes(state.state)]
+    assert list(StageMemory.parts(most)) == list(MEMORY_NAMES)
+    machine.refuse_too_large(plan, torch.device("cpu"), 4)
+    short = Shortage(0, 10 << 30, dict.fromkeys(PARTS, 0), 0.0, CUDA)
+    assert f"weights {of_bytes(priced[0].weights)}, gradients {of_bytes(priced[0].gradients)}" in held_in_words(
+        plan, short
+    )

@@ -26,6 +26,7 @@ from test_gossip import gossip
 
 from codescent.build import build
 from codescent.checkpoint.checkpoints import read_tensors
+from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
@@ -343,7 +344,7 @@ def plan_of(ranks: int, *words: str) -> Plan:
 def test_a_walk_keeps_the_speed_beside_a_slow_replica() -> None:
     """On a fast link: with a rank four times slower, three and a quarter replicas are left."""
     plan = plan_of(4, RING, "parallel.gossip_mode=asynchronous")
-    equal, slow = (walk(plan, arithmetic(plan, 0.5, {3: slow}), Link(1e15)) for slow in (1.0, 4.0))
+    equal, slow = (walk(plan, arithmetic(plan, 0.5, {3: slow}), of_links(Link(1e15))) for slow in (1.0, 4.0))
     assert slow.tokens_per_s == pytest.approx(equal.tokens_per_s * 3.25 / 4, rel=0.05)
 
 
@@ -351,7 +352,7 @@ def test_a_walk_keeps_the_speed_beside_a_slow_replica() -> None:
 def test_a_walk_averages_as_often_as_the_plan_says(ranks: int, graph: str, every: int) -> None:
     """Each average changes two replicas, and one of two replicas begins one."""
     plan = plan_of(ranks, graph, "parallel.gossip_mode=asynchronous", f"parallel.gossip_every={every}")
-    found = walk(plan, arithmetic(plan, 0.5), Link(1e15))
+    found = walk(plan, arithmetic(plan, 0.5), of_links(Link(1e15)))
     assert sum(found.staleness) / len(found.staleness) == pytest.approx(1 / every, rel=0.06)
     sent = sum(rank.sent_bytes for rank in found.ranks) / ranks
     mean = sum(plan.sent_bytes(0, number) for number in range(every)) / every
@@ -361,9 +362,9 @@ def test_a_walk_averages_as_often_as_the_plan_says(ranks: int, graph: str, every
 def test_a_slow_link_makes_active_replicas_wait_for_their_last_average() -> None:
     plan = plan_of(2, RING, "parallel.gossip_mode=asynchronous", "parallel.gossip_every=4")
     weights = plan.sent_bytes(0, 3)
-    hidden = walk(plan, arithmetic(plan, 1.0), Link(weights))  # there and back again: 2 s of 4 s
+    hidden = walk(plan, arithmetic(plan, 1.0), of_links(Link(weights)))  # there and back again: 2 s of 4 s
     assert hidden.step_s == pytest.approx(1.0, rel=0.01)
-    bound = walk(plan, arithmetic(plan, 1.0), Link(weights / 4))  # 8 s; the passive one does not wait
+    bound = walk(plan, arithmetic(plan, 1.0), of_links(Link(weights / 4)))  # 8 s; the passive one does not wait
     assert [rank.step_s for rank in bound.ranks] == pytest.approx([2.0, 1.0], rel=0.1)
 
 
@@ -395,7 +396,7 @@ def test_the_simulator_predicts_the_mean_staleness(runs: Runs, case: str) -> Non
         done = dict(Counter(push.worker for push in pushes))
         seen = [push.version - push.base for push in pushes[len(pushes) // 5 :]]
     busy = busy_s(run, done)
-    found = walk(plan, lambda rank, at: busy[rank] * (at.verb is Verb.FORWARD), Link(1e12), ranks_per_host=ranks)
+    found = walk(plan, lambda rank, at: busy[rank] * (at.verb is Verb.FORWARD), of_links(Link(1e12), devices=ranks))
     late = found.staleness[len(found.staleness) // 5 :]
     print(f"mean staleness, {case}: {sum(seen) / len(seen):.2f}, predicted {sum(late) / len(late):.2f}")
     slowest = max(busy.values()) / min(busy.values())

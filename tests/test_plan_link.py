@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import called
 
+from codescent.clusters.by_links import cluster_of_text
 from codescent.clusters.link import Link
-from codescent.planner.links import host_links_of, slow_of
+from codescent.planner.links import slow_of
 
 PLAN = ("plan", "gpt2_124m", "train.precision=fp32", "train.global_batch_size=4", "train.microbatch_size=1")
 LINK = ("--ranks", "4", "--link", "49mbit,0.2ms", "--compute-s", "0.3")
@@ -55,6 +56,91 @@ def test_a_link_adds_what_the_ranks_do() -> None:
     assert found["step"] == ["2.03 min: 33.6 tokens/s"]
     assert found["waiting"] == ["2.03 min of a step; the busiest rank computes 0.2 % of it"]
     assert found["period"] == ["average_every = 1,632 or more keeps 80 % of the speed without a network"]
+
+
+FIGURES = json.loads((Path(__file__).parent / "link_figures.json").read_text())
+"""Command lines, and rows that they printed when hosts had only links, and no cluster (commit 41a44222)."""
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+@pytest.mark.parametrize("case", FIGURES, ids=lambda case: " ".join(case["words"][4:]))
+def test_every_figure_of_a_link_is_what_it_was(case: dict) -> None:
+    """A cluster that is read from --link alone changes no figure by more than 1 %, and no word."""
+    code, out, err = asked("plan", *case["words"])
+    assert (code, err) == (0, "")
+    found = rows(out)
+    for name, lines in case["rows"].items():
+        for said, before in zip(found[name], lines, strict=True):
+            assert NUMBER.sub("", said) == NUMBER.sub("", before)
+            numbers = ([float(one.replace(",", "")) for one in NUMBER.findall(line)] for line in (said, before))
+            assert next(numbers) == pytest.approx(next(numbers), rel=0.01)
+
+
+SMALL = ("plan", "gpt2_124m", "train.global_batch_size=32", "train.microbatch_size=1")
+SERVED = (*SMALL, "--ranks", "17", "parallel.dp_replicate=16", "parallel.servers=1")
+
+
+def test_ranks_with_portions_are_walked_on_the_links_of_a_cluster() -> None:
+    """Until now --cluster refused them, and --link knew neither devices nor links inside of hosts."""
+    code, out, err = asked(*SERVED, "--cluster", "h100-sxm")
+    assert (code, err) == (0, "")
+    found = rows(out)
+    assert found["simulated"] == [
+        "37.5 GB/s and 9 µs between 3 hosts of 8 ranks, 8 cards each; arithmetic and links inside of h100-sxm",
+        "inside a host: 338 GB/s and 6 µs",
+    ]
+    assert {"step", "waiting", "load"} <= set(found)
+    assert "not in the time" not in found
+    slower = rows(asked(*SERVED, "--cluster", "h100-sxm", "--with", "links.between=1GB/s,5us")[1])
+    assert step_s(slower) > 2 * step_s(found)
+    pairs = (*SMALL, "--ranks", "16", "parallel.gossip=pairs", "parallel.gossip_mode=asynchronous")
+    code, out, err = asked(*pairs, "--cluster", "h100-sxm")
+    assert (code, err) == (0, "")
+    assert "staleness" in rows(out)
+    code, out, err = asked(*SERVED, "--cluster", "h100-sxm", "--most", "data.seq_len", "--json")
+    assert (code, out) == (2, "")
+    why = "ranks that are given portions of work have no common step, so they are simulated and have no price"
+    assert err.splitlines() == [f"error: --most: {why}; leave it out", f"error: --json: {why}; leave it out"]
+
+
+def step_s(found: dict[str, list[str]]) -> float:
+    number, unit = re.split(r"[:,]", found["step"][0])[0].split()
+    return float(number) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}[unit]
+
+
+def test_a_link_replaces_the_cards_of_a_cluster() -> None:
+    """Its devices say how long the arithmetic takes, and what stays in a host takes its link inside."""
+    words = (*SMALL, "--ranks", "16", "--cluster", "h100-sxm", "--link", "1gbit,0.1ms; 1: 100mbit")
+    code, out, err = asked(*words)
+    assert (code, err) == (0, "")
+    found = rows(out)
+    assert found["simulated"] == [
+        "125 MB/s and 100 µs between 2 hosts of 8 ranks; arithmetic and links inside of h100-sxm",
+        "inside a host: 338 GB/s and 6 µs",
+        "host 1: 12.5 MB/s and 100 µs",
+    ]
+    ring_s = 2 * 15 / 16 * 2 * 124_439_808 / 12.5e6  # gradients in bf16
+    assert step_s(found) == pytest.approx(ring_s, rel=0.02)
+    given = rows(asked(*words, "--compute-s", "2")[1])
+    assert given["arithmetic"] == ["2.00 s a step and rank"]
+    inside = rows(asked(*words, "parallel.tp=4")[1])
+    slower = rows(asked(*words, "parallel.tp=4", "--with", "links.inside=100MB/s,1us")[1])
+    assert step_s(slower) > 1.3 * step_s(inside)
+    code, out, err = asked(*words, "--per-host", "4", "--inside", "1GB/s", "--memory", "8GB", "--mtbf", "3")
+    assert (code, out) == (2, "")
+    assert [re.split(r"[:;]", line.removeprefix("error:"))[0].strip() for line in err.splitlines()] == [
+        "--mtbf and --save-s",
+        "--per-host",
+        "--inside",
+        "--memory",
+        "--mtbf",
+    ]
+    assert "change it by --with node.devices=N" in err
+    code, out, err = asked(
+        *SMALL, "--ranks", "16", "--cluster", "p4000-lab", "--with", "node.nodes=4", "--link", "1gbit"
+    )
+    assert (code, out) == (2, "")
+    assert err == "error: --cluster: p4000-lab has 4 nodes of 1 device, 4 in all; the plan has 16\n"
 
 
 ROUNDS = ("parallel.servers=1", "parallel.dp_replicate=4", "parallel.average_every=25", "--ranks", "5")
@@ -356,14 +442,14 @@ def test_links_of_hosts_are_read(
 
     parts = [f"{host}: {written(size)}" for host, size in own.items()]
     parts.insert(place, written(common))
-    found = host_links_of("; ".join(parts))
+    found = cluster_of_text("; ".join(parts))
     latency = common[1] or 0
-    assert found.common == Link(common[0] * 1e3, latency / 1e6)
-    assert found.own == {
+    assert found.between == Link(common[0] * 1e3, latency / 1e6)
+    assert found.hosts == {
         host: Link(rate * 1e3, (latency if own_latency is None else own_latency) / 1e6)
         for host, (rate, own_latency) in own.items()
     }
-    assert found.of(10**7) == found.common
+    assert found.card_of(10**7) == found.between
 
 
 def test_servers_have_a_load_and_a_staleness(tmp_path: Path) -> None:

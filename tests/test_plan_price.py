@@ -142,8 +142,8 @@ def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:
         (("--cluster", "h100"), ["h100"]),
         (("--software", "x", "--mtbf", "3", "--save-s", "3", "--with", "a=b"), ["--software: needs --cluster",
          "--with: needs --cluster", "--mtbf: needs --cluster", "--save-s: needs --cluster"]),
-        (("--cluster", "h100-sxm", "--link", "1gbit", "--compute-s", "1", "--mtbf", "3"), ["--link: --cluster says",
-         "--mtbf and --save-s"]),
+        (("--cluster", "h100-sxm", "--link", "1", "--per-host", "1", "--mtbf", "3"), ["--link: '1' is no link",
+         "--per-host: node.devices", "--mtbf and --save-s"]),
         (("--cluster", "h100-sxm", "--slow", "x", "--software", "none", "--with", "links.inside=3"), ["--slow: 'x'",
          "none", "links.inside"]),
         (("--cluster", "h100-sxm", "--ranks", "12", "train.global_batch_size=24"),
@@ -151,7 +151,8 @@ def test_pictures_and_operators_have_seconds(tmp_path: Path) -> None:
         (("--cluster", "h100-sxm", "train.device=cpu"), ['the devices of h100-sxm are "cuda"']),
         (("--cluster", "h100-sxm", "--slow", "7: 2x"), ["--slow: rank 7: the plan has ranks 0 to 0"]),
         (("--cluster", "h100-sxm", "--ranks", "16", "--with", "node.nodes=1"), ["has 1 node of 8 devices, 8 in all"]),
-        (("--cluster", "h100-sxm", "--ranks", "3", "parallel.servers=1"), ["--link simulates them"]),
+        (("--cluster", "h100-sxm", "--ranks", "3", "parallel.servers=1", "--most", "data.seq_len"),
+         ["--most: ranks that"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_priced_is_said_at_once(words: tuple[str, ...], problems: list[str]) -> None:

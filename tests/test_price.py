@@ -25,6 +25,7 @@ from codescent.cost.lanes import Kind, kind_of, lanes_of
 from codescent.cost.price import StageCosts, price
 from codescent.cost.second_products import kept_shares
 from codescent.cost.simulate import Costs, simulate
+from codescent.cost.stage_memory import PARTS as MEMORY_NAMES
 from codescent.cost.stage_memory import Fitting
 from codescent.cost.time_parts import NAMES
 from codescent.plan import AXES, SENDS, Collective, Instruction, Mesh, Plan, Traffic, Verb
@@ -208,7 +209,7 @@ def test_memory_has_state_activations_and_gathered_units_and_a_verdict() -> None
     plan = plan_of(4, dp_shard=4, zero_stage=3, batch=4)
     found = price(plan, CLUSTER, IDEAL)
     held = found.memory[0]
-    assert held.total == sum(float(getattr(held, field.name)) for field in dataclasses.fields(held))
+    assert held.total == sum(float(getattr(held, name)) for name in MEMORY_NAMES)
     units = sorted({record.payload_bytes for record in plan.traffic if record.collective is Collective.ALL_GATHER})
     assert held.gathered >= units[-1]
     whole = price(plan_of(4, dp_replicate=4, batch=4), CLUSTER, IDEAL).memory[0]

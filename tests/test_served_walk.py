@@ -6,11 +6,12 @@ from __future__ import annotations
 import pytest
 
 from codescent.build import build
+from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.arithmetic import arithmetic
 from codescent.cost.handed import segments_of
-from codescent.cost.network import PIECES, HostLinks
+from codescent.cost.network import PIECES
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan, Verb
@@ -25,7 +26,7 @@ def plan_of(ranks: int, *words: str) -> Plan:
 
 
 def walked(plan: Plan, slow: dict[int, float] | None = None, rate: float = RATE) -> Walk:
-    return walk(plan, arithmetic(plan, COMPUTE_S, slow), Link(rate))
+    return walk(plan, arithmetic(plan, COMPUTE_S, slow), of_links(Link(rate)))
 
 
 def sizes(plan: Plan, collective: Collective) -> list[int]:
@@ -54,8 +55,8 @@ def test_the_load_of_a_server_is_the_share_of_the_time_for_which_its_card_is_bus
     busy_s = [max(steps * push, (steps + 1) * pull) / RATE for push, pull in zip(pushed, pulled, strict=True)]
     expected = pytest.approx([seconds / whole_s for seconds in busy_s], rel=1e-6)
     assert walked(plan).servers == expected
-    inside = HostLinks(Link(1e12), inside=Link(RATE))
-    on_one_host = walk(plan, arithmetic(plan, COMPUTE_S), inside, ranks_per_host=plan.world_size)
+    inside = of_links(Link(1e12), inside=Link(RATE), devices=plan.world_size)
+    on_one_host = walk(plan, arithmetic(plan, COMPUTE_S), inside)
     assert on_one_host.servers == expected, "its link inside the host is the busiest one"
 
 
@@ -126,7 +127,7 @@ def test_weights_that_a_worker_has_are_not_sent_again() -> None:
     """A fast worker pushes both parts of a step, and between them asks for the version that it has. Pieces are parts of
     the longest message: a push, in fp32. Weights are bf16, so half as many pieces."""
     plan = plan_of(3, "parallel.servers=1", "parallel.updates=asynchronous", "parallel.staleness=2")
-    found = walk(plan, arithmetic(plan, 0.1, {1: 8.0}), Link(1e9), steps=40, warm_up=0)
+    found = walk(plan, arithmetic(plan, 0.1, {1: 8.0}), of_links(Link(1e9)), steps=40, warm_up=0)
     pulls = sum(span.instruction.verb is Verb.PULL for span in found.timeline)
     assert 0 < sum(flight.stage == 2 for flight in found.flights) < PIECES // 2 * pulls
 

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import called
 
+from codescent.clusters.by_links import of_links
+from codescent.clusters.cluster import Cluster
 from codescent.clusters.link import Link
 from codescent.config.load import load
 from codescent.cost.amounts import phases
@@ -33,7 +35,7 @@ from codescent.preflight import plan_of
 
 GRADIENTS = 497_759_232
 """Bytes of GPT-2 124M in fp32."""
-FAST = Link(math.inf)
+FAST = of_links(Link(math.inf))
 FP32 = (
     "train.precision=fp32",
     "train.microbatch_size=1",
@@ -53,14 +55,16 @@ def plan(ranks: int, *words: str) -> Plan:
     return plan_of(load("gpt2_124m", [*FP32, *size, *words]).config, ranks)
 
 
-def walked(of: Plan, compute_s: float, link: Link, slow: dict[int, float] | None = None, hosts: int = 1) -> Walk:
-    return walk(of, arithmetic(of, compute_s, slow), link, ranks_per_host=hosts)
+def walked(
+    of: Plan, compute_s: float, cluster: Cluster, slow: dict[int, float] | None = None, devices: int = 1
+) -> Walk:
+    return walk(of, arithmetic(of, compute_s, slow), replace(cluster, devices=devices))
 
 
 @pytest.mark.parametrize(("ranks", "reduction_s"), [(2, 81.2), (4, 121.9)])
 def test_the_lab_is_reproduced(ranks: int, reduction_s: float) -> None:
     """Two ranks send a payload once, four 3/2 of it; nearly nothing of it hides behind 0.2 s of backward."""
-    found = walked(plan(ranks), 0.3, Link(6.12e6))
+    found = walked(plan(ranks), 0.3, of_links(Link(6.12e6)))
     exact = 0.1 + (2 * (ranks - 1) / ranks * (GRADIENTS + 24)) / 6.12e6  # gradients and three scalars; forward
     assert found.step_s == pytest.approx(exact, rel=1e-9)
     assert found.step_s == pytest.approx(reduction_s + 0.3, rel=0.005)
@@ -89,13 +93,13 @@ def test_signs_every_16_steps_are_50_times_faster_than_ddp_in_the_lab(ranks: int
 def test_latency_counts_each_message_of_a_ring_once() -> None:
     of = plan(4)
     collectives = sum(record.times for record in of.traffic)
-    slow, fast = (walked(of, 0.3, Link(6.12e6, latency)) for latency in (0.01, 0.0))
+    slow, fast = (walked(of, 0.3, of_links(Link(6.12e6, latency))) for latency in (0.01, 0.0))
     assert slow.step_s - fast.step_s == pytest.approx(collectives * 2 * 3 * 0.01)
 
 
 @pytest.mark.parametrize("every", [1, 10, 100])
 def test_averaging_every_n_steps_divides_the_bytes_by_n(every: int) -> None:
-    found = walked(plan(4, f"parallel.average_every={every}"), 0.3, Link(6.12e6))
+    found = walked(plan(4, f"parallel.average_every={every}"), 0.3, of_links(Link(6.12e6)))
     sent = 1.5 * (GRADIENTS + 5 * 8)
     assert found.ranks[0].sent_bytes == pytest.approx(sent / every)
     assert found.ranks[0].worst_bytes == sent
@@ -106,7 +110,7 @@ def test_averaging_every_n_steps_divides_the_bytes_by_n(every: int) -> None:
 @pytest.mark.parametrize("overlap", [0, 1, 30, 90])
 def test_an_overlap_hides_as_much_as_its_steps_compute(overlap: int) -> None:
     of = plan(2, "parallel.average_every=100", f"parallel.overlap_steps={overlap}")
-    found, sent_s, scalars_s = walked(of, 1.0, Link(6.12e6)), GRADIENTS / 6.12e6, 40 / 6.12e6
+    found, sent_s, scalars_s = walked(of, 1.0, of_links(Link(6.12e6))), GRADIENTS / 6.12e6, 40 / 6.12e6
     assert found.ranks[0].waits_s * 100 == pytest.approx(max(0.0, sent_s - overlap) + scalars_s)
 
 
@@ -119,7 +123,7 @@ def test_every_format_sends_what_its_traffic_declares(ranks: int, form: str, wor
     of = plan(ranks, f"parallel.wire={form}", *words)
     period = of.schedule.period
     declared = [of.sent_bytes(0, number) for number in range(10 * period, 11 * period)]
-    found = walked(of, 0.3, Link(6.12e6))
+    found = walked(of, 0.3, of_links(Link(6.12e6)))
     for rank in found.ranks:
         assert rank.sent_bytes == pytest.approx(sum(declared) / period)
         assert rank.worst_bytes == pytest.approx(max(declared))
@@ -140,7 +144,7 @@ LAYOUTS = (
 def test_every_layout_sends_what_its_traffic_declares(words: tuple[str, ...]) -> None:
     of = plan(4, *words)
     period = of.schedule.period
-    found = walked(of, 0.3, Link(6.12e6, 1e-3))
+    found = walked(of, 0.3, of_links(Link(6.12e6, 1e-3)))
     for number, rank in enumerate(found.ranks):
         declared = [of.sent_bytes(number, step) for step in range(period)]
         assert rank.sent_bytes == pytest.approx(sum(declared) / period)
@@ -167,7 +171,7 @@ def test_without_a_timeline_steps_without_exchanges_are_one_and_take_as_long(cas
     of = plan(4, *SHORT[case])
     seconds, coding = arithmetic(of, 0.3, {1: 1.5}), Coding.of_memory(of, 1e9)
     long, short = (
-        walk(of, seconds, Link(6.12e7, 1e-3), coding=coding, cores=cores, timeline=timeline)
+        walk(of, seconds, of_links(Link(6.12e7, 1e-3)), coding=coding, cores=cores, timeline=timeline)
         for timeline in (True, False)
     )
     assert (short.timeline, short.flights) == ((), ())
@@ -181,7 +185,7 @@ def test_without_a_timeline_steps_without_exchanges_are_one_and_take_as_long(cas
 def test_a_long_round_takes_as_few_events_as_a_short_one() -> None:
     """105,000 steps: to walk each of them would take a minute."""
     of = plan(2, "parallel.average_every=105000", "parallel.overlap_steps=40")
-    found = walk(of, arithmetic(of, 1.0), Link(6.12e6), timeline=False)
+    found = walk(of, arithmetic(of, 1.0), of_links(Link(6.12e6)), timeline=False)
     assert found.ranks[0].waits_s * 105_000 == pytest.approx(GRADIENTS / 6.12e6 - 40 + 40 / 6.12e6)
 
 
@@ -212,7 +216,7 @@ def test_a_pipeline_takes_as_long_as_its_stages(schedule: str, chunks: int) -> N
             transfer_s=messages[0].payload_bytes / rate,
         )  # fmt: skip
         expected = simulate(of.schedule, costs)
-        found = walk(of, arithmetic(of, 0.3), Link(rate, 0.004), warm_up=0)
+        found = walk(of, arithmetic(of, 0.3), of_links(Link(rate, 0.004)), warm_up=0)
         assert max(span.end_s for span in found.timeline) == pytest.approx(expected.makespan_s)
         assert [rank.busy_s for rank in found.ranks] == pytest.approx([one.busy_s for one in expected.stages])
 
@@ -225,11 +229,11 @@ def test_ranks_of_a_host_share_its_card() -> None:
     """A ring over two hosts of two ranks leaves each host once; two rings of two ranks each share both cards."""
     ring = 1.5 * (GRADIENTS + 40) / 6.12e6
     apart = ("parallel.average_every=1",)
-    assert walked(plan(4, *apart), 0.3, Link(6.12e6), hosts=2).step_s == pytest.approx(0.3 + ring)
-    assert walked(plan(4, *apart), 0.3, Link(6.12e6), hosts=4).step_s == pytest.approx(0.3)
+    assert walked(plan(4, *apart), 0.3, of_links(Link(6.12e6)), devices=2).step_s == pytest.approx(0.3 + ring)
+    assert walked(plan(4, *apart), 0.3, of_links(Link(6.12e6)), devices=4).step_s == pytest.approx(0.3)
     of = plan(4, "parallel.tp=2", *apart, "train.global_batch_size=2")
     weights = sum(record.payload_bytes for record in of.traffic if record.verb is Verb.AVERAGE)
-    found = walked(of, 0.3, Link(6.12e6), hosts=2)
+    found = walked(of, 0.3, of_links(Link(6.12e6)), devices=2)
     scalars = 1.5 * 40  # a ring over all four ranks; tp exchanges inside of a host
     assert found.step_s == pytest.approx(0.3 + (2 * weights + scalars) / 6.12e6)
 
@@ -249,7 +253,7 @@ def test_phases_have_their_bytes() -> None:
     ]
     for phase in phases(of):
         numbers = range(phase.first, phase.first + phase.period)
-        found = walk(of, arithmetic(of, 0.3), Link(6.12e6), phase=phase, warm_up=0)
+        found = walk(of, arithmetic(of, 0.3), of_links(Link(6.12e6)), phase=phase, warm_up=0)
         declared = [of.sent_bytes(0, number) for number in numbers]
         assert found.ranks[0].sent_bytes == pytest.approx(sum(declared) / len(declared))
         assert found.ranks[0].worst_bytes == pytest.approx(max(declared))
@@ -287,20 +291,20 @@ CASES = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=60)
 @given(CASES)
 def test_no_rank_computes_longer_than_it_takes_and_a_faster_link_never_takes_longer(case: dict) -> None:
-    of, link = plan(case["ranks"], *case["words"]), Link(case["rate"], case["latency_s"])
+    of, link = plan(case["ranks"], *case["words"]), of_links(Link(case["rate"], case["latency_s"]))
     slow = {case["ranks"] - 1: case["slow"]}
     found = walked(of, case["compute_s"], link, slow)
     for number, rank in enumerate(found.ranks):
         assert rank.step_s >= rank.busy_s * (1 - 1e-9)
         assert rank.busy_s == pytest.approx(case["compute_s"] * slow.get(number, 1.0))
     assert walked(of, case["compute_s"], link, slow) == found
-    faster = walked(of, case["compute_s"], Link(2 * case["rate"], case["latency_s"]), slow)
+    faster = walked(of, case["compute_s"], of_links(Link(2 * case["rate"], case["latency_s"])), slow)
     assert faster.step_s <= found.step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("words", [(), ("parallel.fragments=4", "parallel.overlap_steps=5", "parallel.wire=int4")])
 def test_the_least_period_keeps_the_computing_and_one_step_less_does_not(words: tuple[str, ...]) -> None:
-    of, link = plan(4, "parallel.average_every=12", *words), Link(6.12e6, 2e-4)
+    of, link = plan(4, "parallel.average_every=12", *words), of_links(Link(6.12e6, 2e-4))
     seconds = arithmetic(of, 0.3)
     least = least_period(of, seconds, link)
     kept = [walk(with_period(of, period), seconds, link).computes for period in (least - 1, least)]
@@ -379,10 +383,10 @@ def test_what_is_no_link_is_refused(text: str) -> None:
 def test_a_card_receives_one_message_at_a_time() -> None:
     """Three ranks send to a fourth at once: its card is the bound, and what it sends back does not wait for them."""
     clock = Clock()
-    network = Network(clock, Link(100.0, 1.0), hosts=range(4))
+    network = Network(clock, of_links(Link(100.0, 1.0)), hosts=range(4))
     arrivals = [network.send(rank, 3, 200.0) for rank in range(3)]
     answer = network.send(3, 0, 100.0)
-    inside = Network(clock, Link(100.0, 1.0), hosts=[0, 0]).send(0, 1, 1e9)
+    inside = Network(clock, of_links(Link(100.0, 1.0)), hosts=[0, 0]).send(0, 1, 1e9)
     clock.run()
     assert [arrived.at_s for arrived in arrivals] == [3.0, 5.0, 7.0]
     assert (answer.at_s, inside.at_s) == (2.0, 0.0)
@@ -392,7 +396,7 @@ def test_a_card_receives_one_message_at_a_time() -> None:
 
 def test_a_group_does_one_collective_at_a_time() -> None:
     clock, group = Clock(), (0, 1)
-    network = Network(clock, Link(100.0), hosts=range(2))
+    network = Network(clock, of_links(Link(100.0)), hosts=range(2))
     record = Traffic(Collective.ALL_REDUCE, "dp_replicate", 100, "fp32", Verb.AVERAGE, None, "weights")
     done = [[network.join(rank, group, record) for _ in range(2)] for rank in group]
     clock.run()
@@ -408,22 +412,22 @@ def test_ranks_of_a_host_share_its_card_and_exchange_in_no_time(
     sends 1 MB, and a card of p ranks p (16 - p) of them."""
     hosts = [rank // a_host for rank in range(16)]
 
-    def ends_s(collective: Collective, link: Link) -> float:
+    def ends_s(collective: Collective, cluster: Cluster) -> float:
         clock, group = Clock(), tuple(range(16))
-        network = Network(clock, link, hosts)
+        network = Network(clock, cluster, hosts)
         record = Traffic(collective, "dp_replicate", 16_000_000, "uint8", Verb.REDUCE, None, "gradients")
         done = [network.join(rank, group, record) for rank in group]
         clock.run()
         return done[0].at_s
 
-    assert ends_s(Collective.ALL_REDUCE, Link(math.inf, 1e-3)) == pytest.approx(ring_s)
-    assert ends_s(Collective.ALL_TO_ALL, Link(1e6)) == pytest.approx(all_to_all_s)
+    assert ends_s(Collective.ALL_REDUCE, of_links(Link(math.inf, 1e-3))) == pytest.approx(ring_s)
+    assert ends_s(Collective.ALL_TO_ALL, of_links(Link(1e6))) == pytest.approx(all_to_all_s)
 
 
 def test_the_least_period_does_not_depend_on_the_first_steps() -> None:
     coding = Coding(4e-9, 4e-8, 2e-8)
     found = [
-        least_period(of, arithmetic(of, 0.3), Link(125e6), coding=coding)
+        least_period(of, arithmetic(of, 0.3), of_links(Link(125e6)), coding=coding)
         for of in (plan(4, "parallel.average_every=20", "parallel.wire=sign", *words) for words in ((), FROM))
     ]
     assert found[0] == found[1] > 3
@@ -440,7 +444,7 @@ def test_neighbours_that_come_in_turn_are_walked_once_round() -> None:
     """Two of four ranks a host: a round over one place and a round over two places take different times."""
     of = plan(4, "parallel.gossip=exponential", "parallel.gossip_every=5")
     seconds = arithmetic(of, 0.1)
-    one, two = (walk(of, seconds, Link(6.12e6), ranks_per_host=2, warm_up=turns) for turns in (1, 2))
+    one, two = (walk(of, seconds, of_links(Link(6.12e6), devices=2), warm_up=turns) for turns in (1, 2))
     assert one.step_s == pytest.approx(two.step_s, rel=0.02)
 
 
@@ -459,13 +463,13 @@ def test_a_rank_without_a_step_computes_nothing() -> None:
 def test_rank_0_may_finish_its_first_portion_last() -> None:
     of = plan(3, "parallel.servers=1", "parallel.updates=asynchronous", "train.global_batch_size=2")
     seconds = arithmetic(of, 0.1, {0: 500.0})
-    assert walk(of, seconds, Link(125e6), steps=20).step_s > 0
+    assert walk(of, seconds, of_links(Link(125e6)), steps=20).step_s > 0
 
 
 def test_a_small_message_waits_behind_others_where_links_have_queues() -> None:
     """Rank 1 asks rank 0, whose card sends for 10 s. The second answer finds it free."""
     clock, ends = Clock(), list[float]()
-    network = Network(clock, Link(100.0, 1.0, 0.5), hosts=range(3))
+    network = Network(clock, of_links(Link(100.0, 1.0, 0.5)), hosts=range(3))
     network.send(0, 2, 1000.0)
 
     def asks() -> Process:
@@ -485,4 +489,4 @@ def test_rounds_of_many_thousand_steps_are_not_walked(overlap: int) -> None:
     seconds = arithmetic(of, 0.05)
     exchange_s = 1.5 * GRADIENTS / 1.25e5
     expected = KEEP * (exchange_s - overlap * 0.05) / ((1 - KEEP) * 0.05)
-    assert least_period(of, seconds, Link(1.25e5)) == pytest.approx(expected, rel=1e-3)
+    assert least_period(of, seconds, of_links(Link(1.25e5))) == pytest.approx(expected, rel=1e-3)

@@ -4,7 +4,7 @@ Does not read files (files.py does) and does not compute a time (cost does)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codescent.base.errors import UserError
 from codescent.clusters.link import Link
@@ -156,6 +156,7 @@ class Cluster:
         watts: of a device under load, with its share of the node; None: not said.
         software: by name.
         sources: where each value is from, by key.
+        hosts: by node, the cards of single nodes that have other ones than `between`.
     """
 
     name: str
@@ -172,3 +173,23 @@ class Cluster:
     watts: float | None = None
     software: Mapping[str, Software] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    hosts: Mapping[int, Link] = field(default_factory=dict)
+
+    def card_of(self, node: int) -> Link:
+        """Each network card of a node."""
+        return self.hosts.get(node, self.between)
+
+    def reached(self, software: Software) -> Cluster:
+        """The same machines, with the links as a program reaches them: the bandwidth of its messages, and the latency
+        of each."""
+        inside, between = software.inside_efficiency, software.between_efficiency
+        return replace(
+            self,
+            inside=_reached(self.inside, inside, software.hop_s),
+            between=_reached(self.between, between, software.hop_s),
+            hosts={node: _reached(card, between, software.hop_s) for node, card in self.hosts.items()},
+        )
+
+
+def _reached(link: Link, efficiency: float, hop_s: float) -> Link:
+    return replace(link, bytes_per_s=efficiency * link.bytes_per_s, latency_s=link.latency_s + hop_s)

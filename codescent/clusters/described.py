@@ -123,8 +123,10 @@ def values_of(cluster: Cluster) -> dict[str, Any]:
 def to_toml(cluster: Cluster) -> str:
     """A cluster as the text of a file, which `load_cluster` reads as an equal one. Its name is that of the file.
 
-    Raises ValueError: a link has `queue_s`, which no file says.
+    Raises ValueError: a link has `queue_s`, or a node has cards of its own, which no file says.
     """
+    if cluster.hosts:
+        raise ValueError("a cluster with cards of single nodes has no file")
     tables: dict[str, Any] = {}
     for full, value in values_of(cluster).items():
         section, _, name = full.rpartition(".")

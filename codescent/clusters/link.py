@@ -31,6 +31,11 @@ class Link:
     latency_s: float = 0.0
     queue_s: float = 0.0
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether messages over it take any time: see `AT_ONCE`."""
+        return self.bytes_per_s < math.inf or self.latency_s > 0
+
     @classmethod
     def parse(cls, text: str, latency_s: float = 0.0) -> Link:
         """Read a text such as "49mbit,0.2ms", "6.12MB/s". Without a latency it has `latency_s`.
@@ -51,6 +56,10 @@ class Link:
         if self.queue_s:
             raise ValueError("a link with queue_s has no text")
         return rate_text(self.bytes_per_s) + (f",{_latency_text(self.latency_s)}" if self.latency_s else "")
+
+
+AT_ONCE = Link(math.inf)
+"""Nothing is known of a link: what it sends is there at once. Whoever shows a time says so."""
 
 
 def rate_text(bytes_per_s: float) -> str:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from codescent.cost.dataflow import READS_GRADIENTS, Dataflow, StageMessage, read_by
 from codescent.cost.simulate import Deadlock
 from codescent.plan import Instruction, Schedule, Verb
 
 Kind = tuple[int, Verb, int, bool]
 """A stage, a verb, a chunk, and whether it is the first forward or the last backward pass of its chunk: instructions
 with the same kind take the same time."""
-ENDS = (Verb.BACKWARD, Verb.BACKWARD_INPUT)
 HERE = -1
 
 
@@ -28,7 +28,8 @@ class StageLanes:
     Attributes:
         kinds: the different ones, each with an instruction of it.
         order: for each computation its stage, the index of its kind, the index in `order` of the computation whose
-            output it reads (HERE: none of another stage), and the link over which that comes (HERE: none).
+            output it reads (HERE: none of another stage), and the link over which its own leaves (HERE: none). Of two
+            stages one link carries both activations and gradients.
     """
 
     kinds: dict[Kind, Instruction]
@@ -70,8 +71,9 @@ def lanes_of(schedule: Schedule) -> StageLanes:
     """
     stages = len(schedule.programs)
     programs = [[at for at in program if at.peer is None] for program in schedule.programs]
-    last = max(at.chunk * stages + stage for stage, program in enumerate(programs) for at in program)
-    places, done = [0] * stages, dict[tuple[bool, int, int | None], int]()
+    flow = Dataflow.of(schedule)
+    last = flow.last
+    places, done = [0] * stages, dict[StageMessage, int]()
     kinds: dict[Kind, Instruction] = {}
     numbers: dict[Kind, int] = {}
     order: list[tuple[int, int, int, int]] = []
@@ -82,27 +84,20 @@ def lanes_of(schedule: Schedule) -> StageLanes:
                 at = program[places[stage]]
                 virtual = at.chunk * stages + stage
                 needs, link, forward = HERE, HERE, at.verb is Verb.FORWARD
-                if forward or at.verb in ENDS:
-                    if wanted := _wanted(at, virtual, last, forward=forward):
+                if forward or at.verb in READS_GRADIENTS:
+                    if wanted := read_by(at, virtual, last):
                         if wanted not in done:
                             break
                         needs = done[wanted]
                     done[forward, virtual, at.microbatch] = len(order)
                     sends = stages > 1 and (virtual < last if forward else virtual > 0)
-                    link = 2 * stage + (not forward and stages > 2) if sends else HERE  # of two, each has one neighbour
+                    link = 2 * stage + (stages > 2 and not forward) if sends else HERE
                 kind = kind_of(stage, at)
                 kinds.setdefault(kind, at)
                 order.append((stage, numbers.setdefault(kind, len(numbers)), needs, link))
                 places[stage] += 1
         if len(order) == before:
             break
-    if waiting := {s: (p[places[s]], "another stage") for s, p in enumerate(programs) if places[s] < len(p)}:
-        raise Deadlock(waiting)
+    if waiting := {s: p[places[s]] for s, p in enumerate(programs) if places[s] < len(p)}:
+        raise Deadlock({stage: (at, flow.awaited(stage, at)) for stage, at in waiting.items()})
     return StageLanes(kinds, tuple(order), stages)
-
-
-def _wanted(at: Instruction, virtual: int, last: int, *, forward: bool) -> tuple[bool, int, int | None] | None:
-    """What a pass reads: the output of the virtual stage before it, or the gradient of the one behind it."""
-    if forward:
-        return (True, virtual - 1, at.microbatch) if virtual else None
-    return (False, virtual + 1, at.microbatch) if virtual < last else None

@@ -1,67 +1,19 @@
-"""In: a plan, a rank, a kind of device. Out: bytes that the rank holds at least at the fullest moment of a step, by
-part; bytes that it sends or copies in a step.
-Does not count what operators need while they compute, nor what an allocator holds besides. Does not measure."""
+"""In: a plan. Out: bytes of its head, of what strategies keep, of inputs of blocks; bytes that a rank sends or copies.
+Does not say what a rank holds (stage_memory.py does). Does not measure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from codescent.cost.activations import is_known, most_bytes
 from codescent.cost.amounts import busiest
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Plan, Role
-from codescent.plan.activations import ALIGNED_ROWS, CPU
+from codescent.plan.activations import ALIGNED_ROWS
 from codescent.plan.state import StateBytes as StateBytes
 from codescent.plan.state import state_bytes as state_bytes
 from codescent.plan.state import state_of_rank as state_of_rank
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """What a rank holds in the memory of its device, by part.
-
-    Attributes:
-        state: weights, gradients and optimizer state.
-        activations_bytes: what forward passes keep for backward, at the fullest moment.
-        head_bytes: logits and gradients of the head, while it computes the loss.
-        whole: whether the activations are all that is kept. Else they are the inputs of blocks alone, because the
-            compiler chooses what else is kept, or because it is not declared.
-        adds: whether gradients are there during a forward pass: an earlier micro-batch has made them.
-    """
-
-    state: StateBytes
-    activations_bytes: int
-    head_bytes: int
-    whole: bool
-    adds: bool
-
-    @property
-    def least_bytes(self) -> int:
-        """What a step needs at least. At the update all of the state is there. At the end of a forward pass there are
-        weights, optimizer state, activations and the head; gradients only of earlier micro-batches."""
-        before = 0 if self.adds else self.state.gradients_bytes
-        forward = self.state.device_bytes - before + self.activations_bytes + self.head_bytes
-        return max(self.state.device_bytes, forward)
-
-
-def memory(plan: Plan, rank: int, device: str, chunk_tokens: int, *, compiled: bool) -> RankMemory:
-    """What a rank holds.
-
-    Args:
-        plan, rank: of the run. A rank that is no server.
-        device: its kind.
-        chunk_tokens: tokens whose logits are in memory at a time; 0: all.
-        compiled: whether blocks are compiled.
-    """
-    stage, whole = plan.mesh.coordinates(rank)["pp"], is_known(plan, device) and not compiled
-    kept = most_bytes(plan, stage, device, rank) if whole else _inputs_bytes(plan, stage)
-    head = head_bytes(plan, chunk_tokens, on_cpu=device == CPU) if stage == plan.mesh.pp - 1 else 0
-    if whole and WIDE[plan.work.precision] == plan.work.precision:  # the sum of gradients is kept for backward, too
-        head = min(head, head_bytes(plan, chunk_tokens, on_cpu=device == CPU, sums=False))
-    return RankMemory(state_of_rank(plan, rank), kept, head, whole, adds=plan.work.num_microbatches > 1)
-
-
-def _inputs_bytes(plan: Plan, stage: int) -> int:
+def inputs_bytes(plan: Plan, stage: int) -> int:
     """The inputs of all blocks of a stage, of one micro-batch: the least that is kept for backward."""
     work, mesh, blocks = plan.work, plan.mesh, range(1, plan.model.num_layers + 1)
     depths = sum(depth in blocks for part in plan.schedule.parts(stage) for depth in part)

@@ -1,18 +1,20 @@
-"""In: rate and latency of each host's link, the host of each rank. Out: when a message or a collective arrives.
+"""In: a cluster, the host of each rank. Out: when a message or a collective arrives.
 Does not measure a link and does not know what travels (ranks_walk.py does)."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from codescent.clusters.link import Link
+from codescent.clusters.cluster import Cluster
+from codescent.cost.cards import Card, Queue, WaitingPiece, keep_busy
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.simulate import SimulatedMessage
 from codescent.plan import Collective, Traffic
+from codescent.plan.activations import CUDA
 from codescent.plan.wire import PIECE_BYTES, PIECES_AT_ONCE
 
 PIECES = 16
@@ -24,64 +26,6 @@ TURN_S = 1e-9
 OVER_NCCL = frozenset({Collective.ALL_TO_ALL})
 """Collectives in which each rank sends to each other one, by backend."""
 OVER_GLOO = OVER_NCCL | {Collective.REDUCE_SCATTER}  # strategies/by_messages.py makes it
-
-
-@dataclass(frozen=True)
-class HostLinks:
-    """The links of all hosts.
-
-    Attributes:
-        common: of each host that has none of its own.
-        own: by host.
-        inside: of each rank, to the other ranks of its host and to the host's memory; None: these take no time.
-        to_each: collectives in which each rank sends to each other one; all others are rings.
-    """
-
-    common: Link
-    own: Mapping[int, Link] = field(default_factory=dict)
-    inside: Link | None = None
-    to_each: frozenset[Collective] = OVER_GLOO
-
-    def of(self, host: int) -> Link:
-        """The link of a host."""
-        return self.own.get(host, self.common)
-
-
-Queue = dict[int, "_Piece"]
-"""Pieces by number: those that wait longest have the smallest."""
-
-
-@dataclass
-class Card:
-    """The network card of a host. It sends one message at a time, and receives one at a time.
-
-    Attributes:
-        sends_free_s, receives_free_s: when it is free again.
-        sending_s, receiving_s: how long it was busy.
-        sends, receives: pieces that wait for it.
-    """
-
-    link: Link
-    sends_free_s: float = 0.0
-    receives_free_s: float = 0.0
-    sending_s: float = 0.0
-    receiving_s: float = 0.0
-    sends: Queue = field(default_factory=dict)
-    receives: Queue = field(default_factory=dict)
-
-
-@dataclass
-class _Piece:
-    """A piece of a message that waits until both cards are free. `leaves`: happens when it begins to cross them.
-    `end_s`: when it has crossed them."""
-
-    sender: int
-    receiver: int
-    payload_bytes: float
-    out: Card
-    into: Card
-    leaves: Event = field(default_factory=Event)
-    end_s: float = math.nan
 
 
 @dataclass
@@ -96,24 +40,31 @@ class _Meeting:
 class Network:
     """Cards as queues, and the collectives of groups of ranks.
 
-    Ranks of one host have a card each for what stays inside; without such a link they exchange in no time.
+    Ranks of one host have a card each for what stays inside, or share one (`Cluster.shares_inside`). Where nothing is
+    known of that link (AT_ONCE) they exchange in no time.
 
-    A collective is a ring of messages (Patarasuk and Yuan 2009): each member
-    sends `Traffic.wire_bytes` to the next one. In those of `HostLinks.to_each` each member sends to each other one. It
-    begins when its slowest member has arrived, and when the group's collective before it is done: a process group does
-    one at a time.
-    It ends when the slowest message has arrived.
+    A collective is a ring of messages (Patarasuk and Yuan 2009): each member sends `Traffic.wire_bytes` to the next
+    one. In those of `to_each` each member sends to each other one. It begins when its slowest member has arrived, and
+    when the group's collective before it is done: a process group does one at a time. It ends when the slowest message
+    has arrived.
 
     Between two cards bytes have the rate of the slower one. The faster one has time for other messages meanwhile: its
-    own rate says how long it is busy. The latency is the mean of both.
+    own rate says how long it is busy. The latency is the mean of both. Of several cards of a host one message has one;
+    a ring is divided over all of them, as far as a device can feed them.
+
+    Args:
+        clock: of the walk.
+        cluster: the machines. Devices of kind "cuda" have NCCL's collectives, others gloo's.
+        hosts: by rank.
+        collective_s: seconds of a collective beside its messages.
     """
 
-    def __init__(self, clock: Clock, link: Link | HostLinks, hosts: Sequence[int]) -> None:
-        links = link if isinstance(link, HostLinks) else HostLinks(link)
-        self.clock, self.hosts, self.to_each = clock, hosts, links.to_each
-        self.cards = {host: Card(links.of(host)) for host in hosts}
-        inside = links.inside
-        self.inside = [Card(inside) for _ in hosts] if inside else []  # by rank
+    def __init__(self, clock: Clock, cluster: Cluster, hosts: Sequence[int], collective_s: float = 0.0) -> None:
+        self.clock, self.cluster, self.hosts, self.collective_s = clock, cluster, hosts, collective_s
+        self.to_each = OVER_NCCL if cluster.device.kind == CUDA else OVER_GLOO
+        self.cards = {host: Card(cluster.card_of(host), cluster.cards) for host in hosts}
+        shared = {host: Card(cluster.inside) for host in self.cards}
+        self.inside = [shared[host] if cluster.shares_inside else Card(cluster.inside) for host in hosts]  # by rank
         self.copies_free_s = [0.0 for _ in hosts]  # by rank: when its link to the host's memory is free again
         self.meetings: dict[tuple[str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self.joined: dict[tuple[str, int], int] = defaultdict(int)  # by axis and rank: collectives so far
@@ -156,8 +107,9 @@ class Network:
         return done
 
     def _copy(self, rank: int, payload_bytes: float, done: Event) -> Process:
-        if self.inside:
-            link, start_s = self.inside[rank].link, max(self.clock.now_s, self.copies_free_s[rank])
+        link = self.cluster.bus
+        if link.takes_time:
+            start_s = max(self.clock.now_s, self.copies_free_s[rank])
             self.copies_free_s[rank] = start_s + payload_bytes / link.bytes_per_s
             yield self.copies_free_s[rank] + link.latency_s - self.clock.now_s
         self.clock.happens(done)
@@ -189,8 +141,8 @@ class Network:
         return meeting.done
 
     def cards_of(self, rank: int) -> list[Card]:
-        """The card of a rank's host, and its own for what stays inside, if that has a link."""
-        return [self.cards[self.hosts[rank]], *self.inside[rank : rank + 1]]
+        """The card of a rank's host, and that for what stays inside."""
+        return [self.cards[self.hosts[rank]], self.inside[rank]]
 
     def _carry(self, sender: int, receiver: int, payload_bytes: float, arrived: Event) -> Process:
         if self._takes_time(sender, receiver):
@@ -217,7 +169,7 @@ class Network:
         out, into = self._cards(sender, receiver)
         if max(out.sends_free_s, into.receives_free_s) <= self.clock.now_s:
             return self._transfer(sender, receiver, payload_bytes)
-        piece = _Piece(sender, receiver, payload_bytes, out, into)
+        piece = WaitingPiece(sender, receiver, payload_bytes, out, into)
         self.pieces += 1
         out.sends[self.pieces] = into.receives[self.pieces] = piece
         self._look_later(out, into)
@@ -268,13 +220,13 @@ class Network:
         ring = list(zip(group, (*group[1:], group[0])))
         leaves = list(self._leaves(group, ring, record, size))
         if leaves:
-            end_s = max(self._transfer(*message) for message in leaves)
+            end_s = max(self._transfer(*message, is_divided=True) for message in leaves)
             latency_s = around_s([self.latency_s(*pair) for pair in ring], self._rounds(record, len(group)))
             if in_pieces:
                 pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES)
-                slowest = min(card.link.bytes_per_s for one, other, _ in leaves for card in self._cards(one, other))
+                slowest = min(card.bytes_per_s for one, other, _ in leaves for card in self._cards(one, other))
                 latency_s = stalls_s(pieces, size / times / slowest / pieces, latency_s)
-            yield end_s + times * latency_s - self.clock.now_s
+            yield end_s + times * (latency_s + self.collective_s) - self.clock.now_s
         self.clock.happens(meeting.done)
 
     def _leaves(
@@ -304,21 +256,29 @@ class Network:
             return 2 * (degree - 1)
         return 1 if record.collective is Collective.SEND or record.collective in self.to_each else degree - 1
 
-    def _transfer(self, sender: int, receiver: int, payload_bytes: float) -> float:
-        """Bytes leave as soon as both cards are free. Returns when the last one has crossed the slower card."""
+    def _transfer(self, sender: int, receiver: int, payload_bytes: float, *, is_divided: bool = False) -> float:
+        """Bytes leave as soon as a card of each is free. Returns when the last one has crossed the slower card.
+
+        `is_divided`: over all cards of a host, when all are free. A device feeds them at the rate of its own link.
+        """
         out, into = self._cards(sender, receiver)
-        sending_s, receiving_s = (payload_bytes / card.link.bytes_per_s for card in (out, into))
-        start_s = max(self.clock.now_s, out.sends_free_s, into.receives_free_s)
-        out.sends_free_s, into.receives_free_s = start_s + sending_s, start_s + receiving_s
-        out.sending_s += sending_s
-        into.receiving_s += receiving_s
-        self.flights.append(SimulatedMessage(sender, receiver, start_s, out.sends_free_s))
+        cards = (out.cards, into.cards) if is_divided else (1, 1)
+        sending_s, receiving_s = (payload_bytes / (n * card.link.bytes_per_s) for n, card in zip(cards, (out, into)))
+        free = max if is_divided else min
+        start_s = max(self.clock.now_s, free(out.sends_free), free(into.receives_free))
+        keep_busy(out.sends_free, start_s + sending_s, all_of_them=is_divided)
+        keep_busy(into.receives_free, start_s + receiving_s, all_of_them=is_divided)
+        out.sending_s += payload_bytes / out.bytes_per_s
+        into.receiving_s += payload_bytes / into.bytes_per_s
+        self.flights.append(SimulatedMessage(sender, receiver, start_s, start_s + sending_s))
         self._look_later(out, into)
-        return max(out.sends_free_s, into.receives_free_s)
+        fed_s = payload_bytes / self.cluster.inside.bytes_per_s if cards > (1, 1) else 0.0
+        return start_s + max(sending_s, receiving_s, fed_s)
 
     def _takes_time(self, sender: int, receiver: int) -> bool:
         """Whether a message between two ranks has a link."""
-        return sender != receiver and (bool(self.inside) or self.hosts[sender] != self.hosts[receiver])
+        is_inside = self.hosts[sender] == self.hosts[receiver]
+        return sender != receiver and (not is_inside or self.cluster.inside.takes_time)
 
     def _cards(self, sender: int, receiver: int) -> tuple[Card, Card]:
         if self.hosts[sender] == self.hosts[receiver]:

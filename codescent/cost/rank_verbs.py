@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding, ElementWork, Exchanged, delivered, of_average, of_mixing, of_push
+from codescent.cost.dataflow import Dataflow, StageMessage
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.network import Network
 from codescent.cost.pairs_walk import Averages
@@ -90,10 +91,9 @@ class RankVerbs:
             SimulatedRank(rank, plan.mesh.coordinates(rank), self.processors[rank])
             for rank in range(plan.mesh.world_size)
         ]
-        self.stages = len(plan.schedule.programs)
-        self.last_virtual = len(plan.schedule.depths) - 1
+        self.flow = Dataflow(plan.mesh.pp, len(plan.schedule.depths) - 1)
         self.exchanged: dict[tuple[int, int, int], Event] = {}  # by receiver, sender, step
-        self.messages: dict[tuple[int, bool, int, int | None, int], Event] = {}
+        self.messages: dict[tuple[int, StageMessage, int], Event] = {}  # by receiver, message, step
         self.groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self.numel = float(sum(tensor.parameter.numel for tensor in plan.trained))
 
@@ -109,20 +109,14 @@ class RankVerbs:
         for one in sums.follows:
             yield self._begin(rank, one)
 
-    def _forward(self, rank: SimulatedRank, at: Instruction, sums: Sums) -> Process:
-        virtual = self._virtual(rank, at)
-        if virtual:
-            yield self._arrival(rank, at, activation=True, virtual=virtual - 1)
+    def _pass(self, rank: SimulatedRank, at: Instruction, sums: Sums) -> Process:
+        """A computation waits for the message that it reads."""
+        if (wanted := self.flow.reads(rank.coordinates["pp"], at)) is not None:
+            yield self._arrival(rank, rank.number, wanted)
         yield from self._compute(rank, at, sums)
 
-    def _backward(self, rank: SimulatedRank, at: Instruction, sums: Sums) -> Process:
-        virtual = self._virtual(rank, at)
-        if virtual < self.last_virtual:
-            yield self._arrival(rank, at, activation=False, virtual=virtual + 1)
-        yield from self._compute(rank, at, sums)
-
+    _forward = _backward = _backward_input = _pass
     _load = _backward_weight = _step = _compute
-    _backward_input = _backward
 
     def _reduce(self, rank: SimulatedRank, at: Instruction, sums: Sums) -> Process:
         yield from rank.reductions
@@ -195,9 +189,8 @@ class RankVerbs:
     def _send_activation(self, rank: SimulatedRank, at: Instruction, _: Sums) -> Process:
         """A message leaves; nobody waits for it here."""
         assert at.peer is not None
-        virtual = self._virtual(rank, at)
         receiver = self.plan.mesh.rank_at({**rank.coordinates, "pp": at.peer})
-        arrived = self._event(rank, receiver, at, activation=at.verb is Verb.SEND_ACTIVATION, virtual=virtual)
+        arrived = self._arrival(rank, receiver, self.flow.message(rank.coordinates["pp"], at))
         size = self._message_bytes(rank, at)
         self.clock.start(self._hand_over(self._message(rank, receiver, size), arrived))
         yield 0.0
@@ -252,18 +245,11 @@ class RankVerbs:
         if (sent := self.ranks[rank].sent) and not self.ranks[rank].has_ended:
             sent[-1] += payload_bytes
 
-    def _arrival(self, rank: SimulatedRank, at: Instruction, *, activation: bool, virtual: int) -> Event:
-        return self._event(rank, rank.number, at, activation=activation, virtual=virtual)
-
-    def _event(self, rank: SimulatedRank, receiver: int, at: Instruction, *, activation: bool, virtual: int) -> Event:
+    def _arrival(self, rank: SimulatedRank, receiver: int, message: StageMessage) -> Event:
         """The arrival of a message at its receiver, in the step of a rank: one event for both ends."""
-        key = (receiver, activation, virtual, at.microbatch, len(rank.ends_s))
-        return self.messages.setdefault(key, Event())
+        return self.messages.setdefault((receiver, message, len(rank.ends_s)), Event())
 
     def _message_bytes(self, rank: SimulatedRank, at: Instruction) -> float:
         stage = rank.coordinates["pp"]
         sizes = [t.payload_bytes for t in self.plan.traffic if t.verb is at.verb and t.stage in (None, stage)]
         return float(max(sizes, default=0))
-
-    def _virtual(self, rank: SimulatedRank, at: Instruction) -> int:
-        return at.chunk * self.stages + rank.coordinates["pp"]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
-from codescent.clusters.link import Link
+from codescent.clusters.cluster import Cluster
 from codescent.cost.amounts import Phase, phases
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
 from codescent.cost.events import Clock, Process
 from codescent.cost.handed import Handed, meets, segments_of
-from codescent.cost.network import HostLinks, Network
+from codescent.cost.network import Network
 from codescent.cost.pairs_walk import Averages
 from codescent.cost.processor import Processor
 from codescent.cost.rank_program import Program, program_of
@@ -35,10 +35,10 @@ _Timed = TypeVar("_Timed", Span, SimulatedMessage)
 def walk(
     plan: Plan,
     seconds: Seconds,
-    link: Link | HostLinks,
+    cluster: Cluster,
     *,
     coding: Coding = NO_CODING,
-    ranks_per_host: int = 1,
+    collective_s: float = 0.0,
     cores: float | None = None,
     phase: Phase | None = None,
     rounds: int | None = None,
@@ -55,9 +55,9 @@ def walk(
     Args:
         plan: of a run.
         seconds: of arithmetic, see `arithmetic`.
-        link: of each host, or of all. Without a link inside hosts, ranks of one host exchange, and copy, in no time.
+        cluster: the machines, with links as they are reached (`Cluster.reached`). Neighbouring ranks share a host.
         coding: how fast ranks encode, decode, add and copy what they exchange. The default takes no time.
-        ranks_per_host: neighbouring ranks share a host and its card.
+        collective_s: of a collective beside its messages.
         cores: hosts on one machine share so many. A thread has one at most, and `seconds` are those of a whole core.
             None: each rank has a processor of its own.
         phase: None: the last one.
@@ -72,9 +72,9 @@ def walk(
         Deadlock: the lists wait for each other.
     """
     phase = phase or phases(plan)[-1]
-    hosts = [rank // ranks_per_host for rank in range(plan.world_size)]
+    hosts = [rank // cluster.devices for rank in range(plan.world_size)]
     clock = Clock()
-    network = Network(clock, link, hosts)
+    network = Network(clock, cluster, hosts, collective_s)
     shared = None if cores is None else Processor(clock, cores)
     processors = [shared or Processor(clock) for _ in hosts]
     if plan.layout.hands_out:

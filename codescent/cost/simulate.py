@@ -3,12 +3,14 @@ Does not know schedules by name and runs nothing: train/execute.py runs the same
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from codescent.cost.dataflow import Dataflow, StageMessage
+from codescent.cost.events import Clock, Event, Process
 from codescent.plan import SENDS, Instruction, Schedule, Verb
 
 Seconds = float | tuple[float, ...]
@@ -168,155 +170,95 @@ def simulate(
     return _Simulator(schedule, costs or Costs(), sends, waits or {}).run()
 
 
-class _Message(NamedTuple):
-    """An activation or a gradient: the virtual stage that computed it, and its micro-batch."""
-
-    activation: bool
-    computed_by: int
-    microbatch: int | None
-
-
 class _Simulator:
-    """One simulation: a clock per stage, and the messages between stages."""
+    """One simulation: a process for each stage, and one for each message between two stages."""
 
     def __init__(self, schedule: Schedule, costs: Timed, sends: Sends, waits: Waits) -> None:
-        self.waits = waits
-        self.programs = schedule.programs
-        self.num_stages = len(schedule.programs)
-        self.last_virtual = max(self._virtual(s, at) for s, program in enumerate(self.programs) for at in program)
-        self.costs = costs
-        self.sends = sends
-        self.clock, self.busy, self.data_wait, self.comm_wait = ([0.0] * self.num_stages for _ in range(4))
+        self.programs, self.flow, self.clock = schedule.programs, Dataflow.of(schedule), Clock()
+        self.costs, self.sends, self.waits = costs, sends, waits
+        self.busy, self.data_wait, self.comm_wait, self.ends = ([0.0] * len(self.programs) for _ in range(4))
+        self.at: list[Instruction | None] = [None for _ in self.programs]
         self.live: list[set[tuple[int, int | None]]] = [set() for _ in self.programs]  # (chunk, micro-batch)
-        self.peak_live = [0] * self.num_stages
+        self.peak_live = [0] * len(self.programs)
         self.spans: list[Span] = []
         self.flights: list[SimulatedMessage] = []
-        self.sent: dict[_Message, float] = {}  # when its sender reached the send
-        self.expected: dict[_Message, float] = {}  # when its receiver reached the receive
-        self.arrival: dict[_Message, float] = {}
-        self.links: dict[tuple[int, int], deque[_Message]] = {}  # (from, to) -> messages that still wait, in order
-        self.link_free: dict[tuple[int, int], float] = {}
+        # By message: its sender has reached the send, its receiver the receive, it has arrived.
+        self.sent, self.expected, self.arrived = (defaultdict[StageMessage, Event](Event) for _ in range(3))
+        self.left: dict[tuple[int, int], Event] = {}  # (from, to): the last message no longer keeps the link busy
 
     def run(self) -> Simulation:
         """Simulate all lists to their ends."""
-        places = [0] * self.num_stages
-        while unfinished := [s for s, program in enumerate(self.programs) if places[s] < len(program)]:
-            before = list(places)
-            for stage in unfinished:
-                program = self.programs[stage]
-                while places[stage] < len(program) and self._act(stage, program[places[stage]]):
-                    places[stage] += 1
-            if places == before:
-                raise self._deadlock({stage: self.programs[stage][places[stage]] for stage in unfinished})
+        for stage in range(len(self.programs)):
+            self.clock.start(self._walk(stage))
+        self.clock.run()
+        blocked = {stage: at for stage, at in enumerate(self.at) if at is not None}
         sent = [(at.stage, at.instruction) for at in self.spans if at.instruction.verb in SENDS]
-        if lost := {stage: at for stage, at in sent if self._message(stage, at) not in self.expected}:
-            raise self._deadlock(lost)
-        makespan = max(self.clock)
-        ends = (makespan - clock for clock in self.clock)
-        stages = zip(self.busy, self.data_wait, self.comm_wait, ends, self.peak_live)
+        lost = {stage: at for stage, at in sent if self.expected[self.flow.message(stage, at)].at_s is None}
+        if stuck := blocked or lost:
+            raise Deadlock({stage: (at, self.flow.awaited(stage, at)) for stage, at in stuck.items()})
+        makespan = max(self.ends)
+        idle = (makespan - end for end in self.ends)
+        stages = zip(self.busy, self.data_wait, self.comm_wait, idle, self.peak_live)
         timeline = sorted(self.spans, key=lambda span: span.start_s)
         messages = sorted(self.flights, key=lambda flight: flight.start_s)
         return Simulation(makespan, tuple(StageTimes(*stage) for stage in stages), tuple(timeline), tuple(messages))
 
-    def _act(self, stage: int, instruction: Instruction) -> bool:
-        """Try to do an instruction. False: it has to wait, and the caller tries it again."""
-        if instruction.peer is not None:
-            return self._communicate(stage, instruction, instruction.peer)
-        return self._compute(stage, instruction)
+    def _walk(self, stage: int) -> Process:
+        """The process of a stage: its instructions, one after the other."""
+        for at in self.programs[stage]:
+            self.at[stage] = at
+            yield from self._compute(stage, at) if at.peer is None else self._communicate(stage, at, at.peer)
+        self.at[stage], self.ends[stage] = None, self.clock.now_s
 
-    def _compute(self, stage: int, instruction: Instruction) -> bool:
-        verb, held = instruction.verb, (instruction.chunk, instruction.microbatch)
-        virtual = self._virtual(stage, instruction)
-        needed: _Message | None = None
-        if verb is Verb.FORWARD and virtual > 0:
-            needed = _Message(True, virtual - 1, instruction.microbatch)
-        elif verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT) and virtual < self.last_virtual:
-            needed = _Message(False, virtual + 1, instruction.microbatch)
-        if needed is not None and not self._await(stage, needed):
-            return False
-        if verb is Verb.FORWARD:
+    def _compute(self, stage: int, at: Instruction) -> Process:
+        """Wait for what is read, compute, then wait for collectives."""
+        held = at.chunk, at.microbatch
+        if (needed := self.flow.reads(stage, at)) is not None:
+            yield self.expected[needed]
+            yield from self._wait(stage, self.sent[needed], self.data_wait)
+            yield from self._wait(stage, self.arrived[needed], self.comm_wait)
+        if at.verb is Verb.FORWARD:
             self.live[stage].add(held)
             self.peak_live[stage] = max(self.peak_live[stage], len(self.live[stage]))
-        elif verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
+        elif at.verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
             self.live[stage].remove(held)
-        start, spent = self.clock[stage], self.costs.compute_s(stage, instruction, virtual)
-        self.busy[stage] += spent
-        self.clock[stage] += spent
-        waits_s = self.waits.get((stage, instruction), 0.0)
-        self._wait(stage, self.clock[stage] + waits_s, self.comm_wait)
-        return self._span(stage, instruction, start, waits_s)
+        start_s, spent_s = self.clock.now_s, self.costs.compute_s(stage, at, self.flow.virtual(stage, at))
+        self.busy[stage] += spent_s
+        waits_s = self.waits.get((stage, at), 0.0)
+        self.comm_wait[stage] += waits_s
+        yield spent_s + waits_s
+        self.spans.append(Span(stage, at, start_s, self.clock.now_s, waits_s))
 
-    def _communicate(self, stage: int, instruction: Instruction, peer: int) -> bool:
-        message, sends = self._message(stage, instruction), instruction.verb in SENDS
-        (self.sent if sends else self.expected).setdefault(message, self.clock[stage])
+    def _communicate(self, stage: int, at: Instruction, peer: int) -> Process:
+        """Begin a message, or say that it is expected. With BLOCKING sends: stay until it has arrived."""
+        message, is_send = self.flow.message(stage, at), at.verb in SENDS
+        self.clock.happens((self.sent if is_send else self.expected)[message])
+        start_s = self.clock.now_s
+        if is_send:
+            self.clock.start(self._carry(stage, peer, message))
         if self.sends is Sends.BLOCKING:
-            return self._meet(stage, instruction, message)
-        link = (stage, peer) if sends else (peer, stage)
-        if sends:
-            self.links.setdefault(link, deque()).append(message)
-        self._deliver(link)
-        return self._span(stage, instruction, self.clock[stage])
+            other = (self.expected if is_send else self.sent)[message]
+            yield from self._wait(stage, other, self.comm_wait if is_send else self.data_wait)
+            start_s = self.clock.now_s
+            yield from self._wait(stage, self.arrived[message], self.comm_wait)
+        self.spans.append(Span(stage, at, start_s, self.clock.now_s))
 
-    def _deliver(self, link: tuple[int, int]) -> None:
-        """Send the waiting messages of a link in order, each as soon as `Sends` allows."""
-        queue = self.links.get(link, deque())
-        while queue and (self.sends is Sends.BUFFERED or queue[0] in self.expected):
-            message = queue.popleft()
-            ready = self.sent[message]
-            if self.sends is Sends.POSTED:
-                ready = max(ready, self.expected[message])
-            transfer_s = self.costs.message_s(message.computed_by)
-            self.link_free[link] = max(ready, self.link_free.get(link, 0.0)) + transfer_s
-            self.arrival[message] = self.link_free[link] + self.costs.latency_s
-            self.flights.append(SimulatedMessage(*link, self.link_free[link] - transfer_s, self.arrival[message]))
+    def _carry(self, stage: int, peer: int, message: StageMessage) -> Process:
+        """A message on its link: behind those before it, and as soon as `Sends` allows."""
+        before, left = self.left.get((stage, peer)), Event()
+        self.left[stage, peer] = left
+        if before is not None and self.sends is not Sends.BLOCKING:
+            yield before
+        if self.sends is not Sends.BUFFERED:
+            yield self.expected[message]
+        start_s = self.clock.now_s
+        yield self.costs.message_s(message[1])
+        self.clock.happens(left)
+        yield self.costs.latency_s
+        self.clock.happens(self.arrived[message])
+        self.flights.append(SimulatedMessage(stage, peer, start_s, self.clock.now_s))
 
-    def _await(self, stage: int, message: _Message) -> bool:
-        """Advance the stage's clock to the arrival of the message. False: it was not sent, or not received yet."""
-        if message not in self.arrival or message not in self.expected:
-            return False
-        self._wait(stage, self.sent[message], self.data_wait)
-        self._wait(stage, self.arrival[message], self.comm_wait)
-        return True
-
-    def _meet(self, stage: int, instruction: Instruction, message: _Message) -> bool:
-        """A blocking send or receive: both stages begin when the later one is ready, and end together."""
-        if message not in self.sent or message not in self.expected:
-            return False
-        start = max(self.sent[message], self.expected[message])
-        self._wait(stage, start, self.comm_wait if instruction.verb in SENDS else self.data_wait)
-        end = start + self.costs.latency_s + self.costs.message_s(message.computed_by)
-        self._wait(stage, end, self.comm_wait)
-        if instruction.verb in SENDS:
-            self.flights.append(SimulatedMessage(stage, instruction.peer or 0, start, end))
-        self.arrival[message] = end
-        return self._span(stage, instruction, start)
-
-    def _wait(self, stage: int, until: float, account: list[float]) -> None:
-        account[stage] += max(0.0, until - self.clock[stage])
-        self.clock[stage] = max(self.clock[stage], until)
-
-    def _span(self, stage: int, instruction: Instruction, start: float, waits_s: float = 0.0) -> bool:
-        self.spans.append(Span(stage, instruction, start, self.clock[stage], waits_s))
-        return True
-
-    def _virtual(self, stage: int, instruction: Instruction) -> int:
-        return instruction.chunk * self.num_stages + stage
-
-    def _message(self, stage: int, instruction: Instruction) -> _Message:
-        """The message of a send or a receive: equal for both ends."""
-        activation = instruction.verb in (Verb.SEND_ACTIVATION, Verb.RECEIVE_ACTIVATION)
-        computed_by = self._virtual(stage, instruction)
-        if instruction.verb not in SENDS:
-            computed_by += -1 if activation else 1
-        return _Message(activation, computed_by, instruction.microbatch)
-
-    def _deadlock(self, blocked: dict[int, Instruction]) -> Deadlock:
-        return Deadlock({stage: (at, self._awaited(stage, at)) for stage, at in blocked.items()})
-
-    def _awaited(self, stage: int, instruction: Instruction) -> str:
-        """What a blocked instruction waits for, in words."""
-        if instruction.peer is not None:
-            return f"stage {instruction.peer} to {'receive' if instruction.verb in SENDS else 'send'} it"
-        forward = instruction.verb is Verb.FORWARD
-        source = (self._virtual(stage, instruction) + (-1 if forward else 1)) % self.num_stages
-        return f"{'the activation' if forward else 'the gradient'} from stage {source}"
+    def _wait(self, stage: int, event: Event, account: list[float]) -> Process:
+        begin_s = self.clock.now_s
+        yield event
+        account[stage] += self.clock.now_s - begin_s

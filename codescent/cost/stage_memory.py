@@ -1,20 +1,25 @@
-"""In: a plan, a stage, a cluster, a software. Out: bytes that its first rank holds at the fullest moment, and whether
-they fit.
+"""In: a plan, a rank, a cluster, a software. Out: bytes that the rank holds at the fullest moment, by part, and whether
+they fit. plan, train, launch, the price and the advice on memory all ask here.
 Does not measure (train/memory.py counts) and does not say what would need less (planner/less_memory.py does)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from codescent.base.dtypes import DTYPE_BYTES
+from codescent.clusters.by_links import UNKNOWN
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
-from codescent.cost.memory import memory
+from codescent.cost.activations import is_known, most_bytes
+from codescent.cost.memory import head_bytes, inputs_bytes
 from codescent.cost.second_products import kept_tensors
 from codescent.cost.stage_time import sends_layers
-from codescent.plan import AXES, Collective, Plan, Verb
-from codescent.plan.activations import chunk_bytes
+from codescent.plan import AXES, WIDE, Collective, Plan, Verb
+from codescent.plan.activations import CPU, SavedTensor, chunk_bytes
+from codescent.plan.state import state_of_rank
 
 FITS_CALIBRATED, FITS = 0.92, 0.80
 """Shares of a device that may be predicted full: with constants that were fitted on this machine, and without (Fujii et
@@ -33,17 +38,29 @@ class Fitting(StrEnum):
     TOO_LARGE = "does not fit"
 
 
+PARTS: Mapping[str, str] = MappingProxyType({
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
+    "logits": "logits", "gathered": "gathered", "device": "device and libraries", "fragments": "fragments",
+})  # fmt: skip
+"""The parts of what a rank holds, and what each is called on all screens."""
+
+
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of the first rank of a stage.
+    """Bytes of a rank on its device, and on its host.
 
     Attributes:
         weights, gradients, optimizer: as the plan keeps them.
-        activations: what forward passes in flight keep for backward.
+        activations: what forward passes in flight keep for backward, and a block that backward computes again.
         logits: what the head holds while it computes the loss.
         gathered: weights that are gathered for a time, and gradients that are not scattered yet.
         device: what a device holds that computes nothing yet.
         fragments: what an allocator holds besides.
+        host: state that is in the memory of the host. It is no part of the total.
+        again: the block of `activations` that backward computes again.
+        whole: whether the activations are all that is kept. Else they are the inputs of blocks alone, because the
+            compiler chooses what else is kept, or because it is not declared.
+        adds: whether gradients are there during a forward pass: an earlier micro-batch has made them.
     """
 
     weights: float
@@ -54,11 +71,31 @@ class StageMemory:
     gathered: float
     device: float
     fragments: float
+    host: float = 0.0
+    again: float = 0.0
+    whole: bool = True
+    adds: bool = False
 
     @property
     def total(self) -> float:
         """All of them."""
-        return sum(float(getattr(self, field.name)) for field in fields(self))
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """The bytes of each of PARTS."""
+        return {name: float(getattr(self, name)) for name in PARTS}
+
+    @property
+    def state(self) -> float:
+        """Weights, gradients and optimizer on the device."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def least(self) -> float:
+        """What a step needs at least. At the update all of the state is there. At the end of a forward pass there are
+        weights, optimizer state, activations and the head; gradients only of earlier micro-batches."""
+        before = 0.0 if self.adds else self.gradients
+        return max(self.state, self.state - before + self.activations - self.again + self.logits)
 
     def verdict(self, device: ClusterDevice, *, calibrated: bool) -> Fitting:
         """Whether they fit. Tight: they may, because a prediction errs."""
@@ -74,35 +111,81 @@ def share_that_fits(*, calibrated: bool) -> float:
 
 
 def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -> StageMemory:
-    """What the first rank of a stage holds, where nothing of a block is compiled."""
-    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    """What the first rank of a stage holds, where nothing of a block is compiled: see `memory`."""
+    return memory(plan, plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}), cluster, software)
+
+
+def memory(
+    plan: Plan,
+    rank: int,
+    cluster: Cluster,
+    software: Software = UNKNOWN,
+    *,
+    chunk_tokens: int | None = None,
+    compiled: bool = False,
+) -> StageMemory:
+    """What a rank holds.
+
+    Args:
+        plan, rank: of the run. A rank that only serves weights has state alone.
+        cluster: the machines. Of one by a device alone (`clusters/by_links.py`) the kind counts.
+        software: what its program holds besides; UNKNOWN: nothing.
+        chunk_tokens: tokens whose logits are in memory at a time, 0: all; None: as the plan says.
+        compiled: whether blocks are compiled. Then only the inputs of blocks are sure to be kept.
+    """
+    state = state_of_rank(plan, rank)
+    if rank not in plan.mesh:
+        nothing = (0.0, 0.0, 0.0, software.held_bytes, software.fragments * state.device_bytes)
+        return StageMemory(state.weights_bytes, state.gradients_bytes, state.optimizer_bytes, *nothing)
+    stage, device = plan.mesh.coordinates(rank)["pp"], cluster.device.kind
     if software.second_products:
         plan = replace(plan, activations=tuple(kept_tensors(plan)))
-    held = memory(plan, rank, cluster.device.kind, plan.model.head_chunk_tokens, compiled=False)
-    state, kept = held.state, plan.held_by(stage)
+    whole, kept = is_known(plan, device) and not compiled, plan.held_by(stage)
     gradients = float(state.gradients_bytes)
     if software.gradient_bytes and kept:
         gradients *= software.gradient_bytes / DTYPE_BYTES[kept[0].gradient_dtype]
         if plan.layout.zero_stage == 1 and "dp_shard" in kept[0].gradients.shards:
             gradients *= plan.mesh.dp_shard  # such a program divides the optimizer alone
-    logits = float(held.head_bytes)
+    logits = float(_head_bytes(plan, stage, device, chunk_tokens, whole=whole))
     if software.logit_bytes and logits:
         logits = _logits(plan) * (software.logit_bytes + _joined_bytes(plan, software))
     over = plan.mesh.cp if software.shards_over_cp else 1
     parts = (state.weights_bytes / over, gradients / over, (state.optimizer_bytes - state.host_bytes) / over)
-    kept_bytes = held.activations_bytes + block_bytes(plan, stage, rank, cluster.device.kind)
+    again = block_bytes(plan, stage, rank, device) if whole else 0
+    kept_bytes = (most_bytes(plan, stage, device, rank) if whole else inputs_bytes(plan, stage)) + again
     found = (*parts, float(kept_bytes), logits, _gathered(plan, stage, software))
-    return StageMemory(*found, software.held_bytes, software.fragments * sum(found))
+    beside = software.held_bytes, software.fragments * sum(found)
+    return StageMemory(*found, *beside, state.host_bytes, again, whole, adds=plan.work.num_microbatches > 1)
+
+
+def _head_bytes(plan: Plan, stage: int, device: str, chunk_tokens: int | None, *, whole: bool) -> int:
+    """The head of the last stage. In the widest format its sum of gradients is also what is kept for backward."""
+    if stage < plan.mesh.pp - 1:
+        return 0
+    chunk, on_cpu = plan.model.head_chunk_tokens if chunk_tokens is None else chunk_tokens, device == CPU
+    head = head_bytes(plan, chunk, on_cpu=on_cpu)
+    if whole and WIDE[plan.work.precision] == plan.work.precision:
+        head = min(head, head_bytes(plan, chunk, on_cpu=on_cpu, sums=False))
+    return head
 
 
 def block_bytes(plan: Plan, stage: int, rank: int, device: str) -> int:
     """What a block keeps that backward computes again from its input, until its gradients are there: the most of a
     block of the stage (Korthikanti et al. 2022, section 5). 0: nothing is computed again."""
+    return _most_of_a_block(plan, plan.again, stage, rank, device)
+
+
+def largest_block(plan: Plan, stage: int, device: str) -> int:
+    """What the largest block of a stage keeps of one micro-batch while its gradients are computed."""
+    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    return _most_of_a_block(plan, plan.again or plan.activations, stage, rank, device)
+
+
+def _most_of_a_block(plan: Plan, tensors: Sequence[SavedTensor], stage: int, rank: int, device: str) -> int:
     last = plan.model.num_layers + 1
     blocks = [depth for part in plan.schedule.parts(stage) for depth in part if 0 < depth < last]
-    ends = {*blocks[:1], *blocks[-1:]}
-    each = (chunk_bytes(plan.again, range(one, one + 1), last, plan.mesh, device, rank) for one in ends)
-    return max(each, default=0)
+    ends = {*blocks[:1], *blocks[-1:]}  # of an encoder and of a decoder
+    return max((chunk_bytes(tensors, range(one, one + 1), last, plan.mesh, device, rank) for one in ends), default=0)
 
 
 def _logits(plan: Plan) -> float:

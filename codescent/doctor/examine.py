@@ -20,6 +20,7 @@ from codescent.doctor.hub import Hub, serve
 from codescent.doctor.judge_devices import judge_devices
 from codescent.doctor.judge_folders import judge_folder, judge_processes
 from codescent.doctor.judge_host import judge_hosts
+from codescent.doctor.judge_memory import judge_memory
 from codescent.doctor.judge_names import judge_names
 from codescent.doctor.judge_network import Pair
 from codescent.doctor.meeting import gather, join
@@ -82,6 +83,7 @@ def _report(this_rank: Rank, found: Gathered, hub: Hub, wanted: Wanted, begin_s:
     measured, notes = PairMeasurements(), [*wanted.notes]
     seen = hub.ask({host.leader: {"do": "processes", "pids": [one["pid"] for one in host.facts]} for host in hosts})
     findings += judge_processes(hosts, {rank: one["left"] for rank, one in seen.items()}, wanted.mark or None)
+    findings += judge_memory(hosts, wanted)
     findings += judge_devices(hosts, wanted.device, {rank: one["on_devices"] for rank, one in seen.items()})
     findings += _folders(hosts, hub, wanted)
     if len(hosts) > 1:

@@ -8,11 +8,16 @@ from dataclasses import replace
 
 from codescent.base.errors import UserError
 from codescent.build import needs_vocab_size, task_request
+from codescent.clusters.by_links import of_device
+from codescent.config.decided import compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
+from codescent.cost.stage_memory import memory
 from codescent.doctor.finding import WRONG, Finding
 from codescent.doctor.wanted import Wanted
 from codescent.jobs.leftovers import mark_of
 from codescent.jobs.room import checkpoints
+from codescent.plan import Plan
+from codescent.plan.activations import CUDA
 from codescent.preflight import plan_of, prepared, run_folder, settled
 
 
@@ -46,7 +51,21 @@ def of_config(wanted: Wanted, config: Config, ranks: int, host: str) -> Wanted:
     more_bytes = None
     with suppress(OSError):  # the folder cannot be read here: the check of the folder says so
         more_bytes = checkpoints(config if dataset is None else settled(config, dataset), plan, path).more_bytes
-    return replace(wanted, checkpoint_bytes=more_bytes, message_bytes=message_bytes, message=message)
+    wanted = replace(wanted, checkpoint_bytes=more_bytes, message_bytes=message_bytes, message=message)
+    return _with_memory(wanted, config, plan)
+
+
+def _with_memory(wanted: Wanted, config: Config, plan: Plan) -> Wanted:
+    """What the ranks hold: as `codescent plan` and a run that begins say it."""
+    chunk, compiled = head_chunk_tokens(with_device(config, CUDA)), compiles(config, CUDA)
+    firsts = {plan.role(rank): rank for rank in reversed(range(plan.world_size))}.values()
+    there = [memory(plan, rank, of_device(CUDA), chunk_tokens=chunk, compiled=compiled) for rank in firsts]
+    return replace(
+        wanted,
+        state_bytes=sum(held.state + held.host for held in there) / len(there),
+        host_bytes=sum(held.host for held in there) / len(there),
+        device_bytes=max(held.least for held in there),
+    )
 
 
 def _problems(error: UserError, host: str, expected: str, mend: str) -> tuple[Finding, ...]:

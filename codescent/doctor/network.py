@@ -67,8 +67,8 @@ def look_at_network(hosts: Sequence[Host], hub: Hub, wanted: Wanted) -> NetworkC
     if wanted.bandwidth:
         survey.volleys()
         findings += judge.judge_rates(measured.rates, survey.slow_again())
-        if wanted.link is not None:
-            declared = {host.name: wanted.link.of(number).bytes_per_s for number, host in enumerate(hosts)}
+        if wanted.machines is not None:
+            declared = {host.name: wanted.machines.card_of(number).bytes_per_s for number, host in enumerate(hosts)}
             findings += judge.judge_link(measured.rates, declared)
         findings += judge.judge_timeout(measured.rates, wanted.message_bytes, wanted.message, wanted.timeout_s)
     return NetworkCheck(measured, findings, list(survey.notes()))

@@ -1,5 +1,5 @@
 """In: a plan, a site. Out: whether a rank fits in its device, the ranks of a node in its memory, and the checkpoints on
-the disk. Does not estimate the peak of a step: what it counts is the least that a step needs (cost/memory.py)."""
+the disk. Does not estimate the peak of a step: what it counts is the least that a step needs (cost/stage_memory.py)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.base.refusal import in_words
+from codescent.clusters.by_links import of_device
 from codescent.config.decided import compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
-from codescent.cost.memory import RankMemory, state_of_rank
-from codescent.cost.memory import memory as memory_of
+from codescent.cost.stage_memory import StageMemory
+from codescent.cost.stage_memory import memory as memory_of
 from codescent.jobs.device import Device, device_of
 from codescent.jobs.findings import Preflight
 from codescent.jobs.site import ALL, NONE, memory_bytes
 from codescent.plan import AXES, Plan
-from codescent.plan.activations import CUDA
+from codescent.plan.activations import CPU, CUDA
 from codescent.planner.less_memory import SHARE, Shortage, less_memory
 from codescent.record.memory import PARTS
 from codescent.record.run_folder import CHECKPOINTS
@@ -42,9 +43,10 @@ def memory(asked: Preflight, config: Config, plan: Plan) -> Iterator[str]:
 def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
     chunk, compiled = head_chunk_tokens(with_device(config, CUDA)), compiles(config, CUDA)
     ranks = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
-    found = {rank: memory_of(plan, rank, CUDA, chunk, compiled=compiled) for rank in ranks}
-    rank, held = max(found.items(), key=lambda item: item[1].least_bytes)
-    needed, state = held.least_bytes, held.state.device_bytes
+    machines = of_device(CUDA, device.name, device.memory_bytes)
+    found = {rank: memory_of(plan, rank, machines, chunk_tokens=chunk, compiled=compiled) for rank in ranks}
+    rank, held = max(found.items(), key=lambda item: item[1].least)
+    needed, state = held.least, held.state
     if needed <= device.memory_bytes:
         return
     what = "weights, gradients and optimizer state"
@@ -56,10 +58,10 @@ def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
     )
 
 
-def _advice(config: Config, plan: Plan, device: Device, rank: int, held: RankMemory) -> str:
+def _advice(config: Config, plan: Plan, device: Device, rank: int, held: StageMemory) -> str:
     """The nearest changes with which the rank fits: with room for what is not counted."""
     split = {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}
-    full = Shortage(rank, device.memory_bytes, split, held.activations_bytes, CUDA)
+    full = Shortage(rank, device.memory_bytes, split, held.activations - held.again, CUDA)
     found = less_memory(config, plan, plan.model.vocab_size or None, full)
     fitting = [one for one in found if one.needed_bytes <= SHARE * device.memory_bytes][:SHOWN]
     if not fitting:
@@ -74,8 +76,8 @@ def _advice(config: Config, plan: Plan, device: Device, rank: int, held: RankMem
 def _node(asked: Preflight, plan: Plan, node_bytes: int, *, on_devices: bool) -> Iterator[str]:
     """The ranks of a node share its memory: all of their state on CPUs, what is offloaded on devices."""
     stages = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
-    held = [state_of_rank(plan, rank) for rank in stages]
-    each = sum(one.host_bytes if on_devices else one.total_bytes for one in held) / len(held)
+    held = [memory_of(plan, rank, of_device(CUDA if on_devices else CPU)) for rank in stages]
+    each = sum(one.host + (0.0 if on_devices else one.state) for one in held) / len(held)
     slots = max(asked.shape.slots)
     if (needed := each * slots) > node_bytes:
         what = "what is offloaded" if on_devices else "weights, gradients and optimizer state"

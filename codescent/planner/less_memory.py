@@ -5,7 +5,7 @@ Does not measure. What it says of activations are declared bytes, scaled by thos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codescent.base.amounts import of_bytes
@@ -13,11 +13,11 @@ from codescent.base.errors import UserError
 from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, in_words
 from codescent.build.accept import changed
-from codescent.build.plan import activations, build
-from codescent.cost.activations import most_bytes
+from codescent.build.plan import build
+from codescent.clusters.by_links import of_device
+from codescent.clusters.cluster import Cluster
+from codescent.cost.stage_memory import StageMemory, largest_block, memory
 from codescent.plan import AXES, Plan
-from codescent.plan.activations import chunk_bytes
-from codescent.plan.state import state_bytes, state_of_rank
 from codescent.record.memory import PARTS
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ memory are often wrong (Fujii et al. 2024, "Accelerating Large Language Model Tr
 Consumption Estimator", section 4)."""
 SHOWN = 4
 """The largest number of changes that a message names."""
+STATE = ("weights", "gradients", "optimizer")
 NAMES = {part: part.removesuffix("_bytes") for part in PARTS}
 
 
@@ -72,12 +73,12 @@ class Less:
 
 def held_in_words(plan: Plan, short: Shortage) -> str:
     """The split of a rank, beside what the plan declares for it."""
-    state = state_of_rank(plan, short.rank)
+    held = memory(plan, short.rank, of_device(short.device))
     parts = [f"{name} {of_bytes(short.split[part])}" for part, name in NAMES.items()]
-    declared = [(name, getattr(state, part)) for part, name in NAMES.items() if hasattr(state, part)]
+    declared = held.parts() | {"optimizer": held.optimizer + held.host}
     return (
         f"it held {of_bytes(short.held_bytes)}: {', '.join(parts)}, the rest {of_bytes(short.rest_bytes)}; the plan "
-        f"declares {', '.join(f'{name} {of_bytes(size)}' for name, size in declared)}"
+        f"declares {', '.join(f'{name} {of_bytes(declared[name])}' for name in STATE)}"
     )
 
 
@@ -173,22 +174,19 @@ def _of(
 def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
     """About what the fullest rank would need with another plan: declared state, activations, and the rest as it was.
 
-    Activations are as declared (cost/activations.py), times a factor: measured over declared, of the first plan. In
+    Activations are as declared (cost/stage_memory.py), times a factor: measured over declared, of the first plan. In
     backward one block has also its gradients. With recompute it has all of its activations again (Chen et al. 2016).
     """
-    stage = plan.mesh.coordinates(short.rank)["pp"]
-    declared = most_bytes(plan, stage, short.device)
-    scale = short.activations_bytes / declared if short.activations_bytes and declared else 1.0
-    block = _block_bytes(other, stage, short.device) * (2 if other.layout.computes_blocks_again else 1)
-    kept = scale * (most_bytes(other, stage, short.device) + block)
-    return state_bytes(other).device_bytes + kept + short.split["buffers_bytes"] + short.rest_bytes
+    stage, machines = plan.mesh.coordinates(short.rank)["pp"], of_device(short.device)
+    declared = _first(plan, stage, machines)
+    kept = declared.activations - declared.again
+    scale = short.activations_bytes / kept if short.activations_bytes and kept else 1.0
+    found = [_first(other, one, machines) for one in range(other.mesh.pp)]
+    gradients = largest_block(other, stage, short.device)
+    needed = scale * (found[stage].activations + gradients)
+    return max(one.state for one in found) + needed + short.split["buffers_bytes"] + short.rest_bytes
 
 
-def _block_bytes(plan: Plan, stage: int, device: str) -> int:
-    """Bytes that the largest block of a stage keeps of one micro-batch, if backward makes nothing again."""
-    kept = activations(replace(plan, layout=replace(plan.layout, recompute="none")), plan.objective)
-    last = plan.model.num_layers + 1
-    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-    blocks = [range(depth, depth + 1) for part in plan.schedule.parts(stage) for depth in part if 0 < depth < last]
-    ends = {*blocks[:1], *blocks[-1:]}  # of an encoder and of a decoder
-    return max((chunk_bytes(kept, one, last, plan.mesh, device, rank) for one in ends), default=0)
+def _first(plan: Plan, stage: int, machines: Cluster) -> StageMemory:
+    """What the first rank of a stage holds."""
+    return memory(plan, plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}), machines)

@@ -1,4 +1,4 @@
-"""In: the links of hosts, the speed of ranks, as texts or numbers. Out: `Links`: what the ranks of a plan do on them.
+"""In: a cluster, the speed of its ranks. Out: `Links`: what the ranks of a plan do there, each on its own.
 Does not simulate (cost/ranks_walk.py does) and does not measure a link."""
 
 from __future__ import annotations
@@ -8,18 +8,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from codescent.base.errors import UserError
 from codescent.base.sizes import MemorySize
-from codescent.clusters.link import Link
-from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_s
+from codescent.clusters.cluster import Cluster, Software
+from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_on, arithmetic_s, step_s_of
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding
-from codescent.cost.network import OVER_GLOO, OVER_NCCL, HostLinks
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Plan
+from codescent.plan.activations import CPU, CUDA
 
-SUCH_AS = "such as 49mbit,0.2ms; 3: 10mbit,5ms"
-_HOST = re.compile(r"\d{1,9}\s*", re.ASCII)
 _SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
 
 WALKED_STEPS = 16
@@ -30,42 +27,55 @@ Apart = Callable[[int | None], Plan]
 
 @dataclass(frozen=True)
 class Links:
-    """Links of hosts, and speeds of ranks.
+    """The machines of a walk over all ranks, and speeds of ranks.
 
     Attributes:
-        link: of each host.
-        compute_s, flops_per_s: one of them is given.
+        cluster: the machines, with links as they are reached. Of one by links alone (`clusters/by_links.py`) the
+            devices are not known.
+        software: whose constants tell how long its devices compute; None: compute_s or flops_per_s does.
+        compute_s, flops_per_s: at most one of them.
         slow: by rank: how many times longer its arithmetic takes.
         memory_bytes_per_s: of a rank, which bounds how fast it codes; None: this processor's coding is measured.
         memory: of a rank's device; None: not given.
     """
 
-    link: HostLinks
+    cluster: Cluster
+    software: Software | None
     compute_s: float | None
     flops_per_s: float | None
     slow: Mapping[int, float]
-    ranks_per_host: int
     memory_bytes_per_s: float | None = MEMORY_BYTES_PER_S
     memory: MemorySize | None = None
 
-    def of_device(self, device: str) -> Links:
-        """The same, with the backend of a `train.device`: NCCL's collectives are rings. auto counts as a CPU."""
-        return replace(self, link=replace(self.link, to_each=OVER_NCCL if device == "cuda" else OVER_GLOO))
+    @property
+    def is_by_devices(self) -> bool:
+        """Whether the devices of the cluster say how long the arithmetic takes."""
+        return self.compute_s is None and self.flops_per_s is None
+
+    @property
+    def collective_s(self) -> float:
+        """Seconds of a collective beside its messages."""
+        return self.software.collective_s if self.software else 0.0
 
     def step_s(self, plan: Plan) -> float:
         """Seconds of arithmetic of a step on a rank of the stage that computes most."""
         if self.compute_s is not None:
             return self.compute_s
-        return arithmetic_s(plan, self.flops_per_s or math.nan)
+        if self.flops_per_s is not None or self.software is None:
+            return arithmetic_s(plan, self.flops_per_s or math.nan)
+        return step_s_of(plan, arithmetic_on(plan, self.cluster, self.software))
 
-    def seconds(self, plan: Plan) -> Seconds:
-        """Seconds of each instruction."""
-        return arithmetic(plan, self.step_s(plan), self.slow)
+    def seconds(self, plan: Plan, times: float = 1.0) -> Seconds:
+        """Seconds of each instruction. `times`: as long is a step."""
+        if self.is_by_devices and self.software is not None:
+            each = arithmetic_on(plan, self.cluster, self.software, self.slow)
+            return lambda rank, at: times * each(rank, at)
+        return arithmetic(plan, times * self.step_s(plan), self.slow)
 
     def walk(self, plan: Plan, coding: Coding, *, timeline: bool, times: float = 1.0) -> Walk:
         """The steady rounds of a plan. `timeline`: what each rank did and when, too. `times`: as long is a step."""
-        ranks, seconds = self.ranks_per_host, arithmetic(plan, times * self.step_s(plan), self.slow)
-        return walk(plan, seconds, self.link, coding=coding, ranks_per_host=ranks, timeline=timeline)
+        seconds = self.seconds(plan, times)
+        return walk(plan, seconds, self.cluster, coding=coding, collective_s=self.collective_s, timeline=timeline)
 
     def with_period(self, plan: Plan, coding: Coding, apart: Apart) -> Callable[[int], Walk]:
         """What the ranks of a plan that gives out portions do with another period.
@@ -79,47 +89,13 @@ class Links:
 
     def hosts(self, plan: Plan) -> int:
         """How many hosts the plan has."""
-        return math.ceil(plan.world_size / self.ranks_per_host)
+        return math.ceil(plan.world_size / self.cluster.devices)
 
 
-def host_links_of(text: str) -> HostLinks:
-    """Read a text such as "49mbit,0.2ms" or "49mbit,0.2ms; 3: 10mbit,5ms": the link of all hosts, and of single ones.
-
-    A host's link without a latency has the common one. Raises UserError: every part that is wrong.
-    """
-    parts = [part for part in map(str.strip, text.split(";")) if part] or [text]
-    common = [part for part in parts if ":" not in part]
-    problems: list[str] = []
-    if not common:
-        problems.append(f"the link of the other hosts is missing: one without a host, {SUCH_AS}")
-    if len(common) > 1:
-        several = " and ".join(f"'{part}'" for part in common)
-        problems.append(f"{several} are without a host: one link is that of all other hosts, {SUCH_AS}")
-    links = [link for part in common if (link := link_of(part, 0.0, "", problems)) is not None]
-    latency_s = links[0].latency_s if links else 0.0
-    own: dict[int, Link] = {}
-    named: set[int] = set()
-    for host, _, size in (part.partition(":") for part in parts if ":" in part):
-        if not _HOST.fullmatch(host):
-            problems.append(f"'{host}:{size}' is not a host and its link, {SUCH_AS}")
-            continue
-        if int(host) in named:
-            problems.append(f"host {int(host)} is named twice")
-        named.add(int(host))
-        if (link := link_of(size.strip(), latency_s, f"host {int(host)}: ", problems)) is not None:
-            own[int(host)] = link
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
-    return HostLinks(links[0], own)
-
-
-def link_of(text: str, latency_s: float, where: str, problems: list[str]) -> Link | None:
-    """Read a link. What is no link is a problem; `where` names it."""
-    try:
-        return Link.parse(text, latency_s)
-    except ValueError as error:
-        problems.append(f"{where}{error}")
-        return None
+def on_device(links: Links, kind: str) -> Links:
+    """The same, with the collectives of a `train.device`: NCCL's are rings. auto counts as a CPU."""
+    device = replace(links.cluster.device, kind=CUDA if kind == CUDA else CPU)
+    return replace(links, cluster=replace(links.cluster, device=device))
 
 
 def slow_of(text: str) -> dict[int, float]:

@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from codescent.clusters.link import Link
+from codescent.clusters.cluster import Cluster
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
-from codescent.cost.network import HostLinks
 from codescent.cost.ranks_walk import NO_CODING, walk
 from codescent.cost.walked import Walk
 from codescent.plan import Instruction, Plan, Verb
@@ -28,10 +27,10 @@ NOTHING_DUE = {"train.eval_every": 0, "checkpoint.every": 0, "parallel.agree_eve
 def least_period(
     plan: Plan,
     seconds: Seconds,
-    link: Link | HostLinks,
-    ranks_per_host: int = 1,
+    cluster: Cluster,
     keep: float = KEEP,
     coding: Coding = NO_CODING,
+    collective_s: float = 0.0,
     of_period: Callable[[int], Plan] | None = None,
 ) -> int:
     """The least `average_every`, or `gossip_every`, with which a step of the slowest replica alone is `keep` of the
@@ -42,7 +41,7 @@ def least_period(
 
     Args:
         plan: of any period; its fragments and overlap are kept.
-        seconds, link, ranks_per_host, coding: as in `walk`.
+        seconds, cluster, coding, collective_s: as in `walk`.
         keep: above 0, below 1.
         of_period: the plan with another period; None: `with_period`.
     """
@@ -50,12 +49,12 @@ def least_period(
     least = layout.fragments + layout.overlap_steps if layout.average_every else 1
     inside = tuple(t for t in plan.traffic if t.verb not in (Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE))
     quiet = replace(plan, traffic=inside)
-    alone = walk(quiet, seconds, link, ranks_per_host=ranks_per_host, warm_up=0, timeline=False)
+    alone = walk(quiet, seconds, cluster, collective_s=collective_s, warm_up=0, timeline=False)
     alone_s = max(rank.step_s for rank in alone.ranks)
 
     def step_s(period: int) -> float:
         other = with_period(plan, period) if of_period is None else of_period(period)
-        found = walk(other, seconds, link, coding=coding, ranks_per_host=ranks_per_host, warm_up=0, timeline=False)
+        found = walk(other, seconds, cluster, coding=coding, collective_s=collective_s, warm_up=0, timeline=False)
         return max(rank.step_s for rank in found.ranks)
 
     low, high, before_s = least - 1, least, math.inf

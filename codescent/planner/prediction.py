@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_seconds
@@ -17,7 +17,7 @@ from codescent.clusters.files import OWN, load_cluster, software_of
 from codescent.config.decided import compiles
 from codescent.config.sections import Config
 from codescent.cost.price import Price
-from codescent.cost.stage_memory import Fitting, StageMemory
+from codescent.cost.stage_memory import PARTS, Fitting
 from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.bands import Band, falls, grows
@@ -28,21 +28,32 @@ an H100 took 34.7 ms for a step of GPT-2 124M, which is predicted so to 3 %."""
 NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "device_kind": str}
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
-HELD = (*(field.name for field in fields(StageMemory)), "total")
+HELD = (*PARTS, "total")
+
+
+def has_common_step(plan: Plan) -> bool:
+    """Whether all ranks take the same steps. Else each is given portions of work, and all of them are simulated."""
+    return not plan.layout.hands_out
+
+
+def not_there(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
+    """Why a plan cannot run on a cluster. `device`: train.device."""
+    ranks, each = plan.world_size * plan.devices, cluster.devices
+    if cluster.nodes is not None and ranks > cluster.nodes * each:
+        have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
+        yield f"{cluster.name} has {have}, {cluster.nodes * each} in all; the plan has {ranks:,}"
+    if device not in ("auto", cluster.device.kind):
+        yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
 
 
 def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
     """Why a plan has no price on a cluster. `device`: train.device."""
     ranks, each = plan.world_size * plan.devices, cluster.devices
-    if cluster.nodes is not None and ranks > cluster.nodes * each:
-        have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
-        yield f"{cluster.name} has {have}, {cluster.nodes * each} in all; the plan has {ranks:,}"
+    yield from not_there(plan, cluster, device)
     if ranks > each and ranks % each:
         near = sorted({ranks // each * each, -(-ranks // each) * each})
         words = " or ".join(map(str, near))
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
-    if device not in ("auto", cluster.device.kind):
-        yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
     yield from without_step(plan)
     if plan.layout.offload != "none":
         yield "parallel.offload: how long the update in host memory takes is not known"
@@ -50,8 +61,28 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
 
 def without_step(plan: Plan) -> Iterator[str]:
     """Why the ranks of a plan have no step together, if they have none."""
-    if plan.layout.hands_out:
-        yield "ranks that are given portions of work have no common step; codescent plan --link simulates them"
+    if not has_common_step(plan):
+        yield "ranks that are given portions of work have no common step; codescent plan --cluster simulates them"
+
+
+def as_run(software: Software, config: Config, device: str) -> Software:
+    """The software as a config runs it: compiled blocks join their element-wise operators, and launch fewer."""
+    if not compiles(config, device):
+        return software
+    return replace(software, fused=min(software.fused, COMPILED), host_s=software.host_s * COMPILED)
+
+
+def own_as_run(software: Software, name: str | None, config: Config, cluster: Cluster) -> Software:
+    """The software of a cluster as a config runs it. That of another program is as its file says.
+
+    `name`: of the command line; None: codescent.
+    """
+    return as_run(software, config, cluster.device.kind) if name in (None, OWN) else software
+
+
+def software_of_run(cluster: Cluster, config: Config, name: str | None = None) -> Software:
+    """A software of a cluster, `own_as_run`. Raises UserError: the cluster file has none of this name."""
+    return own_as_run(software_of(cluster, name), name, config, cluster)
 
 
 def cluster_of_run(config: Config) -> Cluster | None:
@@ -62,22 +93,6 @@ def cluster_of_run(config: Config) -> Cluster | None:
         return load_cluster(config.run.cluster)
     except UserError as error:
         raise UserError(*(f"run.cluster: {problem}" for problem in error.problems)) from error
-
-
-def software_of_run(cluster: Cluster, config: Config, name: str | None = None) -> Software:
-    """A software of a cluster; codescent `as_run`.
-
-    `name`: see `software_of`; None: codescent. Raises UserError: the cluster file has no software of this name.
-    """
-    software = software_of(cluster, name)
-    return as_run(software, config, cluster.device.kind) if name in (None, OWN) else software
-
-
-def as_run(software: Software, config: Config, device: str) -> Software:
-    """The software as a config runs it: compiled blocks join their element-wise operators, and launch fewer."""
-    if not compiles(config, device):
-        return software
-    return replace(software, fused=min(software.fused, COMPILED), host_s=software.host_s * COMPILED)
 
 
 def price_json(found: Price) -> dict[str, Any]:
@@ -97,7 +112,7 @@ def price_json(found: Price) -> dict[str, Any]:
         "hfu": hfu,
         "band_hfu": list(falls(hfu, band)),
         "peak_flops_per_s": found.peak_flops_per_s,
-        "memory_bytes": [{**vars(held), "total": held.total} for held in found.memory],
+        "memory_bytes": [{**held.parts(), "total": held.total} for held in found.memory],
         "band_bytes": [list(grows(held.total, found.software.memory_band)) for held in found.memory],
         "device_kind": found.cluster.device.kind,
         "device_bytes": found.cluster.device.memory_bytes,

@@ -1,6 +1,6 @@
 """In: a plan, a device, a precision. Out: the choice of kernels for fp32 products on a CPU, the measured peak FLOP/s;
 a UserError if the plan needs more memory than the device has.
-Does not choose the device (devices.py does) and does not estimate the memory of activations."""
+Does not choose the device (devices.py does) and does not count that memory (cost/stage_memory.py does)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.clusters.by_links import of_device
+from codescent.cost.stage_memory import memory
 from codescent.operators import products
-from codescent.plan import Plan
+from codescent.plan import AXES, Plan
 from codescent.plan.device_specs import spec_of
 
 if TYPE_CHECKING:
@@ -216,28 +218,31 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
         raise UserError(*problems)
 
 
-def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) -> None:
-    """Refuse a plan whose weights, gradients and optimizer state exceed the memory; activations are not counted.
-
-    The `local_world_size` ranks of a machine share its memory.
+def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int, *, compiled: bool = False) -> None:
+    """Refuse a plan that needs more memory than there is: on a device by the least that a step needs, in the memory of
+    a machine, which its `local_world_size` ranks share, by the state alone. `compiled`: whether blocks are compiled.
 
     Raises:
         UserError: the bytes needed and available.
     """
-    mesh, stages = plan.mesh, [plan.held_by(stage) for stage in range(plan.mesh.pp)]
-    in_all = [sum(tensor.state_bytes(mesh) for tensor in held) for held in stages]
-    on_host = [sum(tensor.host_bytes(mesh) for tensor in held) for held in stages]
-    found: list[tuple[str, int, int, int]] = []  # memory, ranks, bytes needed, bytes available
+    mesh, machines = plan.mesh, of_device(device.type)
+    firsts = (mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(mesh.pp))
+    held = [memory(plan, rank, machines, compiled=compiled) for rank in firsts]
+    found: list[tuple[str, int, float, float, int]] = []  # memory, ranks, state, bytes needed, bytes available
     if device.type == "cuda":
-        most = max(total - host for total, host in zip(in_all, on_host, strict=True))
-        found.append(("the device", 1, most, torch.cuda.get_device_properties(device).total_memory))
-    host_bytes = sum(on_host if device.type == "cuda" else in_all) * local_world_size // mesh.pp
-    found.append(("this machine", local_world_size, host_bytes, memory_bytes()))
+        fullest = max(held, key=lambda one: one.least)
+        needed = fullest.least if plan.devices == 1 else fullest.state  # several devices divide what they compute
+        size = torch.cuda.get_device_properties(device).total_memory
+        found.append(("the device", 1, fullest.state, needed, size))
+    each = [one.host + (0.0 if device.type == "cuda" else one.state) for one in held]
+    in_all = sum(each) * local_world_size / mesh.pp
+    found.append(("this machine", local_world_size, in_all, in_all, memory_bytes()))
     problems = [
-        f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of "
-        f"{counted(ranks, 'rank')} take {needed / 2**30:,.1f} GiB, but {where} has {available / 2**30:,.1f} GiB; take "
-        "a smaller model, more machines, or divide it (parallel.dp_shard, tp, pp)"
-        for where, ranks, needed, available in found
+        f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state"
+        f"{' and activations' * (needed > state)} of {counted(ranks, 'rank')} take {needed / 2**30:,.1f} GiB, but "
+        f"{where} has {available / 2**30:,.1f} GiB; take a smaller model, more machines, or divide it "
+        "(parallel.dp_shard, tp, pp)"
+        for where, ranks, state, needed, available in found
         if needed > available
     ]
     if problems:

@@ -19,7 +19,7 @@ from codescent.base.output import copy_to, warn
 from codescent.base.rank import Rank
 from codescent.build import Began, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
-from codescent.config.decided import with_device
+from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
@@ -218,7 +218,8 @@ def open_data(
     verify_again(verify, plan, num_steps, dataset, world, opened)
     world.from_first(lambda: machine.refuse_device(plan, world.device))
     world.divide(plan)
-    world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.this_rank.local_world_size))
+    compiled, ranks_here = compiles(of_device, world.device.type), world.this_rank.local_world_size
+    world.from_first(lambda: machine.refuse_too_large(plan, world.device, ranks_here, compiled=compiled))
     return config, plan, dataset, said
 
 

@@ -25,8 +25,8 @@ from codescent.launch.environment import read
 from codescent.verbs.arguments import OVERRIDE, SITE
 
 if TYPE_CHECKING:
+    from codescent.clusters.cluster import Cluster
     from codescent.config.sections import Config
-    from codescent.cost.network import HostLinks
 
 STANDARD_OUTPUT = "-"
 ELSEWHERE = ("hosts", "to", "nodes", "devices", "site", "out")
@@ -43,7 +43,7 @@ def main(arguments: Namespace) -> int:
     if OVERRIDE.match(arguments.config or ""):
         raise UserError(f"{arguments.config}: is of a config; name it first: codescent doctor CONFIG")
     problems: list[str] = []
-    link, this_rank = _link(arguments, problems), read(os.environ) or Rank()
+    machines, this_rank = _machines(arguments, problems), read(os.environ) or Rank()
     config, own = _of_rank_0(arguments) if this_rank.rank == 0 else (None, [])
     site_words = [word for word in arguments.overrides if word.startswith(SITE)]
     if site_words or any(getattr(arguments, name) is not None for name in ELSEWHERE):
@@ -54,7 +54,7 @@ def main(arguments: Namespace) -> int:
         dismiss(this_rank, os.environ, float(arguments.wait))
     if problems or own:
         raise UserError(*dict.fromkeys([*problems, *own]))
-    wanted = Wanted(link=link, bandwidth=not arguments.no_bandwidth, wait_s=float(arguments.wait))
+    wanted = Wanted(machines=machines, bandwidth=not arguments.no_bandwidth, wait_s=float(arguments.wait))
     if config is not None:
         from codescent.doctor.from_config import of_config
 
@@ -67,16 +67,16 @@ def main(arguments: Namespace) -> int:
     return reported(report.exit_code, os.environ)
 
 
-def _link(arguments: Namespace, problems: list[str]) -> HostLinks | None:
-    """The declared links."""
+def _machines(arguments: Namespace, problems: list[str]) -> Cluster | None:
+    """The declared links of hosts."""
     if arguments.link is None:
         return None
-    from codescent.planner.links import host_links_of
+    from codescent.clusters.by_links import cluster_of_text
 
     if arguments.no_bandwidth:
         problems.append("--link: says what bandwidth is expected, and --no-bandwidth does not measure it; give one")
     try:
-        return host_links_of(arguments.link)
+        return cluster_of_text(arguments.link)
     except UserError as error:
         problems += [f"--link: {problem}" for problem in error.problems]
         return None

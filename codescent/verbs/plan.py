@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 
 from rich.console import Console
 
@@ -16,21 +14,25 @@ from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.clusters.by_links import of_device
+from codescent.config.decided import with_device
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
-from codescent.cost.memory import inside_bytes, state_of_rank
+from codescent.cost.memory import inside_bytes
+from codescent.cost.stage_memory import memory
 from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
+from codescent.planner.prediction import has_common_step
 from codescent.preflight import absent, laid_out, notes, plan_of, steps_in_words
 from codescent.verbs import plan_search
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
-from codescent.verbs.plan_link import apart_of, coding_on, free_rows, link_rows, links_of, refuse_absent
+from codescent.verbs.plan_link import cluster_links, machines_of, refuse_price, walked_on
 from codescent.verbs.plan_memory import memory_rows
 from codescent.verbs.plan_operators import seconds_on, tables
-from codescent.verbs.plan_price import cluster_of, price_json, price_rows, priced
+from codescent.verbs.plan_price import price_json, price_rows, priced
 from codescent.verbs.timeline import draw_plan, draw_price, draw_ranks, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
@@ -47,8 +49,9 @@ def main(arguments: Namespace) -> int:
     plan_search.refuse_without(arguments)
     arguments.ranks = arguments.ranks[0] if arguments.ranks else None
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
-    links, cluster = links_of(arguments), cluster_of(arguments)
-    problems = [] if file is None else list(refusals(file))
+    problems: list[str] = []
+    cluster, links = machines_of(arguments, problems)
+    problems += [] if file is None else list(refusals(file))
     if arguments.operators and arguments.json:
         problems.append("--operators: prints a table, and --json the plan; give one of them")
     if file is None and flops_per_byte is not None:
@@ -56,30 +59,31 @@ def main(arguments: Namespace) -> int:
     try:
         loaded = resolved_of(arguments)
     except UserError as error:
-        raise UserError(*problems, *error.problems) from error
+        raise UserError(*dict.fromkeys([*problems, *error.problems])) from error
     if problems:
-        raise UserError(*problems)
+        raise UserError(*dict.fromkeys(problems))
     missing = absent(loaded.config)
-    config, said = laid_out(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
-    loaded = replace(loaded, config=config)
+    config = loaded.config
+    if cluster is not None and config.train.device == "auto":
+        config = with_device(config, cluster.device.kind)
+    config, said = laid_out(config, config.parallel.ranks, without_data=bool(missing))
     plan = plan_of(config, config.parallel.ranks, without_data=bool(missing))
     for sentence in [*notes(loaded), *missing, *([f"layout: {said}"] if said else [])]:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
     drawn, free = None, list[tuple[str, list[str]]]()
-    found_price = None if cluster is None else priced(arguments, plan, loaded.config, cluster)
+    if cluster is not None and links is None and not has_common_step(plan):
+        refuse_price(arguments)
+        links = cluster_links(arguments, cluster)
+    is_priced = cluster is not None and links is None
+    found_price = priced(arguments, plan, config, cluster) if cluster is not None and is_priced else None
     if found_price is not None:
-        rows = list(price_rows(found_price, loaded.config, arguments))
+        rows = list(price_rows(found_price, config, arguments))
         drawn = None if file is None else draw_price(found_price, file)
     elif links is not None:
-        refuse_absent(links, plan)
-        links = links.of_device(loaded.config.train.device)
-        coding = coding_on(links, plan)
-        found = links.walk(plan, coding, timeline=file is not None)
-        apart = partial(apart_of, plan, loaded.config, without_data=bool(missing))
-        free = list(free_rows(plan, links))
-        rows = list(link_rows(plan, links, found, coding, apart))
-        drawn = None if file is None else draw_ranks(plan, file, found)
+        walked = walked_on(links, arguments, plan, config, cluster, without_data=bool(missing))
+        rows, free = walked.rows, walked.free
+        drawn = None if file is None else draw_ranks(plan, file, walked.found)
     elif file is not None:
         drawn = draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
     if arguments.json:
@@ -87,11 +91,11 @@ def main(arguments: Namespace) -> int:
     elif found_price is not None:
         print(columns([*_layout_rows(plan), *rows]))
     else:
-        steps = steps_in_words(loaded.config, without_data=bool(missing))
-        show_plan(plan, steps, loaded.config, rows, free)
+        steps = steps_in_words(config, without_data=bool(missing))
+        show_plan(plan, steps, config, rows, free)
     if arguments.operators:
         console = Console(highlight=False)
-        kind = CPU if loaded.config.train.device == CPU else CUDA
+        kind = CPU if config.train.device == CPU else CUDA
         seconds = None
         if found_price is not None:
             kind, seconds = found_price.cluster.device.kind, seconds_on(found_price)
@@ -186,7 +190,7 @@ def _servers(plan: Plan) -> Iterator[str]:
 def _memory_of_server(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """A row for the server that holds most, if ranks are servers and nothing else."""
     if plan.layout.server_ranks:
-        most = max(state_of_rank(plan, rank).total_bytes for rank in plan.servers)
+        most = max(memory(plan, rank, of_device(CPU)).state for rank in plan.servers)
         yield "  a server", [f"{of_bytes(most)}: weights and optimizer state of its part"]
 
 

@@ -1,4 +1,4 @@
-"""In: the options of `codescent plan` that begin with --link. Out: the ranks' walk, in rows.
+"""In: the options of `codescent plan` that begin with --link, a cluster. Out: the ranks' walk, in rows.
 Does not simulate (cost/ranks_walk.py does) and does not measure a link."""
 
 from __future__ import annotations
@@ -7,24 +7,29 @@ import math
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.build.accept import changed
-from codescent.clusters.link import Link
+from codescent.clusters.by_links import UNKNOWN, cluster_of_text, link_of, of_links
+from codescent.clusters.cluster import Cluster
+from codescent.clusters.files import software_of
+from codescent.clusters.link import AT_ONCE, Link
 from codescent.config.sections import Config
 from codescent.cost.amounts import phases
 from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding, rate_of
-from codescent.cost.memory import state_bytes
-from codescent.cost.network import HostLinks
+from codescent.cost.stage_memory import stage_memory
 from codescent.cost.walked import Walk
 from codescent.plan import Collective, Plan
-from codescent.planner.links import Apart, Links, host_links_of, link_of, slow_of
+from codescent.planner.links import Apart, Links, on_device, slow_of
 from codescent.planner.period import KEEP, MOST_PERIOD, NOTHING_DUE, least_handed, least_period
+from codescent.planner.prediction import not_there, own_as_run
 from codescent.preflight import plan_of
+from codescent.verbs.plan_price import cluster_of
 
 NEEDS_LINK = ("slow", "compute_s", "flops_per_s", "per_host", "coding", "inside", "memory")
 """Options that have an effect with --link only."""
@@ -32,17 +37,37 @@ HERE = "here"
 """Value of --coding that measures."""
 
 
-def links_of(arguments: Namespace) -> Links | None:
-    """The options of a command line; None: without --link. Raises UserError: every option that is wrong."""
-    needs = [name for name in NEEDS_LINK if not (name == "slow" and arguments.cluster is not None)]
+def machines_of(arguments: Namespace, problems: list[str]) -> tuple[Cluster | None, Links | None]:
+    """The cluster of --cluster and the links of --link; None: without one. What is wrong is added to `problems`."""
+    cluster, links = None, None
+    try:
+        cluster = cluster_of(arguments)
+    except UserError as error:
+        problems += error.problems
+    try:
+        links = links_of(arguments, cluster)
+    except UserError as error:
+        problems += error.problems
+    return cluster, links
+
+
+def links_of(arguments: Namespace, cluster: Cluster | None) -> Links | None:
+    """The options of a command line; None: without --link. Raises UserError: every option that is wrong.
+
+    `cluster`: of --cluster; None where it is wrong. Its devices say how long the arithmetic takes, and --link is the
+    card of each node.
+    """
+    is_beside = arguments.cluster is not None
+    needs = [name for name in NEEDS_LINK if not (name == "slow" and is_beside)]
     given = [f"--{name.replace('_', '-')}" for name in needs if getattr(arguments, name) is not None]
     if arguments.link is None:
         if given:
             raise UserError(*(f"{name}: needs --link, such as --link 49mbit,0.2ms" for name in given))
         return None
-    problems = []
-    if (arguments.compute_s is None) == (arguments.flops_per_s is None):
-        wrong = "give only one of them" if arguments.compute_s is not None else "it needs one of them"
+    problems = list(_refused_beside(arguments)) if is_beside else []
+    speeds = (arguments.compute_s is not None) + (arguments.flops_per_s is not None)
+    if speeds == 2 or (speeds == 0 and not is_beside):
+        wrong = "give only one of them" if speeds else "it needs one of them, or --cluster, which knows its devices"
         problems.append(
             f"--link: --compute-s (seconds of a step's arithmetic) or --flops-per-s (speed of a rank): {wrong}"
         )
@@ -50,13 +75,13 @@ def links_of(arguments: Namespace) -> Links | None:
         problems.append("--flops-per-byte: --link says the speed of links; give one of them")
     if arguments.json:
         problems.append("--json: prints the plan alone, without the rows of --link; give one of them")
-    link, slow, memory = HostLinks(Link(1.0)), dict[int, float](), None
+    found, slow, memory, inside = of_links(AT_ONCE), dict[int, float](), None, AT_ONCE
     try:
-        link = host_links_of(arguments.link)
+        found = cluster_of_text(arguments.link)
     except UserError as error:
         problems += [f"--link: {problem}" for problem in error.problems]
-    if arguments.inside is not None and (inside := link_of(arguments.inside, 0.0, "--inside: ", problems)) is not None:
-        link = replace(link, inside=inside)
+    if arguments.inside is not None:
+        inside = link_of(arguments.inside, 0.0, "--inside: ", problems) or AT_ONCE
     try:
         slow = {} if arguments.slow is None else slow_of(arguments.slow)
     except ValueError as error:
@@ -67,9 +92,58 @@ def links_of(arguments: Namespace) -> Links | None:
         problems.append(f"--coding: {error}")
     if problems:
         raise UserError(*problems)
-    return Links(
-        link, arguments.compute_s, arguments.flops_per_s, slow, arguments.per_host or 1, memory, arguments.memory
-    )
+    speed = arguments.compute_s, arguments.flops_per_s
+    if cluster is not None:
+        given_links = replace(cluster_links(arguments, cluster), compute_s=speed[0], flops_per_s=speed[1])
+        cards = replace(given_links.cluster, between=found.between, hosts=found.hosts, cards=1)
+        return replace(given_links, cluster=cards)
+    machines = replace(found, inside=inside, bus=inside, devices=arguments.per_host or 1)
+    return Links(machines, None, *speed, slow, memory, arguments.memory)
+
+
+def cluster_links(arguments: Namespace, cluster: Cluster) -> Links:
+    """The machines of a cluster, for a walk over all ranks: links as its software reaches them."""
+    software = software_of(cluster, arguments.software)
+    rate = cluster.device.memory_bytes_per_s * software.memory_efficiency
+    memory = rate if arguments.coding is None else coding_of(arguments.coding)
+    slow = slow_of(arguments.slow) if arguments.slow else {}
+    return Links(cluster.reached(software), software, None, None, slow, memory)
+
+
+BESIDE = {
+    "per_host": "node.devices of the cluster is how many ranks share a host; change it by --with node.devices=N",
+    "inside": "the cluster has a link inside; change it by --with links.inside=RATE,LATENCY",
+    "memory": "the cluster has the memory of a device; change it by --with device.memory=SIZE",
+    "most": "is asked of the price of a cluster; leave out --link",
+    "mtbf": "is asked of the price of a cluster; leave out --link",
+    "save_s": "is asked of the price of a cluster; leave out --link",
+}
+"""Options that say nothing beside --link and --cluster together, and what to give instead."""
+
+
+def _refused_beside(arguments: Namespace) -> Iterator[str]:
+    for name, instead in BESIDE.items():
+        if getattr(arguments, name) is not None:
+            yield f"--{name.replace('_', '-')}: {instead}"
+
+
+def refuse_price(arguments: Namespace) -> None:
+    """Refuse options of a price, for a plan whose ranks are given portions of work: all its ranks are walked."""
+    asked = [name for name in ("most", "mtbf", "save_s") if getattr(arguments, name) is not None]
+    asked += ["json"] * arguments.json
+    if asked:
+        why = "ranks that are given portions of work have no common step, so they are simulated and have no price"
+        raise UserError(*(f"--{name.replace('_', '-')}: {why}; leave it out" for name in asked))
+
+
+def as_configured(links: Links, config: Config, software: str | None) -> Links:
+    """The links as a config uses them. Known devices have their own collectives, and software as the config runs it.
+
+    Others have those of train.device: NCCL's are rings, and auto counts as a CPU. `software`: of the command line.
+    """
+    if links.software is None:
+        return on_device(links, config.train.device)
+    return replace(links, software=own_as_run(links.software, software, config, links.cluster))
 
 
 def coding_of(text: str | None) -> float | None:
@@ -91,13 +165,17 @@ def coding_on(links: Links, plan: Plan) -> Coding:
     return measure(plan)
 
 
-def refuse_absent(links: Links, plan: Plan) -> None:
-    """Refuse hosts and ranks that the plan does not have, and a plan that does not fit in the memory that is given."""
+def refuse_absent(links: Links, plan: Plan, cluster: Cluster | None, device: str) -> None:
+    """Refuse hosts and ranks that the plan does not have, a plan that does not fit in the memory that is given, and one
+    that the machines of --cluster cannot run. `device`: train.device."""
     host, rank = links.hosts(plan) - 1, plan.mesh.world_size - 1
-    each = f" of {counted(links.ranks_per_host, 'rank')}"
-    problems = [f"--link: host {one}: the plan has hosts 0 to {host}{each}" for one in links.link.own if one > host]
+    each = f" of {counted(links.cluster.devices, 'rank')}"
+    problems = [
+        f"--link: host {one}: the plan has hosts 0 to {host}{each}" for one in links.cluster.hosts if one > host
+    ]
     problems += [f"--slow: rank {one}: the plan has ranks 0 to {rank}" for one in links.slow if one > rank]
-    needed = state_bytes(plan).device_bytes
+    problems += [] if cluster is None else [f"--cluster: {reason}" for reason in not_there(plan, cluster, device)]
+    needed = max(stage_memory(plan, stage, links.cluster, UNKNOWN).state for stage in range(plan.mesh.pp))
     if links.memory is not None and needed > links.memory.size_bytes:
         problems.append(
             f"--memory {links.memory.text} ({of_bytes(links.memory.size_bytes)}): the weights, gradients and optimizer "
@@ -129,14 +207,32 @@ def apart_of(plan: Plan, config: Config, period: int | None, *, without_data: bo
     return plan_of(changed(config, Change(values)), plan.world_size, without_data=without_data)
 
 
+class RankRows(NamedTuple):
+    """What the ranks did, its rows, and those of what has no time."""
+
+    found: Walk
+    rows: list[tuple[str, list[str]]]
+    free: list[tuple[str, list[str]]]
+
+
+def walked_on(
+    links: Links, arguments: Namespace, plan: Plan, config: Config, cluster: Cluster | None, *, without_data: bool
+) -> RankRows:
+    """Walk all ranks. Raises UserError: the machines cannot run the plan. `without_data`: as in `plan_of`."""
+    refuse_absent(links, plan, cluster, config.train.device)
+    links = as_configured(links, config, arguments.software)
+    coding = coding_on(links, plan)
+    found = links.walk(plan, coding, timeline=arguments.timeline is not None)
+    apart = partial(apart_of, plan, config, without_data=without_data)
+    return RankRows(found, list(link_rows(plan, links, found, coding, apart)), list(free_rows(plan, links)))
+
+
 def free_rows(plan: Plan, links: Links) -> Iterator[tuple[str, list[str]]]:
     """What has no link and so no time, before all other rows."""
-    if links.link.inside is not None:
-        return
     free = []
-    if min(links.ranks_per_host, plan.world_size) > 1:
+    if min(links.cluster.devices, plan.world_size) > 1 and not links.cluster.inside.takes_time:
         free.append("what ranks of one host send each other")
-    if any(record.collective is Collective.COPY for record in plan.traffic):
+    if any(record.collective is Collective.COPY for record in plan.traffic) and not links.cluster.bus.takes_time:
         free.append("copies between device and host")
     if free:
         yield "not in the time", [f"{' and '.join(free)}: give its rate by --inside, such as --inside 50GB/s,5us"]
@@ -148,11 +244,14 @@ def link_rows(plan: Plan, links: Links, found: Walk, coding: Coding, apart: Apar
     `apart`: the plan whose replicas train apart, with this period, or with that of the config (None). It is asked for
     where there are replicas, and may raise UserError.
     """
-    mesh, each = plan.mesh, counted(min(links.ranks_per_host, plan.world_size), "rank")
+    mesh, machines = plan.mesh, links.cluster
+    each = counted(min(machines.devices, plan.world_size), "rank")
     hosts = f"{counted(links.hosts(plan), 'host')} of {each}"
-    own = [f"host {host}: {_size(link)}" for host, link in sorted(links.link.own.items())]
-    inside = [f"inside a host: {_size(links.link.inside)}"] if links.link.inside else []
-    yield "simulated", [f"{_size(links.link.common)} between {hosts}; no link is measured", *inside, *own]
+    own = [f"host {host}: {_size(link)}" for host, link in sorted(machines.hosts.items())]
+    inside = [f"inside a host: {_size(machines.inside)}"] if machines.inside.takes_time else []
+    cards = f", {machines.cards} cards each" if machines.cards > 1 else ""
+    whose = "no link is measured" if links.software is None else f"arithmetic and links inside of {machines.name}"
+    yield "simulated", [f"{_size(machines.between)} between {hosts}{cards}; {whose}", *inside, *own]
     slow = ", ".join(f"rank {rank}: {factor:g} times as long" for rank, factor in sorted(links.slow.items()))
     most = " on the stage that computes most" if mesh.pp > 1 else ""
     yield "  arithmetic", [f"{of_seconds(links.step_s(plan))} a step and rank{most}{slow and f'; {slow}'}"]
@@ -206,9 +305,9 @@ def _period(links: Links, coding: Coding, apart: Apart) -> str:
         if layout.hands_out:
             least = least_handed(links.with_period(plan, coding, apart))
         else:
-            given = links.seconds(plan), links.link, links.ranks_per_host
+            given = links.seconds(plan), links.cluster
             of_period = None if layout.average_every else apart
-            least = least_period(plan, *given, coding=coding, of_period=of_period)
+            least = least_period(plan, *given, coding=coding, collective_s=links.collective_s, of_period=of_period)
     except UserError as error:
         return f"another {key} is refused here: {error.problems[0]}"
     share = f"{of_share(KEEP)} of the speed without a network"

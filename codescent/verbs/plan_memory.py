@@ -1,16 +1,17 @@
 """In: a plan, the config of the command. Out: the rows of `codescent plan` on the memory of a rank, in words.
-Does not count bytes (cost and plan/state.py do) and does not print."""
+Does not count bytes (cost/stage_memory.py does) and does not print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_bytes
+from codescent.clusters.by_links import of_device
 from codescent.config.decided import HEAD_CHUNK_TOKENS, compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
-from codescent.cost.activations import activations_bytes, is_known
-from codescent.cost.memory import head_bytes, kept_kinds, state_bytes
-from codescent.plan import Memory, Plan
+from codescent.cost.memory import kept_kinds
+from codescent.cost.stage_memory import StageMemory, memory
+from codescent.plan import AXES, Memory, Plan
 from codescent.plan.activations import CPU
 
 Row = tuple[str, list[str]]
@@ -21,19 +22,19 @@ def memory_rows(plan: Plan, config: Config | None = None) -> Iterator[Row]:
 
     `config`: None: on each kind of device, and without the head.
     """
-    state, tensor = state_bytes(plan), plan.trained[0]
+    state, tensor = max(_held(plan, CPU), key=lambda held: (held.state, held.state + held.host)), plan.trained[0]
     fullest = "; ranks of the fullest stage" if plan.mesh.pp > 1 else ""
     yield "memory per rank", [f"temporary tensors not counted{fullest}"]
-    yield "  weights", [of_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
-    yield "  gradients", [of_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
-    yield "  optimizer", [of_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
+    yield "  weights", [of_bytes(state.weights) + _where(plan.tensors[0].weights_in)]
+    yield "  gradients", [of_bytes(state.gradients) + _where(tensor.gradients_in)]
+    yield "  optimizer", [of_bytes(state.optimizer + state.host) + _where(tensor.optimizer_in)]
     if kept := kept_kinds(plan):
         yield "  of it", [", ".join(f"{kind} {of_bytes(size)}" for kind, size in kept.items())]
-    if state.host_bytes:
-        device, host = of_bytes(state.device_bytes), of_bytes(state.host_bytes)
+    if state.host:
+        device, host = of_bytes(state.state), of_bytes(state.host)
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
     else:
-        yield "  together", [of_bytes(state.total_bytes)]
+        yield "  together", [of_bytes(state.state)]
     yield "  activations", list(_of_activations(plan, config))
     if config is not None and (head := list(_of_head(plan, config))):
         yield "  head", head
@@ -49,6 +50,12 @@ def _kinds(config: Config | None) -> Sequence[str]:
     return list(HEAD_CHUNK_TOKENS) if config is None or auto else [config.train.device]
 
 
+def _held(plan: Plan, kind: str, chunk_tokens: int | None = None) -> list[StageMemory]:
+    """What the first rank of each stage holds on a kind of device."""
+    firsts = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
+    return [memory(plan, rank, of_device(kind), chunk_tokens=chunk_tokens) for rank in firsts]
+
+
 def _of_activations(plan: Plan, config: Config | None) -> Iterator[str]:
     """What forward passes keep for backward, on the stage where it is most. The compiler chooses by itself."""
     flying = max(plan.schedule.most_in_flight(stage) for stage in range(plan.mesh.pp))
@@ -57,11 +64,12 @@ def _of_activations(plan: Plan, config: Config | None) -> Iterator[str]:
     for kind in _kinds(config):
         compiled = kind != CPU if config is None else compiles(config, kind)
         plain = ", blocks not compiled" if compiled else ""
-        known = is_known(plan, kind)
+        most = max(_held(plan, kind), key=lambda held: held.activations)
+        again = f", {of_bytes(most.again)} of it computed again" if most.again else ""
         yield (
-            f"{least}{of_bytes(activations_bytes(plan, kind))} on {kind}{several}{plain}"
-            if known
-            else (f"not known on {kind} in {plan.work.precision}")
+            f"{least}{of_bytes(most.activations)} on {kind}{several}{again}{plain}"
+            if most.whole
+            else f"not known on {kind} in {plan.work.precision}"
         )
 
 
@@ -69,6 +77,6 @@ def _of_head(plan: Plan, config: Config) -> Iterator[str]:
     """The memory of the head while it computes the loss."""
     for kind in _kinds(config):
         chunk = head_chunk_tokens(with_device(config, kind))
-        if size := head_bytes(plan, chunk, on_cpu=kind == "cpu"):
+        if size := max(held.logits for held in _held(plan, kind, chunk)):
             of = f"{chunk:,} tokens" if chunk else "all tokens"
             yield f"{of_bytes(size)} on {kind}, logits of {of} at a time"

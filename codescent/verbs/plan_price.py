@@ -13,7 +13,7 @@ from codescent.clusters.cluster import Cluster
 from codescent.clusters.files import load_cluster, software_of
 from codescent.config.sections import Config
 from codescent.cost.price import Price, price
-from codescent.cost.stage_memory import StageMemory
+from codescent.cost.stage_memory import PARTS, StageMemory
 from codescent.cost.time_parts import NAMES
 from codescent.plan import Plan
 from codescent.planner.bands import falls, grows
@@ -64,10 +64,6 @@ def cluster_of(arguments: Namespace) -> Cluster | None:
             raise UserError(*(f"{name}: needs --cluster, such as --cluster h100-sxm" for name in given))
         return None
     problems = []
-    if arguments.link is not None:
-        problems.append(
-            "--link: --cluster says the speed of links; give one of them, or --with links.between=RATE,LATENCY"
-        )
     if (arguments.mtbf is None) != (arguments.save_s is None):
         problems.append("--mtbf and --save-s: the interval of checkpoints needs both")
     cluster = None
@@ -209,8 +205,7 @@ def _memory_rows(found: Price) -> Rows:
 
 
 def _held(held: StageMemory) -> str:
-    parts = {"device and libraries": held.device, **vars(held)}
-    del parts["device"]
+    parts = {PARTS[name]: size for name, size in held.parts().items()}
     known = {name: size for name, size in parts.items() if size >= 0.005 * held.total}
     return ", ".join(f"{name} {of_bytes(size)}" for name, size in sorted(known.items(), key=lambda one: -one[1]))
 
