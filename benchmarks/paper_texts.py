@@ -149,7 +149,7 @@ With 26,368 channels its 120 blocks have a trillion parameters. One device would
   Small updates would be lost in 16 bits.
 * **The activations are those of a smaller model.** 120 blocks of 12,288 channels have 0.218 · 10¹² parameters.
 * **0.8 TB are the inputs of the blocks alone**, as with `parallel.recompute = "full"`. The tool adds what the head
-  keeps. With `"none"` a trillion parameters keep {kept} TB.
+  keeps, and the block that is computed again. With `"none"` a trillion parameters keep {kept} TB.
 
 On 256 B200 the same model has room:
 

@@ -110,7 +110,10 @@ def test_the_founding_sum_is_wrong_and_ours_is_right() -> None:
     for column, hidden in ((1, 12_288), (2, 26_368)):
         ours = 120 * (12 * hidden**2 + 13 * hidden) + (50_257 + 2048) * hidden + 2 * hidden
         inputs = 128 * 2048 * hidden * 2  # of one block; those of the last norm and of the head have the same size
-        kept = 122 * inputs + 50_257 * hidden * 2  # and the head's matrix
+        # The block that is computed again: outputs of two norms, queries, keys and values, what attention returns, the
+        # sum behind it, and the feed-forward before and behind its GELU.
+        again = (2 + 3 + 1 + 1 + 4 + 4) * inputs
+        kept = 122 * inputs + 50_257 * hidden * 2 + again  # and the head's matrix
         sizes = [2 * ours, 2 * ours, 12 * ours, kept]
         shown = [
             float(rows[name][column]) * 1e12 for name in ("weights", "gradients", "optimizer", "activations", "sum")
