@@ -183,7 +183,8 @@ REFUSED = {
     "an unknown cluster": (("run.cluster=lapdog",), 'run.cluster: cluster "lapdog": there is no such file'),
     "other devices": (("run.cluster=h100-sxm",), 'parallel.layout = "auto": train.device = "cpu": the devices of'),
     "servers": (("parallel.servers=1", "parallel.updates=asynchronous"), 'parallel.layout = "auto": ranks that are'),
-    "a degree": (("parallel.tp=3",), 'parallel.layout = "auto": every layout of these ranks is refused. Problems of'),
+    "a degree": (("model.num_heads=1", "parallel.tp=2"), 'parallel.layout = "auto": every layout of these ranks is refused. Problems of'),
+    "sizes": (("model.hidden_dim=17", "parallel.ranks=16"), "model.num_heads: 2 heads do not divide"),
     "an unknown value": (("parallel.layout=best",), 'parallel.layout: given "best"; must be "given" or "auto"'),
 }  # fmt: skip
 
@@ -194,8 +195,9 @@ def test_what_nothing_can_be_chosen_for_is_refused_before_a_run_begins(project: 
     words, said = REFUSED[what]
     for command in (("plan",), ("train", "run.name=refused")):
         verb, *more = command
-        done = called(project, verb, "run.toml", *AUTO, *words, "parallel.ranks=2", *more)
+        done = called(project, verb, "run.toml", "parallel.ranks=2", *AUTO, *words, *more)
         assert done.returncode == 2
+        assert done.stderr.count("error: ") == 1, done.stderr
         assert f"error: {said}" in done.stderr.replace("command line: ", ""), done.stderr
     assert not (project / "runs/refused").exists()
 
