@@ -183,7 +183,7 @@ REFUSED = {
     "an unknown cluster": (("run.cluster=lapdog",), 'run.cluster: cluster "lapdog": there is no such file'),
     "other devices": (("run.cluster=h100-sxm",), 'parallel.layout = "auto": train.device = "cpu": the devices of'),
     "servers": (("parallel.servers=1", "parallel.updates=asynchronous"), 'parallel.layout = "auto": ranks that are'),
-    "a degree": (("model.num_heads=1", "parallel.tp=2"), 'parallel.layout = "auto": every layout of these ranks is refused. Problems of'),
+    "a degree": (("model.num_heads=1", "parallel.tp=2"), 'parallel.layout = "auto": every layout of these'),
     "sizes": (("model.hidden_dim=17", "parallel.ranks=16"), "model.num_heads: 2 heads do not divide"),
     "an unknown value": (("parallel.layout=best",), 'parallel.layout: given "best"; must be "given" or "auto"'),
 }  # fmt: skip
