@@ -1,4 +1,4 @@
-"""In: a config. Out: the run folder's path and the plan; or all errors that can be found before ranks start.
+"""In: a config. Out: the run folder's path, the layout and the plan; or all errors that are found before ranks start.
 Does not import torch or start a process. `codescent plan` and the process that starts local ranks call it."""
 
 from __future__ import annotations
@@ -6,14 +6,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from codescent import models, tasks
 from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.refusal import Change
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
-from codescent.clusters.files import load_cluster
+from codescent.build.accept import changed
 from codescent.config import decided, effects
 from codescent.config.contradictions import late_windows
 from codescent.config.load import LoadedConfig
@@ -22,6 +23,8 @@ from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting, open_folder
 from codescent.plan import DECAY_STEPS, Plan, Scalar
+from codescent.planner.prediction import cluster_of_run
+from codescent.planner.search import auto
 from codescent.record import RunFolder
 from codescent.record.beginning import is_free, refuse_taken
 
@@ -36,9 +39,35 @@ def is_begun(config: Config) -> bool:
     return not is_free(run_folder(config))
 
 
+class Checked(NamedTuple):
+    """What is known of a run before its ranks start.
+
+    Attributes:
+        plan: of the run.
+        chosen: the keys of a layout that was chosen, as words of a command line. A rank that is given them has no other
+            choice, so it does not search. It still says and records the layout, as under every launcher.
+    """
+
+    plan: Plan
+    chosen: list[str]
+
+
+def laid_out(config: Config, world_size: int, *, without_data: bool = False) -> tuple[Config, str]:
+    """The config with a layout, and a line on it; the config as it is and "" if it gives its layout. See `plan_of`.
+
+    Raises:
+        UserError: see `planner.search.auto.layout_of`.
+    """
+    if not auto.is_open(config):
+        return config, ""
+    found, vocab_size = _with_data(config, world_size, without_data=without_data)
+    chosen = auto.layout_of(found, vocab_size, world_size)
+    return changed(config, chosen.change), chosen.said
+
+
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:
-    """Build the plan of a config. The corpus is prepared only if the plan depends on it: on the size of its vocabulary
-    ("char"), or on the steps of its epochs (parallel.average_every).
+    """Build the plan of a config, with its layout (`laid_out`). The corpus is prepared only if the plan depends on it:
+    on the size of its vocabulary ("char"), or on the steps of its epochs (parallel.average_every).
 
     Without a prepared corpus the number of steps in `train.num_epochs` is unknown, and so is `decay_steps`.
 
@@ -50,19 +79,24 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     Raises:
         UserError: all problems of the config, or a corpus that cannot be prepared.
     """
-    request, vocab_size = task_request(config), vocabulary_of(config, world_size, without_data=without_data)
+    config, _ = laid_out(config, world_size, without_data=without_data)
+    found, vocab_size = _with_data(config, world_size, without_data=without_data)
+    try:
+        return build(found, vocab_size, world_size)
+    except UserError as error:
+        raise decided.as_given(error, config) from error
+
+
+def _with_data(config: Config, world_size: int, *, without_data: bool) -> tuple[Config, int | None]:
+    """The config with what data decides, and its vocabulary, as far as `plan_of` needs and knows them."""
+    vocab_size = vocabulary_of(config, world_size, without_data=without_data)
     dataset = None
     if not without_data and decided.averages_in_epochs(config):
         check_sizes(config, world_size)
-        dataset = tasks.prepare_and_open(request, progress=True)
+        dataset = tasks.prepare_and_open(task_request(config), progress=True)
     elif not without_data and decided.needs_samples(config):
         dataset = prepared(config)
-    if dataset is None:
-        return build(config, vocab_size, world_size)
-    try:
-        return build(settled(config, dataset), dataset.vocab_size, world_size)
-    except UserError as error:
-        raise decided.as_given(error, config) from error
+    return (config, vocab_size) if dataset is None else (settled(config, dataset), dataset.vocab_size)
 
 
 def vocabulary_of(config: Config, world_size: int, *, without_data: bool = False) -> int | None:
@@ -117,15 +151,6 @@ def notes(loaded: LoadedConfig) -> list[str]:
     return [*without_effect(loaded), *found]
 
 
-def check_cluster(config: Config) -> None:
-    """Raise UserError if run.cluster is no cluster."""
-    if config.run.cluster is not None:
-        try:
-            load_cluster(config.run.cluster)
-        except UserError as error:
-            raise UserError(*(f"run.cluster: {problem}" for problem in error.problems)) from error
-
-
 def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began | None = None) -> tuple[Config, Plan]:
     """Build the plan of a config for an open dataset.
 
@@ -138,7 +163,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
     Raises:
         UserError: all problems of the config, or splits that are too short for it; run.cluster is no cluster.
     """
-    check_cluster(config)
+    cluster_of_run(config)  # a wrong one is refused before the run begins
     given, config = config, settled(config, dataset)
     try:
         plan = build(config, dataset.vocab_size, world_size)
@@ -206,8 +231,8 @@ def prepared(config: Config) -> AnyDataset | None:
     return None if path is None else task.open(request, path)
 
 
-def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool = True) -> Plan:
-    """Prepare the data and check the run before any rank is started. Returns its plan.
+def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool = True) -> Checked:
+    """Prepare the data, choose a layout if the config gives none, and check the run before any rank is started.
 
     Args:
         creates_folder: whether a new run creates its run folder, so that no other may be there.
@@ -223,12 +248,15 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
         check_sizes(config, world_size)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
-    config, plan = plan_with(config, dataset, world_size, None if folder is None else Began.of(saved_plan(folder)))
+    saved = None if folder is None else saved_plan(folder)
+    chosen = auto.layout_of(settled(config, dataset), dataset.vocab_size, world_size, saved)
+    began = None if saved is None else Began.of(saved)
+    config, plan = plan_with(changed(config, chosen.change), dataset, world_size, began)
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, plan, dataset, config.train.num_steps)
         check_same_files(request, folder, dataset)
-    return plan
+    return Checked(plan, Change(chosen.keys).words())
 
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:

@@ -41,7 +41,7 @@ EVERY_RUN = {
     *("optimizer.kind", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.max_grad_norm"),
     *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.scale_learning_rate"),
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
-    *("parallel.cut", "parallel.recompute", "parallel.offload", "parallel.data_parallel"),
+    *("parallel.layout", "parallel.cut", "parallel.recompute", "parallel.offload", "parallel.data_parallel"),
     *("parallel.bucket_bytes", "parallel.reduce_dtype", "parallel.restarts", "parallel.timeout_s"),
     *("parallel.meet_s", "parallel.listen", "parallel.stopped_s"),
     *("parallel.average_every", "parallel.wire", "parallel.gossip", "parallel.servers"),

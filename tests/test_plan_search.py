@@ -120,7 +120,7 @@ REFUSED = [
     ((*SEARCH[:2], "--search", "--ranks", "2,4", "--out", "x.toml"), ["--out: is the config of one number of ranks"]),
     (("--cluster", "h100", "--search", "train.num_stepz=3"), ["h100", "num_stepz"]),
     ((*SEARCH[:2], "--search", "--ranks", "12"), ["12 devices do not fill nodes of 8"]),
-    ((*SEARCH, "parallel.tp=3"), ["is refused with parallel.tp, ", "as given (--free searches them, too)"]),
+    ((*SEARCH, "parallel.tp=3"), ["is refused with parallel.tp, ", "as given (--free all searches them, too)"]),
     ((*SEARCH, "parallel.servers=1"), ["ranks that are given portions of work have no common step"]),
 ]  # fmt: skip
 

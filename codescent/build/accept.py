@@ -12,7 +12,7 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build.resolve import Resolved, has_sizes, needs_vocab_size, resolve_into
+from codescent.build.resolve import Resolved, has_sizes, needs_vocab_size, resolve, resolve_into
 from codescent.build.rules import MAX_MICROBATCHES, batch_of, stages_of, unsupported
 from codescent.config.decided import with_samples
 from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
@@ -63,15 +63,22 @@ def check_sizes(config: Config, world_size: int) -> None:
     """Check the sizes of the model before the data is prepared, which may take hours.
 
     Raises:
-        UserError: sizes are missing or do not fit each other; with them all other problems that need no data.
+        UserError: sizes are missing or do not fit each other; with them all other problems that need no data, except
+            those of a layout that is not chosen yet.
     """
     vocab_size = ANY_VOCAB_SIZE if needs_vocab_size(config) else None
-    if not has_sizes(config, vocab_size):
+    if has_sizes(config, vocab_size):
+        return
+    if config.parallel.layout == "auto":
+        resolve(config, vocab_size)
+    else:
         accepted(config, vocab_size, world_size)
 
 
 def changed(config: Config, change: Change) -> Config:
     """The config with other values. Raises ValueError: it has no such value, or values contradict each other."""
+    if not change.values:
+        return config
     given = config.model_dump(exclude_unset=True)
     if config.train.global_batch_tokens is not None:  # decides the samples
         given["train"].pop("global_batch_size", None)

@@ -38,7 +38,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
     for first, second in INSTEAD:
-        if _is_given(config, first) and _is_given(config, second):
+        if is_given(config, first) and is_given(config, second):
             yield (first, second), f"given, and {second} too: the first decides the second; give one of the two"
     if train.num_epochs is None:  # else the steps are not known yet
         yield from late_windows(config)
@@ -64,7 +64,7 @@ def late_windows(config: Config) -> Iterator[Contradiction]:
         )
 
 
-def _is_given(config: Config, key: str) -> bool:
+def is_given(config: Config, key: str) -> bool:
     """Whether a file or a command line gives the key a value other than "auto"."""
     section, name = key.split(".")
     values = getattr(config, section)

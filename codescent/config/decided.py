@@ -45,13 +45,19 @@ def with_device(config: Config, device: str) -> Config:
 
 def with_samples(config: Config, sample_tokens: int) -> Config:
     """The config with the samples of `train.global_batch_tokens`, rounded down, in `train.global_batch_size`."""
-    tokens = config.train.global_batch_tokens
-    return config if tokens is None else _with_train(config, global_batch_size=max(1, tokens // sample_tokens))
+    train, tokens = config.train, config.train.global_batch_tokens
+    if tokens is None:
+        return config
+    values = {**dict(train), "global_batch_size": max(1, tokens // sample_tokens)}
+    decided = type(train).model_construct(set(train.model_fields_set), **values)  # no file gives the samples
+    return config.model_copy(update={"train": decided})
 
 
 def without_tokens(config: Config) -> Config:
     """The config of a run with `with_samples`: only the samples are recorded."""
-    return _with_train(config, global_batch_tokens=None)
+    if config.train.global_batch_tokens is None:
+        return config
+    return _with_train(config, global_batch_tokens=None, global_batch_size=config.train.global_batch_size)
 
 
 def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> Refusal | None:

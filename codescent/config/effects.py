@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from codescent.config.contradictions import is_given
 from codescent.config.keys import Only, only_of
+from codescent.config.parallel import CHOSEN
 from codescent.config.sections import SECTIONS, Config
 from codescent.config.words import toml_value
 
@@ -34,6 +36,8 @@ def is_default(config: Config, key: str) -> bool:
 def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     """Keys that other keys make useless: "section.key", and the reason as a clause. Keys with defaults are left out."""
     for key, only in ONLY.items():
+        if config.parallel.layout == "auto" and only.key in CHOSEN and not is_given(config, only.key):
+            continue  # its value is not chosen yet
         other = value_of(config, only.key)
         if not (is_default(config, key) or only.test(other)):
             yield key, f"needs {only.words}, and {only.key} is {toml_value(other)}"

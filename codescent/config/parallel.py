@@ -31,11 +31,34 @@ SERVED = other_than("parallel.servers", 0)
 ASYNCHRONOUS = one_of("parallel.updates", "asynchronous")
 """Only asynchronous servers read the key."""
 
+CHOSEN = (
+    "parallel.pp",
+    "parallel.dp_replicate",
+    "parallel.dp_shard",
+    "parallel.cp",
+    "parallel.tp",
+    "train.microbatch_size",
+    "parallel.schedule",
+    "parallel.virtual_stages",
+    "parallel.zero_stage",
+    "parallel.offload",
+    "parallel.recompute",
+    "parallel.sequence_parallel",
+    "parallel.context",
+)
+"""Keys of a layout that decide no losses: parallel.layout = "auto" and `codescent plan --search` choose those that no
+file gives. The degrees of the mesh come first, outermost first."""
+
 
 class Parallel(Section):
     """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x cp x tp."""
 
     ranks: int = key(1, "ranks that `codescent train` starts on this machine, unless a launcher started it", ge=1)
+    layout: Literal["given", "auto"] = key(
+        "given",
+        "given: the layout is that of the keys below and of train.microbatch_size; auto: those that no file gives are "
+        "chosen, the fastest ones predicted for run.cluster that fit and keep the losses",
+    )
     dp_replicate: int | None = auto(
         "model replicas, each with its part of the batch; auto: world size / all other axes", ge=1
     )

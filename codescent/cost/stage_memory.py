@@ -101,8 +101,13 @@ class StageMemory:
         """Whether they fit. Tight: they may, because a prediction errs."""
         if self.total > device.memory_bytes:
             return Fitting.TOO_LARGE
-        share = FITS_CALIBRATED if calibrated else FITS
+        share = share_that_fits(calibrated=calibrated)
         return Fitting.FITS if self.total <= share * device.memory_bytes else Fitting.TIGHT
+
+
+def share_that_fits(*, calibrated: bool) -> float:
+    """The share of a device that may be predicted full. `calibrated`: with constants that were fitted here."""
+    return FITS_CALIBRATED if calibrated else FITS
 
 
 def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -> StageMemory:

@@ -10,12 +10,14 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import Began, needs_vocab_size, saved_plan, task_request
+from codescent.build.accept import changed
 from codescent.config import decided
 from codescent.config.sections import Config
 from codescent.jobs import counts, duration, ready, room, tested
 from codescent.jobs.findings import Findings, Preflight
 from codescent.plan import Plan
-from codescent.preflight import is_begun, plan_of, plan_with, prepared, run_folder, settled
+from codescent.planner.search.auto import layout_of
+from codescent.preflight import is_begun, laid_out, plan_of, plan_with, prepared, run_folder, settled
 from codescent.record import RunFolder
 
 MOST_LOOKED, MOST_SAID = 32, 3
@@ -71,10 +73,12 @@ def _look_at_ranks(asked: Preflight, found: Findings, config: Config) -> None:
     for ranks in looked:
         problems: list[str] = []
         try:
-            plan = _plan(config, found, ranks)
+            chosen, plan, said = _plan(config, found, ranks)
             found.plan = found.plan or plan
+            if said and ranks == looked[0]:
+                found.notes.append(f"layout of {counted(ranks, 'rank')}: {said}")
             if plan is not None:
-                problems += room.memory(asked, config, plan)
+                problems += room.memory(asked, chosen, plan)
         except UserError as error:
             several = f"on {counted(ranks, 'rank')}: " if asked.shape.least_nodes else ""
             problems += (f"{several}{problem}" for problem in error.problems)
@@ -97,26 +101,32 @@ def _some(numbers: Sequence[int]) -> list[int]:
     return [numbers[at * last // (MOST_LOOKED - 1)] for at in range(MOST_LOOKED)]
 
 
-def _plan(config: Config, found: Findings, ranks: int) -> Plan | None:
-    """The plan for so many ranks; None: it depends on data that is not prepared, and this may be no place to do it.
+def _plan(config: Config, found: Findings, ranks: int) -> tuple[Config, Plan | None, str]:
+    """The config with a layout for so many ranks, its plan, a line on a layout that is chosen. The job chooses again.
 
-    Raises UserError: all that `build` refuses.
+    Without a plan: it depends on data that is not prepared, and this may be no place to do it. Raises UserError: all
+    that `build` refuses.
     """
     if found.dataset is not None:
-        return plan_with(config, found.dataset, ranks, _began(config))[1]
+        saved = _saved(config)
+        chosen = layout_of(config, found.dataset.vocab_size, ranks, saved)
+        config = changed(config, chosen.change)
+        began = None if saved is None else Began.of(saved)
+        return config, plan_with(config, found.dataset, ranks, began)[1], chosen.said
     needs, request = needs_vocab_size(config), task_request(config)
     if decided.averages_in_epochs(config) or (needs and tasks.task_of(request).vocab_size(request) is None):
         note = "the data is not prepared, so it is not checked whether the layout fits the ranks"
         if note not in found.notes:
             found.notes.append(note)
-        return None
-    return plan_of(config, ranks, without_data=not needs)
+        return config, None, ""
+    config, said = laid_out(config, ranks, without_data=not needs)
+    return config, plan_of(config, ranks, without_data=not needs), said
 
 
-def _began(config: Config) -> Began | None:
-    """How the run began that goes on; None: a new run, or a folder with another thing."""
+def _saved(config: Config) -> Plan | None:
+    """The plan with which the run began that goes on; None: a new run, or a folder with another thing."""
     try:
-        return Began.of(saved_plan(RunFolder.open(run_folder(config)))) if is_begun(config) else None
+        return saved_plan(RunFolder.open(run_folder(config))) if is_begun(config) else None
     except UserError:  # ready.folder says it
         return None
 

@@ -16,6 +16,7 @@ from codescent.cost.stage_memory import FITS
 from codescent.plan import Plan
 from codescent.planner.prediction import without_step
 from codescent.planner.search.space import SEARCHED
+from codescent.planner.search.unfit import MOST_RANKS_TRIED
 from codescent.planner.which.facts import Devices as Devices
 from codescent.planner.which.facts import RankHolds, RunFacts, facts_of, on_one_device
 from codescent.planner.which.layout_rules import LayoutRule, rules_for
@@ -26,9 +27,6 @@ from codescent.planner.which.trials import RuleTrials, TriedLayout, change_of, w
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
-
-MOST_RANKS_TRIED = 1 << 16
-"""So many devices are tried for a model that fits on no layout."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_seconds
 from codescent.base.counted import counted
+from codescent.base.errors import UserError
 from codescent.base.typed import Kind, is_number, mistyped
 from codescent.clusters.cluster import Cluster, Software
-from codescent.clusters.files import OWN
+from codescent.clusters.files import OWN, load_cluster, software_of
 from codescent.config.decided import compiles
 from codescent.config.sections import Config
 from codescent.cost.price import Price
@@ -84,6 +85,21 @@ def own_as_run(software: Software, name: str | None, config: Config, cluster: Cl
     `name`: of the command line; None: codescent.
     """
     return as_run(software, config, cluster.device.kind) if name in (None, OWN) else software
+
+
+def software_of_run(cluster: Cluster, config: Config, name: str | None = None) -> Software:
+    """A software of a cluster, `own_as_run`. Raises UserError: the cluster file has none of this name."""
+    return own_as_run(software_of(cluster, name), name, config, cluster)
+
+
+def cluster_of_run(config: Config) -> Cluster | None:
+    """The cluster that run.cluster names; None: it names none. Raises UserError: all problems of the cluster file."""
+    if config.run.cluster is None:
+        return None
+    try:
+        return load_cluster(config.run.cluster)
+    except UserError as error:
+        raise UserError(*(f"run.cluster: {problem}" for problem in error.problems)) from error
 
 
 def price_json(found: Price) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def trainer_alone(config: Config, of_run: Plan, recorded: dict[str, Any], saved:
         UserError: the files in the run folder contradict each other, or the data is not that of the run.
     """
     with connect(config, Rank()) as world:
-        config, plan, dataset = open_data(config, world, RunFolder.open(saved.path.parent.parent), resume=False)
+        config, plan, dataset, _ = open_data(config, world, RunFolder.open(saved.path.parent.parent), resume=False)
         _refuse_another_run(of_run, plan)
         check_same_tokens(dataset, saved)
         compiles = restore(config, recorded)

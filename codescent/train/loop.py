@@ -73,7 +73,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
         folder = open_resumed(config, world) if resume else None
         refuse_idle(folder, world)
         with before_it_begins(None if resume else run_folder(config), world):
-            config, plan, dataset = open_data(config, world, folder, resume=resume)
+            config, plan, dataset, said = open_data(config, world, folder, resume=resume)
         with (
             StopRequest(alone=this_rank.world_size == 1, end_s=end_s) as stop,
             closing(open_run(config, plan, dataset, world, folder, resume=resume)) as run,
@@ -83,7 +83,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
                 with (
                     Explained(run) as explained,
                     closing(Generation(run, stop)) as generation,
-                    Report(run, loggers, notes) as report,
+                    Report(run, loggers, [*notes, *said]) as report,
                     Profiler(run, report) as profiler,
                     ends_soon(this_rank.world_size),
                 ):

@@ -44,6 +44,7 @@ from codescent.record import CHECKPOINTS, RunFolder
 from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
+from codescent.train.layout import laid_out
 from codescent.train.verification import verify_again
 from codescent.train.world import World
 
@@ -175,7 +176,7 @@ def open_resumed(config: Config, world: World) -> RunFolder | None:
 
 def open_data(
     config: Config, world: World, folder: RunFolder | None, *, resume: bool
-) -> tuple[Config, Plan, AnyDataset]:
+) -> tuple[Config, Plan, AnyDataset, list[str]]:
     """Prepare and verify the dataset on one rank of each machine, open it, build the plan, create its process groups.
 
     Args:
@@ -185,7 +186,7 @@ def open_data(
         resume: whether the command resumes a run.
 
     Returns:
-        The config and the plan of `preflight.plan_with`; the dataset.
+        The config and the plan of `preflight.plan_with`; the dataset; a note on a layout that was chosen.
 
     Raises:
         UserError: on every rank: the data cannot be used, ranks have different data or plans, or this machine lacks
@@ -204,7 +205,7 @@ def open_data(
     check_alike(dataset, world)
     began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
     began_so = None if began is None else Began(**began)
-    of_device = with_device(config, world.device.type)
+    of_device, said = laid_out(with_device(config, world.device.type), dataset, world, folder)
     settled, plan = plan_with(of_device, dataset, world.this_rank.world_size, began_so)
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
@@ -219,7 +220,7 @@ def open_data(
     world.divide(plan)
     compiled, ranks_here = compiles(of_device, world.device.type), world.this_rank.local_world_size
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, ranks_here, compiled=compiled))
-    return config, plan, dataset
+    return config, plan, dataset, said
 
 
 def open_run(

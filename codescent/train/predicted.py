@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.clusters.files import load_cluster, software_of
+from codescent.clusters.files import load_cluster
 from codescent.cost.price import price
 from codescent.planner.beside import beside
 from codescent.planner.measured import measured_step
-from codescent.planner.prediction import as_run, not_priced, price_json, said_before
+from codescent.planner.prediction import not_priced, price_json, said_before, software_of_run
 from codescent.train.open import OpenRun
 
 
@@ -44,8 +44,7 @@ class Predicted:
             cluster = load_cluster(name)  # the file may have gone since the run was checked
             if reasons := list(not_priced(plan, cluster, "auto")):
                 return "; ".join(reasons)
-            software = as_run(software_of(cluster), config, cluster.device.kind)
-            self.found = price_json(price(plan, cluster, software))
+            self.found = price_json(price(plan, cluster, software_of_run(cluster, config)))
         except UserError as error:  # or there are no FLOP/s in this number format
             return str(error)
         return ""

@@ -69,7 +69,7 @@ def range_test(config: Config, this_rank: Rank) -> RangeTest:
         UserError: on every rank: a run cannot begin with this config, data or machine.
     """
     with connect(config, this_rank) as world:
-        config, plan, dataset = open_data(config, world, None, resume=False)
+        config, plan, dataset, _ = open_data(config, world, None, resume=False)
         compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
             StopRequest(alone=this_rank.world_size == 1, does=STOPS) as stop,

@@ -13,6 +13,7 @@ from codescent.base.refusal import Value
 from codescent.config.effects import value_of
 from codescent.config.load import COMMAND_LINE, DEFAULT, LoadedConfig, shipped
 from codescent.config.words import toml_value
+from codescent.planner.search.auto import GIVEN, is_open
 from codescent.planner.search.space import default_of
 from codescent.verbs.script_file import write_new
 
@@ -33,6 +34,7 @@ def write_layout(arguments: Namespace, loaded: LoadedConfig, said: str, change: 
     own = {key for key, origin in loaded.origins.items() if origin == COMMAND_LINE}
     values: dict[str, Any] = {key: value_of(loaded.config, key) for key in sorted(own)}
     values |= {"parallel.ranks": (arguments.ranks or [loaded.config.parallel.ranks])[0]}
+    values |= GIVEN if is_open(loaded.config) else {}
     for key, value in change.items():
         if value != default_of(key) or loaded.origins[key] != DEFAULT:  # of --free; what stays is not in the change
             values[key] = value

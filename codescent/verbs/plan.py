@@ -25,7 +25,7 @@ from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traf
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
 from codescent.planner.prediction import has_common_step
-from codescent.preflight import absent, notes, plan_of, steps_in_words
+from codescent.preflight import absent, laid_out, notes, plan_of, steps_in_words
 from codescent.verbs import plan_search
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
@@ -66,8 +66,9 @@ def main(arguments: Namespace) -> int:
     config = loaded.config
     if cluster is not None and config.train.device == "auto":
         config = with_device(config, cluster.device.kind)
+    config, said = laid_out(config, config.parallel.ranks, without_data=bool(missing))
     plan = plan_of(config, config.parallel.ranks, without_data=bool(missing))
-    for sentence in [*notes(loaded), *missing]:
+    for sentence in [*notes(loaded), *missing, *([f"layout: {said}"] if said else [])]:
         warn(sentence)
     rows: list[tuple[str, list[str]]] = []
     drawn, free = None, list[tuple[str, list[str]]]()

@@ -20,7 +20,7 @@ from codescent.planner.bands import falls, grows
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.links import slow_of
 from codescent.planner.most import most
-from codescent.planner.prediction import not_priced, own_as_run
+from codescent.planner.prediction import not_priced, software_of_run
 from codescent.planner.prediction import price_json as price_json
 
 NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
@@ -96,8 +96,7 @@ def priced(arguments: Namespace, plan: Plan, config: Config, cluster: Cluster) -
     reasons = (f"--cluster: {reason}" for reason in not_priced(plan, cluster, config.train.device))
     if problems := [*reasons, *_absent(slow, plan)]:
         raise UserError(*problems)
-    software = own_as_run(software_of(cluster, arguments.software), arguments.software, config, cluster)
-    return price(plan, cluster, software, slow=slow)
+    return price(plan, cluster, software_of_run(cluster, config, arguments.software), slow=slow)
 
 
 def _absent(slow: Mapping[int, float], plan: Plan) -> Iterator[str]:

@@ -15,17 +15,17 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
-from codescent.clusters.files import OWN, software_of
-from codescent.config.effects import value_of
 from codescent.config.load import DEFAULT, LoadedConfig
+from codescent.config.sections import Config
 from codescent.config.words import toml_value
 from codescent.planner.by_rules import Devices, by_rules
-from codescent.planner.prediction import as_run, price_json
+from codescent.planner.prediction import price_json, software_of_run
 from codescent.planner.search.apart import Apart, apart
 from codescent.planner.search.best import LayoutSearch
 from codescent.planner.search.found import Found, Searched
-from codescent.planner.search.space import SEARCHED, Space
-from codescent.planner.search.words import kept_words, layout_words, others, reason, size_words
+from codescent.planner.search.space import SEARCHED, Space, given_keys
+from codescent.planner.search.unfit import nothing_fits
+from codescent.planner.search.words import FREE, layout_words, others, reason, size_words
 from codescent.preflight import absent, notes, vocabulary_of
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
@@ -39,8 +39,6 @@ WITHOUT = {
     "slow": "--slow", "flops_per_byte": "--flops-per-byte", "compute_s": "--compute-s", "coding": "--coding",
 }  # fmt: skip
 """Options of a plan that say nothing of a search."""
-MOST_RANKS_TRIED = 1 << 16
-"""So many devices are tried for a model that fits on no layout."""
 ALL = "all"
 Rows = Iterator[tuple[str, list[str]]]
 
@@ -74,14 +72,10 @@ def free_of(arguments: Namespace) -> tuple[str, ...]:
     return SEARCHED if ALL in words else tuple(words)
 
 
-def given_keys(loaded: LoadedConfig, free: Sequence[str] = ()) -> dict[str, Value]:
-    """The searched keys that the config gives, which stay, with their values."""
-    values = {key: value_of(loaded.config, key) for key in SEARCHED}
-    return {
-        key: value
-        for key, value in values.items()
-        if loaded.origins[key] != DEFAULT and value is not None and key not in free
-    }
+def stay_of(arguments: Namespace, config: Config) -> dict[str, Value]:
+    """The searched keys that stay, with their values: those that the config gives, without those of --free."""
+    free = free_of(arguments)
+    return {key: value for key, value in given_keys(config).items() if key not in free}
 
 
 def refuse_without(arguments: Namespace) -> None:
@@ -134,7 +128,7 @@ def main(arguments: Namespace) -> int:
 def _by_rules(arguments: Namespace, loaded: LoadedConfig, devices: Devices) -> int:
     """The answer of the rules of docs/which.md."""
     ranks, missing = loaded.config.parallel.ranks, absent(loaded.config)
-    stay = given_keys(loaded, free_of(arguments))
+    stay = stay_of(arguments, loaded.config)
     for sentence in [*notes(loaded), *missing]:
         warn(sentence)
     vocab_size = vocabulary_of(loaded.config, ranks, without_data=bool(missing))
@@ -151,10 +145,8 @@ def _by_rules(arguments: Namespace, loaded: LoadedConfig, devices: Devices) -> i
 
 
 def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
-    software = software_of(cluster, arguments.software)
-    if arguments.software in (None, OWN):
-        software = as_run(software, loaded.config, cluster.device.kind)
-    stay = given_keys(loaded, free_of(arguments))
+    software = software_of_run(cluster, loaded.config, arguments.software)
+    stay = stay_of(arguments, loaded.config)
     numbers = arguments.ranks or [loaded.config.parallel.ranks]
     begin_s, found = time.perf_counter(), list[Searched]()
     missing = absent(loaded.config)
@@ -198,35 +190,7 @@ def _searched(
     found = search.run()
     if found.best:
         return found
-    device = cluster.device.memory_bytes
-    problem = (
-        f"--search: no layout of {counted(ranks, 'rank')} fits: the one with the least memory needs "
-        f"{of_bytes(found.least.memory.total)} of {of_bytes(device)} ({layout_words(found.least.price.plan)})"
-    )
-    raise UserError(f"{problem}. {_fewest(loaded, vocab_size, ranks, stay, cluster, software)}")
-
-
-def _fewest(
-    loaded: LoadedConfig,
-    vocab_size: int | None,
-    ranks: int,
-    stay: Mapping[str, Value],
-    cluster: Cluster,
-    software: Software,
-) -> str:
-    """The fewest devices, doubled again and again, on which a layout fits."""
-    more = 2 * ranks
-    while more <= MOST_RANKS_TRIED:
-        try:
-            space = Space(loaded.config, vocab_size, more, tuple(stay), cluster.device.kind)
-            search = LayoutSearch(space, cluster, software)
-            search.admit()
-            if search.least_memory().over_bytes <= 0:
-                return f"Give {more:,} ranks, on which one does"
-        except UserError:  # such as a batch that so many ranks cannot share
-            pass
-        more *= 2
-    return f"None does on up to {max(ranks, MOST_RANKS_TRIED):,} ranks{kept_words(stay)}"
+    raise UserError(f"--search: {nothing_fits(space, cluster, software, found.least, FREE)}")
 
 
 def _heading(

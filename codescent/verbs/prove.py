@@ -135,7 +135,7 @@ def parse_layouts(text: str) -> list[LayoutCase]:
     Raises UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
     """
     found, problems = [], []
-    keys = [key for key in Parallel.model_fields if key != "ranks"]
+    keys = [key for key in Parallel.model_fields if key not in ("ranks", "layout")]
     for part in filter(None, (part.strip() for part in text.split(";"))):
         pairs = [tuple(word.strip() for word in pair.partition("=")) for pair in part.split(",")]
         problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
@@ -176,6 +176,7 @@ class Prover:
         self.words = [
             *(f"parallel.{key}={value}" for key, value in defaults),
             *overrides,
+            "parallel.layout=given",  # each layout is tried as it is
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2 // period) * period if given.train.eval_every else 0}",
             f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",

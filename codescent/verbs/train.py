@@ -184,16 +184,16 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     stop_at(os.environ)  # refuses what is no time, before the ranks do
     with counted_if_stopped(None if finds or resume else run_folder(config)):
         with may_end():
-            plan = check(config, ranks, resume=resume, creates_folder=not finds)
+            checked = check(config, ranks, resume=resume, creates_folder=not finds)
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
     stopped = Stopped(config.parallel.stopped_s, config.parallel.timeout_s)
-    words = [*command, *flags, "--ranks", str(ranks)]
+    words = [*command, *checked.chosen, *flags, "--ranks", str(ranks)]
     start = partial(run_ranks, words, ranks, env, blocked=SAVING, reports=True, stopped=stopped)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config), roles=_roles(plan, config))
+    code = start(of_memory=partial(_of_memory, config), roles=_roles(checked.plan, config))
     _record_lost(run_folder(config), None)
     return code
 

@@ -24,8 +24,8 @@ from codescent.planner.search.found import Counts, Found, LayoutChoice, Searched
 from codescent.planner.search.least import LeastMemory
 from codescent.planner.search.queue import Queue
 from codescent.planner.search.rules import Rules
-from codescent.planner.search.space import SCHEDULE, SEARCHED, VIRTUAL, LayoutFrame, Space, default_of
-from codescent.planner.search.words import kept_words
+from codescent.planner.search.space import SCHEDULE, VIRTUAL, LayoutFrame, Space, default_of
+from codescent.planner.search.words import FREE, kept_words
 from codescent.strategies.pipeline import Pipeline
 
 WANTED = 10
@@ -46,8 +46,18 @@ class LayoutSearch:
     and a price.
     """
 
-    def __init__(self, space: Space, cluster: Cluster, software: Software, wanted: int = WANTED) -> None:
+    def __init__(
+        self,
+        space: Space,
+        cluster: Cluster,
+        software: Software,
+        wanted: int = WANTED,
+        asked: str = "--search",
+        release: str = FREE,
+    ) -> None:
+        """`wanted`: so many layouts. `asked`: what asks for them; messages begin with it. `release`: see `words`."""
         self.space, self.cluster, self.software, self.wanted = space, cluster, software, wanted
+        self.asked, self.release = asked, release
         self.rules, self.bounds = Rules(space, cluster), Bounds(space, cluster, software)
         self.counts, self.factors, self.fast = Counts(), FactorsByValue(), Queue()
         self.families: dict[tuple[int, ...], list[tuple[LayoutFrame, Factors]]] = {}
@@ -61,13 +71,18 @@ class LayoutSearch:
         Raises:
             UserError: build refuses all layouts, or none has a price.
         """
+        with uncollected():
+            best = self.fastest()
+            return Searched(self.space, best, self.least_memory(), self._first_unfit(), self.counts)
+
+    def fastest(self) -> tuple[Found, ...]:
+        """The fastest layouts that fit, in order; none: nothing fits. Raises UserError: see `run`."""
         with uncollected():  # it keeps millions of objects, and a quarter of its time would go to looking at them
             self.admit()
             for family in self.families.values():
                 self._by_computing(family)
             self.fast.until(self._limit_s)
-            best = sorted(self.fitting, key=lambda one: one.order)[: self.wanted]
-            return Searched(self.space, tuple(best), self.least_memory(), self._first_unfit(), self.counts)
+        return tuple(sorted(self.fitting, key=lambda one: one.order)[: self.wanted])
 
     def admit(self) -> None:
         """Count the layouts, and put them into families.
@@ -95,15 +110,15 @@ class LayoutSearch:
     def _problems(self) -> list[str]:
         """Why nothing is admissible: why the config has no price here, whatever the layout; else what build says."""
         config, device = self.space.config, self.space.config.train.device
-        if problems := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
-            return problems
+        if reasons := [*not_priced(bare_plan(config, self.space.candidate), self.cluster, device)]:
+            return [f"{self.asked}: {reason}" for reason in reasons]
         try:
             build(self.space.start, self.space.vocab_size, self.space.ranks)
         except UserError as error:
-            kept = kept_words([key for key in SEARCHED if key in self.space.given])
-            said = f"--search: every layout of these ranks is refused{kept}. Problems of the simplest one:"
+            kept = kept_words(self.space.given, self.release)
+            said = f"{self.asked}: every layout of these ranks is refused{kept}. Problems of the simplest one:"
             return [said, *error.problems] if len(error.problems) > 1 else [f"{said} {error}"]
-        return ["--search: every layout of these ranks is refused, or would change the losses"]
+        return [f"{self.asked}: every layout of these ranks is refused, or would change the losses"]
 
     def _by_computing(self, family: Family) -> None:
         """Bound a family by its layouts that compute least."""

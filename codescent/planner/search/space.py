@@ -13,8 +13,10 @@ from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, Value
 from codescent.build.accept import candidate_of, changed, mesh_of, update_of
 from codescent.build.resolve import Resolved, resolve
+from codescent.config.contradictions import is_given
 from codescent.config.decided import with_device, with_samples
 from codescent.config.effects import ONLY, value_of
+from codescent.config.parallel import CHOSEN
 from codescent.config.sections import SECTIONS, Config
 from codescent.plan import AXES, Mesh, Scalar
 from codescent.strategies import Candidate
@@ -23,17 +25,9 @@ MICROBATCH = "train.microbatch_size"
 DEGREES = tuple(f"parallel.{axis}" for axis in AXES)
 PP = "parallel.pp"
 SCHEDULE, VIRTUAL = "parallel.schedule", "parallel.virtual_stages"
-OPTIONS = (
-    SCHEDULE,
-    VIRTUAL,
-    "parallel.zero_stage",
-    "parallel.offload",
-    "parallel.recompute",
-    "parallel.sequence_parallel",
-    "parallel.context",
-)
+OPTIONS = tuple(key for key in CHOSEN if key not in (*DEGREES, MICROBATCH))
 """The searched keys beside the degrees of the mesh and the micro-batch. Each is a field of `Layout`."""
-SEARCHED = (*DEGREES, MICROBATCH, *OPTIONS)
+SEARCHED = CHOSEN
 
 Options = Mapping[str, Value]
 """Values of some of OPTIONS."""
@@ -71,6 +65,10 @@ class Space:
         self.config = with_samples(self.start, self.resolved.sample_tokens)
         self.samples = self.config.train.global_batch_size
         self._updates: dict[int, Mapping[str, Scalar]] = {}
+
+    def on(self, ranks: int) -> Space:
+        """The same space on another number of ranks."""
+        return Space(self.start, self.vocab_size, ranks, self.given, self.start.train.device)
 
     @cached_property
     def candidate(self) -> Candidate:
@@ -167,6 +165,11 @@ class Space:
         values: dict[str, Value] = {key: frame.mesh.degree(axis) for key, axis in zip(DEGREES, AXES)}
         values |= {MICROBATCH: frame.microbatch_size, **options}
         return Change({key: value for key, value in values.items() if key not in self.given})
+
+
+def given_keys(config: Config) -> dict[str, Value]:
+    """The searched keys that a file or a command line gives, with their values. In a search they stay."""
+    return {key: value_of(config, key) for key in SEARCHED if is_given(config, key)}
 
 
 def default_of(key: str) -> Value:

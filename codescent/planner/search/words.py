@@ -10,7 +10,10 @@ from codescent.base.counted import counted
 from codescent.cost.time_parts import NAMES
 from codescent.plan import AXES, Plan
 from codescent.planner.search.found import Found
+from codescent.planner.search.space import SEARCHED
 
+FREE = "--free all searches them, too"
+"""How keys that are given are searched, too."""
 ALIKE = 0.0005
 """Steps that differ by less than this share are equally fast."""
 PARTS = {
@@ -28,9 +31,9 @@ PARTS = {
 }
 
 
-def kept_words(given: Collection[str]) -> str:
-    """Which searched keys have kept the value of the config; empty: none."""
-    return f" with {', '.join(given)} as given (--free searches them, too)" if given else ""
+def kept_words(given: Collection[str], release: str) -> str:
+    """Which searched keys have kept the value of the config; empty: none. `release`: how they are searched, too."""
+    return f" with {', '.join(key for key in SEARCHED if key in given)} as given ({release})" if given else ""
 
 
 def layout_words(plan: Plan) -> str:
