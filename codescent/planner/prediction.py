@@ -27,6 +27,8 @@ an H100 took 34.7 ms for a step of GPT-2 124M, which is predicted so to 3 %."""
 NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": list, "device_kind": str}
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
+ADDED_PARTS = {"data_s": 0.0}
+"""Predictions of earlier versions do not have them."""
 HELD = (*PARTS, "total")
 
 
@@ -134,7 +136,7 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
         return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"
     found = [("band_s", prediction["band_s"]), *((f"band_bytes {stage}", band) for stage, band in enumerate(bands))]
     problems = [_band_problem(name, band) for name, band in found]
-    problems.append(_sizes_problem("parts", prediction["parts"], NAMES))
+    problems.append(_sizes_problem("parts", _with_added(prediction["parts"]), NAMES))
     problems += [_sizes_problem(f"memory_bytes {stage}", held, HELD) for stage, held in enumerate(memory)]
     return next(filter(None, problems), "")
 
@@ -143,6 +145,10 @@ def _band_problem(name: str, band: Any) -> str:
     if isinstance(band, list) and len(band) == 2 and all(map(_is_size, band)) and band[0] <= band[1]:
         return ""
     return f"{name}: given {str(band)[:40]}; must be two numbers, the smaller one first"
+
+
+def _with_added(parts: Any) -> Any:
+    return {**ADDED_PARTS, **parts} if isinstance(parts, Mapping) else parts
 
 
 def _sizes_problem(name: str, values: Any, wanted: Sequence[str]) -> str:
