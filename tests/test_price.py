@@ -37,7 +37,7 @@ from codescent.planner.fitted import CONSTANTS, MeasuredRun, changed, fit, most_
 
 IDEAL = Software(
     memory_efficiency=1.0, inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.0, hop_s=0.0, host_s=0.0,
-    microbatch_s=0.0, step_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
+    microbatch_s=0.0, step_s=0.0, load_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
 )  # fmt: skip
 """Nothing is lost but what products lose."""
 DEVICE = ClusterDevice("device", "cuda", 10**12, 1e15, {"fp32": 1e12, "bf16": 1e12})
@@ -443,6 +443,10 @@ def test_samples_that_are_read_ahead_take_no_time_until_reading_takes_longer_tha
     found = price(needed, cpu, dataclasses.replace(IDEAL, load_bytes_per_s=read_bytes / 2.0))
     assert found.parts.data_s == pytest.approx(2.0)
     assert found.step_s == pytest.approx(free.step_s + 2.0)  # the last stage reads at the same time
+    reads = dataclasses.replace(IDEAL, load_s=8.0, load_bytes_per_s=1e30)
+    assert price(needed, cpu, reads).parts.data_s == pytest.approx(8.0)
+    ahead = dataclasses.replace(plan, work=dataclasses.replace(plan.work, prefetch=16))
+    assert price(ahead, cpu, reads).parts.data_s == pytest.approx(1.0 - free.step_s)  # eight steps are one read
 
 
 def test_each_micro_batch_is_copied_to_a_device_over_its_bus() -> None:

@@ -114,6 +114,7 @@ class SoftwareKeys(Section):
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
     microbatch_s: float = key(_D.microbatch_s, "seconds of a micro-batch beside its operators and messages", ge=0)
     step_s: float = key(_D.step_s, "seconds of a step beside its micro-batches", ge=0)
+    load_s: float = key(_D.load_s, "seconds of a read of samples beside its bytes", ge=0, le=10)
     load_bytes_per_s: float = key(
         _D.load_bytes_per_s, "bytes of batches (int64, fp32) that a rank's loader makes of cached files in a second",
         gt=0,

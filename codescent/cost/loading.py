@@ -23,7 +23,8 @@ class Loading:
 
     Attributes:
         first: the instruction before which a rank has all samples of its step; None: the stage loads nothing.
-        read_s: seconds in which a rank's loader makes the batches of a step out of files in the page cache.
+        read_s: seconds in which a rank's loader makes the batches of a step out of files in the page cache. Half of the
+            steps that are read ahead are one read (data/loader.py).
         copy_s: of one micro-batch to the device; on a CPU there is no copy.
         ahead: whether a thread reads while others compute.
     """
@@ -32,7 +33,8 @@ class Loading:
         self.first = next((at for at in plan.computing.programs[stage] if at.verb is Verb.LOAD), None)
         self.ahead = plan.work.prefetch > 0
         size = 0 if self.first is None else microbatch_bytes(plan)
-        self.read_s = plan.work.num_microbatches * size / software.load_bytes_per_s
+        bytes_s = plan.work.num_microbatches * size / software.load_bytes_per_s
+        self.read_s = bytes_s + software.load_s / max(1, plan.work.prefetch // 2) if size else 0.0
         copies = size and cluster.device.kind == CUDA
         self.copy_s = cluster.bus.seconds(size) if copies else 0.0
 

@@ -26,6 +26,8 @@ MISSED = 2
 """A line that is more than MOST_ERROR from so many payloads is not the link. From one alone: it was disturbed."""
 DIGITS = 4
 """Of a measured number: its spread is wider than the next one."""
+NEARER = 0.8
+"""A curve has at most this share of the error of the line in the middle. Else collectives differ, and not sizes."""
 LARGE_BYTES = 1 << 20
 """From this payload on the error of a fit is told apart."""
 ROUNDS, SMALL = 50, 1e-4
@@ -107,8 +109,9 @@ def fit(measured: Sequence[TimedCollective], inside: Link = _FASTEST) -> LinkFit
     nearest = min(found, key=lambda one: one.median)
     if sum(_error(one, nearest.link, inside) > MOST_ERROR for one in measured) < MISSED:
         return nearest
-    curves = [on_curve(nearest.link, _curve(terms)) for terms in ways]
-    return min([nearest, *(_errors(measured, link, inside) for link in curves)], key=lambda one: one.median)
+    curves = (_errors(measured, on_curve(nearest.link, _curve(terms)), inside) for terms in ways)
+    curve = min(curves, key=lambda one: one.median)
+    return curve if curve.median < NEARER * nearest.median else nearest
 
 
 def _curve(terms: Sequence[_Terms]) -> tuple[CurvePoint, ...]:
