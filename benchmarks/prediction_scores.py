@@ -308,7 +308,7 @@ def makespans(rows: Sequence[Mapping[str, Any]]) -> Iterator[Error]:
             forward, backward = (_seconds(row[key]) for key in ("tf_per_stage", "tb_per_stage"))
             costs = Costs(forward_s=forward, backward_s=backward, transfer_s=float(row["p2p"]))
             found = simulate(schedule, costs).makespan_s
-            fast, _ = lanes_of(schedule).run(partial(_of_lane, costs), costs.message_s(0))
+            fast, _ = lanes_of(schedule).run(partial(_of_lane, costs), [float(row["p2p"])] * 2 * row["p"])
             found = found if abs(fast - found) < EXACT else math.nan
             yield Error("makespan", row["group"], row["id"], row["expected_makespan"], found)
 

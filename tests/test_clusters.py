@@ -17,7 +17,7 @@ from codescent.base.errors import UserError
 from codescent.clusters.cluster import OVERLAPS, PRECISIONS, Cluster, ClusterDevice, Software
 from codescent.clusters.described import to_toml, values_of
 from codescent.clusters.files import load_cluster, shipped_clusters, software_of
-from codescent.clusters.link import Link
+from codescent.clusters.link import CurvePoint, Link
 from codescent.clusters.sections import SOFTWARE_KEYS, keys_markdown
 from codescent.plan.device_specs import SPECS
 
@@ -163,6 +163,17 @@ def test_another_published_device_replaces_what_was_said_of_the_one_below() -> N
     assert found.device.units == 108
 
 
+def test_another_link_replaces_the_curve_of_the_one_below() -> None:
+    """A what-if without an effect: the curve of the measured link stays, and decides what messages take."""
+    given = 'base = "polaris"\n[links]\nbetween_curve = [["1KiB", "90MB/s"], ["1MiB", "20GB/s"]]\n'
+    Path("mine.toml").write_text(given)
+    assert load_cluster("mine.toml").between.curve == (CurvePoint(1024, 9e7), CurvePoint(2**20, 2e10))
+    assert load_cluster("mine.toml", ["node.cards=4"]).between.curve != ()
+    assert load_cluster("mine.toml", ["links.between=50GB/s,5us"]).between == Link(5e10, 5e-6)
+    both = ["links.between=50GB/s", 'links.between_curve=[["1MiB", "9GB/s"], ["2MiB", "30GB/s"]]']
+    assert load_cluster("mine.toml", both).between.curve == (CurvePoint(2**20, 9e9), CurvePoint(2**21, 3e10))
+
+
 def test_bases_that_cannot_be() -> None:
     Path("a.toml").write_text('base = "b.toml"\n')
     Path("b.toml").write_text('base = "a.toml"\n')
@@ -211,7 +222,13 @@ def test_a_shipped_cluster_is_written_and_read_as_the_same(name: str) -> None:
 
 
 def links(least: float, most: float) -> st.SearchStrategy[Link]:
-    return st.builds(Link, st.floats(least, most), st.just(0.0) | st.floats(1e-9, 10))
+    return st.builds(Link, st.floats(least, most), st.just(0.0) | st.floats(1e-9, 10)) | st.builds(
+        curved, st.floats(least, most), st.lists(st.integers(1, 10**14), min_size=2, max_size=4, unique=True)
+    )
+
+
+def curved(bytes_per_s: float, sizes: list[int]) -> Link:
+    return Link(bytes_per_s, curve=tuple(CurvePoint(size, bytes_per_s) for size in sorted(sizes)))
 
 
 SHARES = st.floats(0.001, 1)

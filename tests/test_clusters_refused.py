@@ -159,6 +159,51 @@ REFUSED = {
     "not TOML": ("units = 108", "units = lots", "4:9: not TOML: Invalid value: units = lots; a string needs quotes"),
     "twice": ("units = 108", "units = 108\nunits = 109", "not TOML: Cannot overwrite a value"),
     "a whole number of many digits": ("units = 108", f"units = {'9' * 30}", "a whole number has at most 64 bits"),
+    "a curve of one point": (
+        "[links]",
+        '[links]\nbetween_curve = [["1MiB", "2GB/s"]]',
+        "9: links.between_curve: given a list; must be two or more points, each a message and its bandwidth, such as",
+    ),
+    "a curve of numbers": (
+        "[links]",
+        "[links]\nbetween_curve = [[1, 2], [3, 4]]",
+        "9: links.between_curve: given a list; must be a list of pairs of strings",
+    ),
+    "a curve of triples": (
+        "[links]",
+        '[links]\nbus_curve = [["1MiB", "2GB/s", "1us"], ["2MiB"]]',
+        "must be two or more",
+    ),
+    "a curve that turns back": (
+        "[links]",
+        '[links]\nbetween_curve = [["64KiB", "1GB/s"], ["64KiB", "2GB/s"]]',
+        "point 2: 64.00 KiB after 64.00 KiB; must be longer messages from point to point",
+    ),
+    "a curve in no unit": (
+        "[links]",
+        '[links]\ninside_curve = [["1MiB", "1GB/s"], ["4Mb", "2GB/s"]]',
+        "point 2: '4Mb' is",
+    ),
+    "a curve with latencies": (
+        "[links]",
+        '[links]\ninside_curve = [["1MiB", "1GB/s,3us"], ["4MiB", "2GB/s"]]',
+        'point 1: "1GB/s,3us" must be a bandwidth',
+    ),
+    "a curve out of range": (
+        "[links]",
+        '[links]\ninside_curve = [["1KiB", "49kB/s"], ["1MiB", "49mbit"]]',
+        'point 2: "49mbit": that is 6.12 MB/s, or 49.0 MB/s if bytes are meant; must be 10.0 MB/s to 20.0 TB/s',
+    ),
+    "a curve of bits": (
+        "[links]",
+        '[links]\nbetween_curve = [["1MiB", "90GB/s"], ["64MiB", "190GB/s"]]',
+        "links.between_curve: 190 GB/s is more than 4 times 25.0 GB/s of links.between; are bits meant in one of them?",
+    ),
+    "a curve below the latency": (
+        "[links]",
+        '[links]\nbetween_curve = [["1KiB", "20GB/s"], ["64MiB", "20GB/s"]]',
+        "links.between_curve: 1.00 KiB take 0 s, less than the latency of links.between; lower its 5 µs",
+    ),
     "an empty section of another name": ("[node]", "[nod]\n[node]", "5: nod: unknown key of a cluster"),
     "a list of tables": ("[node]", "[[node]]", "5: node: given a list, but it is a section: write [node] and its keys"),
     "a table for a value": ('inside = "300GB/s,3us"', 'inside.rate = "300GB/s"', "9: links.inside.rate: unknown key"),

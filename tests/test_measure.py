@@ -3,6 +3,7 @@ Does not compare times with anything: a machine has no right ones."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -22,7 +23,7 @@ from runs import called, environment
 
 from codescent.base.errors import UserError
 from codescent.clusters.files import load_cluster
-from codescent.clusters.link import Link
+from codescent.clusters.link import CurvePoint, Link
 from codescent.measure.fit import TimedCollective, fit
 from codescent.measure.items import COPY, PRODUCT, Item, joined
 from codescent.measure.nccl_tests import read_table
@@ -203,6 +204,27 @@ def test_one_disturbed_repeat_does_not_bend_a_fit() -> None:
     assert found.link.bytes_per_s == pytest.approx(INSIDE.bytes_per_s, rel=0.02)
     assert found.link.latency_s == pytest.approx(INSIDE.latency_s, rel=0.02)
     assert found.median < 0.02 < 0.9 < found.worst
+
+
+PROTOCOLS = Link(
+    INSIDE.bytes_per_s, 5e-6, curve=(CurvePoint(1024.0, 1e8), CurvePoint(2.0**16, 1e9), CurvePoint(2.0**24, 1e11))
+)
+
+
+def test_where_no_line_is_near_a_fit_has_a_curve_that_is() -> None:
+    """A library that changes its protocol: its line is off by a factor, and the file says nothing of it."""
+    measured = [
+        dataclasses.replace(one, seconds=one.predicted_s(PROTOCOLS))
+        for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.SEND)
+        for size in SIZES
+        for one in [TimedCollective(collective, size, 8, 8, 1.0)]
+    ]
+    found = fit(measured)
+    assert len(found.link.curve) > 2
+    assert found.median < 0.1
+    line = dataclasses.replace(found.link, curve=())
+    assert max(abs(one.predicted_s(line) / one.seconds - 1.0) for one in measured) > 0.5
+    assert fit([timed(Collective.ALL_REDUCE, size, 1, 8) for size in SIZES]).link.curve == ()
 
 
 def test_times_that_do_not_grow_give_no_bandwidth() -> None:

@@ -139,6 +139,7 @@ def slow(step: int, rank: int) -> dict[str, float]:
         ({"band_bytes": [[1, None]]}, "band_bytes 0: given [1, None]; must be two numbers"),
         ({"parts": []}, "parts: given []; must be an object"),
         ({"parts": PARTS | {"host_s": "x"}}, "parts: host_s: given x; must be a number, at least 0"),
+        ({"parts": PARTS | {"data_s": "x"}}, "parts: data_s: given x; must be a number, at least 0"),
         ({"memory_bytes": []}, "memory_bytes, band_bytes: must be lists of 1 stage, as the plan has"),
         ({"memory_bytes": [{}]}, "memory_bytes 0: weights: given None; must be a number"),
         ({"memory_bytes": [3]}, "memory_bytes: given '[3]'; must be a list of objects"),
@@ -149,6 +150,8 @@ def test_what_is_no_prediction_is_said(change: dict[str, Any], problem: str) -> 
     whole = {**predicted({**STAGE, "device": 0.0, "fragments": 0.0}), "cluster": "laptop"}
     whole["memory_bytes"][0]["total"] = 3.0
     assert problem_of(whole, 1) == ""
+    earlier = {name: part for name, part in whole["parts"].items() if name != "data_s"}
+    assert problem_of({**whole, "parts": earlier}, 1) == "", "versions without this part"
     assert problem_of({**whole, **change}, 1).startswith(problem)
     assert problem_of({}, 1).startswith("has no cluster, no step_s")
 

@@ -17,17 +17,19 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.clusters.cluster import PRECISIONS, Cluster, ClusterDevice, Software
 from codescent.clusters.files import load_cluster, shipped_clusters, software_of
-from codescent.clusters.link import Link
+from codescent.clusters.link import CurvePoint, Link
 from codescent.config.sections import Config
 from codescent.cost.collective_time import BETWEEN, INSIDE, group_of, seconds
 from codescent.cost.device_time import utilization
 from codescent.cost.lanes import Kind, kind_of, lanes_of
+from codescent.cost.loading import microbatch_bytes
 from codescent.cost.price import StageCosts, price
 from codescent.cost.second_products import kept_shares
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import PARTS as MEMORY_NAMES
 from codescent.cost.stage_memory import Fitting
 from codescent.cost.time_parts import NAMES
+from codescent.cost.transfers import transfers_s
 from codescent.plan import AXES, SENDS, Collective, Instruction, Mesh, Plan, Traffic, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
 from codescent.planner.checkpoints import best_interval
@@ -35,7 +37,7 @@ from codescent.planner.fitted import CONSTANTS, MeasuredRun, changed, fit, most_
 
 IDEAL = Software(
     memory_efficiency=1.0, inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.0, hop_s=0.0, host_s=0.0,
-    microbatch_s=0.0, step_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
+    microbatch_s=0.0, step_s=0.0, load_s=0.0, contention=1.0, held_bytes=0.0, fragments=0.0,
 )  # fmt: skip
 """Nothing is lost but what products lose."""
 DEVICE = ClusterDevice("device", "cuda", 10**12, 1e15, {"fp32": 1e12, "bf16": 1e12})
@@ -154,7 +156,7 @@ def test_the_makespan_of_lanes_is_that_of_the_simulation(
     def of(kind: tuple[int, Verb, int, bool], at: Instruction) -> float:
         return costs.compute_s(kind[0], at, kind[2] * stages + kind[0])
 
-    makespan_s, busy_s = lanes_of(schedule).run(of, message_s)
+    makespan_s, busy_s = lanes_of(schedule).run(of, [message_s] * 2 * stages)
     found = simulate(schedule, costs)
     assert makespan_s == pytest.approx(found.makespan_s, rel=1e-12)
     assert busy_s == pytest.approx([stage.busy_s for stage in found.stages])
@@ -423,3 +425,104 @@ def test_an_average_hides_behind_the_steps_that_it_runs_beside() -> None:
 def test_number_formats_that_nobody_knows_are_refused() -> None:
     with pytest.raises(UserError, match=r"device: FLOP/s in fp64 are not known, only in fp32, bf16; give peaks.fp64"):
         price(plan_of(), CLUSTER, dataclasses.replace(IDEAL, precision="fp64"))
+
+
+def test_samples_that_are_read_ahead_take_no_time_until_reading_takes_longer_than_a_step() -> None:
+    """Loading that is free without a thread, or that is never hidden; a part beside a simulation without it."""
+    plan = plan_of(2, pp=2, schedule="1f1b", batch=8)
+    cpu = dataclasses.replace(CLUSTER, device=dataclasses.replace(DEVICE, kind="cpu"))
+    read_bytes = 8 * 128 * 16  # of a rank: inputs and targets in int64
+    free = price(plan, cpu, IDEAL)
+    assert free.parts.data_s == 0.0
+    slow = dataclasses.replace(IDEAL, load_bytes_per_s=read_bytes / (free.step_s + 3.0))
+    late = price(plan, cpu, slow)
+    assert late.step_s == pytest.approx(free.step_s + 3.0)
+    assert late.parts.data_s == pytest.approx(3.0)
+    assert late.simulate().makespan_s == pytest.approx(late.step_s)
+    needed = dataclasses.replace(plan, work=dataclasses.replace(plan.work, prefetch=0))
+    found = price(needed, cpu, dataclasses.replace(IDEAL, load_bytes_per_s=read_bytes / 2.0))
+    assert found.parts.data_s == pytest.approx(2.0)
+    assert found.step_s == pytest.approx(free.step_s + 2.0)  # the last stage reads at the same time
+    reads = dataclasses.replace(IDEAL, load_s=8.0, load_bytes_per_s=1e30)
+    assert price(needed, cpu, reads).parts.data_s == pytest.approx(8.0)
+    ahead = dataclasses.replace(plan, work=dataclasses.replace(plan.work, prefetch=16))
+    assert price(ahead, cpu, reads).parts.data_s == pytest.approx(1.0 - free.step_s)  # eight steps are one read
+
+
+def test_each_micro_batch_is_copied_to_a_device_over_its_bus() -> None:
+    """A copy that is forgotten, or that is made once for all micro-batches; vectors that count as tokens."""
+    found = price(plan_of(batch=8), CLUSTER, IDEAL)
+    assert found.parts.data_s == pytest.approx(8 * 128 * 16 / 1e10)
+    vectors = dataclasses.replace(found.plan.model, vocab_size=0)
+    assert microbatch_bytes(dataclasses.replace(found.plan, model=vectors)) == 2 * 128 * 256 * 4
+
+
+CURVE = (CurvePoint(1e3, 1e7), CurvePoint(1e5, 1e9), CurvePoint(1e7, 5e9))
+CURVED = Link(1e10, 50e-6, curve=CURVE)
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "expected"),
+    [
+        (0.0, 50e-6),  # the latency
+        (500.0, 75e-6),  # half of the way to the first point, which takes 100 us
+        (1e3, 100e-6),
+        (1e4, 100e-6),  # both of its neighbours take as long
+        (1e6, math.sqrt(100e-6 * 2e-3)),  # in the middle of logarithms
+        (1e7, 2e-3),
+        (2e7, 2e-3 + 1e7 / 1e10),  # beyond the last one with the bandwidth of the link
+    ],
+)
+def test_a_message_takes_what_the_curve_of_its_link_says(message_bytes: float, expected: float) -> None:
+    """A curve that jumps at a point or at its ends; one that interpolates bandwidths instead of seconds."""
+    assert CURVED.seconds(message_bytes) == pytest.approx(expected)
+    assert CURVED.shared(4.0).seconds(4 * message_bytes) == pytest.approx(expected)
+    assert CURVED.fastest.seconds(message_bytes) <= CURVED.seconds(message_bytes)
+
+
+def test_collectives_take_the_curve_of_their_messages() -> None:
+    """A curve that is read at the payload, and not at the messages of a ring; one that counts latencies twice."""
+    inside, between = (dataclasses.replace(CLUSTER, **{name: CURVED}) for name in ("inside", "between"))
+    ring = seconds(all_reduce("tp", 4 * 10**6), Mesh(tp=4), 0, inside, IDEAL)[1]
+    assert ring == pytest.approx(6 * CURVED.seconds(1e6))  # 2 (n - 1) messages of a quarter
+    hop = seconds(all_reduce("tp", 4 * 10**6), Mesh(tp=4), 0, inside, dataclasses.replace(IDEAL, hop_s=1e-3))[1]
+    assert hop == pytest.approx(6 * (CURVED.seconds(1e6) + 1e-3))
+    three = seconds(all_reduce("tp", 12 * 10**6), Mesh(tp=4), 0, inside, IDEAL, messages=3)[1]
+    assert three == pytest.approx(3 * ring)
+    # two nodes with two cards for four groups: half of a card, so a message of 1e6 is as long as one of 2e6
+    mesh = Mesh(dp_replicate=2, tp=4)
+    assert seconds(all_reduce("dp_replicate", 2 * 10**6), mesh, 0, between, IDEAL)[1] == pytest.approx(
+        2 * CURVED.seconds(2e6)
+    )
+    straight = dataclasses.replace(
+        CURVED, curve=tuple(CurvePoint(x, x / Link(1e10, 50e-6).seconds(x)) for x in (1e3, 1e9))
+    )
+    line, same = (dataclasses.replace(CLUSTER, inside=link) for link in (Link(1e10, 50e-6), straight))
+    of_both = [seconds(all_reduce("tp", 4 * 10**9), Mesh(tp=4), 0, one, IDEAL)[1] for one in (line, same)]
+    assert of_both[0] == pytest.approx(of_both[1])
+
+
+def test_stages_of_one_node_exchange_inside_of_it_and_others_over_cards() -> None:
+    """One time for the messages of all stages: those inside of a node wait as long as those between nodes."""
+    cluster = dataclasses.replace(CLUSTER, devices=2, cards=1, inside=Link(1e9), between=Link(1e6))
+    plan = plan_of(4, batch=1, pp=4, schedule="1f1b")
+    message_bytes = 128 * 256 * 2
+    inside_s, between_s = message_bytes / 1e9, message_bytes / (1e6 / 2)  # two devices share a card
+    # To the next stage and back, by stage. The last one and the first one are on different nodes, and send nothing.
+    expected = [inside_s, 0.0, between_s, inside_s, inside_s, between_s, 0.0, inside_s]
+    assert StageCosts(plan, cluster, IDEAL).messages_s == pytest.approx(expected)
+    at_once = dataclasses.replace(cluster, inside=Link(1e30), between=Link(1e30))
+    found, free = (price(plan, one, IDEAL) for one in (cluster, at_once))
+    added_s = sum(expected)  # a micro-batch there and back; then the loss is summed over stages, and the norm
+    ends_s = found.parts.between_s - free.parts.between_s
+    assert found.step_s - free.step_s == pytest.approx(added_s + ends_s, rel=1e-6)
+    assert found.simulate().makespan_s == pytest.approx(found.step_s)
+
+
+def test_stages_that_do_not_fill_nodes_send_some_messages_between_nodes() -> None:
+    """The first rank of a stage speaks for all, though only others leave the node."""
+    cluster = dataclasses.replace(CLUSTER, devices=8, cards=8, inside=Link(1e9), between=Link(1e6))
+    record = Traffic(Collective.SEND, "pp[0,1]", 1000, "bf16", Verb.SEND_ACTIVATION, Verb.FORWARD, "")
+    mesh = Mesh(pp=4, dp_replicate=6)  # ranks 2 to 5 send to the next node
+    assert seconds(record, mesh, 0, cluster, IDEAL) == (INSIDE, pytest.approx(1e-6))
+    assert transfers_s([record], mesh, cluster, IDEAL)[0] == pytest.approx(1e-3)

@@ -37,7 +37,15 @@ def test_time_and_memory_are_compared_by_part(tmp_path: Path) -> None:
     found = section(tmp_path / "one")
     assert found is not None
     time, memory = (item for item in found.items if isinstance(item, Table))
-    assert [row[0] for row in texts(time)] == ["step", "computing", "messages", "bubble", "optimizer", "the rest"]
+    assert [row[0] for row in texts(time)] == [
+        "step",
+        "computing",
+        "messages",
+        "bubble",
+        "optimizer",
+        "data",
+        "the rest",
+    ]
     assert [column.title for column in time.columns] == ["part", "predicted", "8 of 10", "measured", "error"]
     step, computing = texts(time)[:2]
     assert step[1:3] == ["200 ms", "150 to 300 ms"]

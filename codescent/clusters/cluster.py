@@ -80,6 +80,8 @@ class Software:
         host_s: seconds in which a host launches one operator.
         microbatch_s: seconds of a micro-batch beside its operators and messages, on each stage.
         step_s: seconds of a step beside its micro-batches.
+        load_s: seconds of a read of a rank's loader beside its bytes.
+        load_bytes_per_s: bytes of batches that a rank's loader makes out of files in the page cache, in a second.
         contention: how many times longer a computation takes while a collective runs beside it.
         held_bytes: memory of a device that holds nothing yet: context, libraries, communicators.
         fragments: the share by which an allocator holds more than is in use.
@@ -117,6 +119,8 @@ class Software:
     host_s: float = 3e-5
     microbatch_s: float = 1e-3
     step_s: float = 1e-3
+    load_s: float = 5e-4
+    load_bytes_per_s: float = 2.3e9
     contention: float = 1.15
     held_bytes: float = 1.5e9
     fragments: float = 0.03

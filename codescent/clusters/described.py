@@ -6,16 +6,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import tomli_w
 
+from codescent.base.amounts import of_bytes, of_rate, of_seconds
 from codescent.base.sizes import memory_size
 from codescent.clusters.cluster import PRECISIONS, Cluster, ClusterDevice, Software
 from codescent.clusters.link import Link, rate_text
 from codescent.clusters.sections import SOFTWARE, SOURCES, WHAT
+from codescent.clusters.values import curve_of
 from codescent.plan.device_specs import SPECS, DeviceSpec, spec_of, specs_like
 
+LINKS = ("inside", "between", "bus")
+MOST_ABOVE = 4.0
+"""No point of a curve is so many times as fast as its link."""
 Values = Mapping[str, Any]
 """Values by "section.key", without those that are None."""
 
@@ -61,6 +67,25 @@ def problems_of(values: Values) -> Iterator[tuple[str, str]]:
             yield name, f"is missing: {form}; or name a published device with device.spec"
     if not any(f"peaks.{name}" in values for name in PRECISIONS):
         yield "peaks", "no number format has FLOP/s; give one, such as fp32 = 19.5e12, or device.spec"
+    yield from _curve_problems(values)
+
+
+def _curve_problems(values: Values) -> Iterator[tuple[str, str]]:
+    """Curves that cannot be those of their links: bits were taken for bytes, or a message is faster than any."""
+    for link in LINKS:
+        points, given = curve_of(values.get(f"links.{link}_curve", ())), values.get(f"links.{link}")
+        if not points or given is None:
+            continue
+        fastest, line = max(point.bytes_per_s for point in points), Link.parse(given)
+        if fastest > MOST_ABOVE * line.bytes_per_s:
+            rates = f"{of_rate(fastest, 'B/s')} is more than {MOST_ABOVE:g} times {of_rate(line.bytes_per_s, 'B/s')}"
+            yield f"links.{link}_curve", f"{rates} of links.{link}; are bits meant in one of them?"
+        if (first := min(points, key=lambda point: point.seconds)).seconds < line.latency_s:
+            found = f"{of_bytes(first.message_bytes)} take {of_seconds(first.seconds)}"
+            yield (
+                f"links.{link}_curve",
+                f"{found}, less than the latency of links.{link}; lower its {of_seconds(line.latency_s)}",
+            )
 
 
 def cluster_of(name: str, values: Values, software: Mapping[str, Values], sources: Mapping[str, str]) -> Cluster:
@@ -80,9 +105,9 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         device,
         values["node.devices"],
         values["node.cards"],
-        Link.parse(values["links.inside"]),
-        Link.parse(values["links.between"]),
-        Link.parse(values["links.bus"]),
+        _link(values, "inside"),
+        _link(values, "between"),
+        _link(values, "bus"),
         shares_inside=values["links.shared"],
         nodes=values.get("node.nodes"),
         device_hour=values.get("device.price_per_hour"),
@@ -90,6 +115,10 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         software={one: _software(given) for one, given in software.items()},
         sources=dict(sources),
     )
+
+
+def _link(values: Values, name: str) -> Link:
+    return replace(Link.parse(values[f"links.{name}"]), curve=curve_of(values[f"links.{name}_curve"]))
 
 
 def _software(values: Values) -> Software:
@@ -114,10 +143,15 @@ def values_of(cluster: Cluster) -> dict[str, Any]:
         "node.devices": cluster.devices,
         "node.cards": cluster.cards,
         "node.nodes": cluster.nodes,
-        **{f"links.{name}": getattr(cluster, name).text() for name in ("inside", "between", "bus")},
+        **{f"links.{name}": getattr(cluster, name).text() for name in LINKS},
+        **{f"links.{name}_curve": _curve(getattr(cluster, name)) for name in LINKS},
         "links.shared": cluster.shares_inside or None,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _curve(link: Link) -> list[list[str]] | None:
+    return [[f"{point.message_bytes:.0f}B", rate_text(point.bytes_per_s)] for point in link.curve] or None
 
 
 def to_toml(cluster: Cluster) -> str:

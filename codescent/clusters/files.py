@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
-from codescent.clusters.described import cluster_of, from_spec, problems_of, spec_named
+from codescent.clusters.described import LINKS, cluster_of, from_spec, problems_of, spec_named
 from codescent.clusters.read import SPEC, ClusterFile, read_chain, shipped_clusters, unknown_key
 from codescent.clusters.sections import FROM_SPEC, SECTIONS, SOFTWARE, WHAT, SoftwareKeys, TopKeys, known_key
 from codescent.config.given import Given, override_value, shown, value_problem
@@ -21,6 +21,7 @@ from codescent.config.keys import AUTO, Section
 __all__ = ["OWN", "load_cluster", "shipped_clusters", "software_of"]
 
 COMMAND_LINE = "command line"
+LINK_KEYS = tuple(f"links.{name}" for name in LINKS)
 OWN = "codescent"
 """The software of a file that is this product."""
 
@@ -88,11 +89,12 @@ def _changed(changes: Sequence[str], known: set[str], problems: list[str]) -> Cl
 
 
 def _on_top(below: ClusterFile, file: ClusterFile) -> ClusterFile:
-    """A file on top of another one. Another published device replaces what was said of the one before.
+    """A file on top of another one. Another published device or link replaces what was said of the one before.
 
     The source of a value for which the file names none is its line.
     """
     gone = set(FROM_SPEC if SPEC in file.values else ())
+    gone |= {f"{name}_curve" for name in file.values if name in LINK_KEYS}
     values = {name: one for name, one in below.values.items() if name not in gone} | file.values
     gone |= set(file.values)
     sources = {name: source for name, source in below.sources.items() if name not in gone}

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from bisect import bisect
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import NamedTuple
 
 RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 """Bytes per second of each unit of a rate, in lower case: bits as tc(8) writes them, or bytes (B)."""
@@ -17,6 +19,18 @@ PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
 _LINK = re.compile(r"([\d.]+)\s*([kmg]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us|ms|s))?", re.ASCII | re.IGNORECASE)
 
 
+class CurvePoint(NamedTuple):
+    """A message that was measured: its bytes, and its bytes per second from its begin to its end, latency included."""
+
+    message_bytes: float
+    bytes_per_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the message."""
+        return self.message_bytes / self.bytes_per_s
+
+
 @dataclass(frozen=True)
 class Link:
     """The network card of a host.
@@ -25,11 +39,49 @@ class Link:
         bytes_per_s: payload that a card sends, and at the same time receives: headers are not counted.
         latency_s: from a card to another one like it, beside the time of the bytes. Each has half of it.
         queue_s: a small message waits so long behind others, where the card is busy. The default: it overtakes them.
+        curve: messages that were measured, each longer than the one before: where no line of latency and bandwidth is
+            near to them. None is faster than the latency. Empty: the line holds for all.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
     queue_s: float = 0.0
+    curve: tuple[CurvePoint, ...] = ()
+
+    def seconds(self, message_bytes: float) -> float:
+        """Of one message, whose latency is in it."""
+        return self.latency_s + self.moved_s(message_bytes)
+
+    def moved_s(self, sent_bytes: float, messages: float = 1) -> float:
+        """Seconds of bytes in so many messages of one size, beside the latency of each."""
+        if not self.curve:
+            return sent_bytes / self.bytes_per_s
+        return messages * (self._on_curve_s(sent_bytes / messages) - self.latency_s)
+
+    def _on_curve_s(self, message_bytes: float) -> float:
+        """Between two points the logarithms of bytes and seconds are on a line. Below the first one the seconds fall to
+        the latency; above the last one they grow with the bandwidth."""
+        first, last = self.curve[0], self.curve[-1]
+        if message_bytes <= first.message_bytes:
+            share = message_bytes / first.message_bytes
+            return self.latency_s * (1.0 - share) + first.seconds * share
+        if message_bytes >= last.message_bytes:
+            return last.seconds + (message_bytes - last.message_bytes) / self.bytes_per_s
+        at = bisect(self.curve, (message_bytes,))
+        low, high = self.curve[at - 1], self.curve[at]
+        share = math.log(message_bytes / low.message_bytes) / math.log(high.message_bytes / low.message_bytes)
+        return low.seconds * math.pow(high.seconds / low.seconds, share)
+
+    @property
+    def fastest(self) -> Link:
+        """A link without latency on which no message takes longer than on this one."""
+        return Link(max(self.bytes_per_s, *(point.bytes_per_s for point in self.curve), 0.0))
+
+    def shared(self, factor: float) -> Link:
+        """So many of these links as one: a message is cut into as many pieces, which leave together. A factor below 1
+        is a share of a link."""
+        curve = tuple(CurvePoint(factor * one.message_bytes, factor * one.bytes_per_s) for one in self.curve)
+        return replace(self, bytes_per_s=factor * self.bytes_per_s, curve=curve)
 
     @property
     def takes_time(self) -> bool:
@@ -52,7 +104,10 @@ class Link:
         return cls(rate, latency_s if found[3] is None else latency / PER_SECOND[found[4].lower()])
 
     def text(self) -> str:
-        """The text that `parse` reads as this link, such as "300GB/s,3us". No text says `queue_s`: it must be 0."""
+        """The text that `parse` reads as this link without its curve, such as "300GB/s,3us".
+
+        Raises ValueError: it has `queue_s`, which no text says.
+        """
         if self.queue_s:
             raise ValueError("a link with queue_s has no text")
         return rate_text(self.bytes_per_s) + (f",{_latency_text(self.latency_s)}" if self.latency_s else "")

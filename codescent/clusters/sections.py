@@ -10,7 +10,18 @@ from typing import Any, Literal
 from pydantic import Field
 
 from codescent.clusters.cluster import Software
-from codescent.clusters.values import Band, Bandwidth, CardLink, Memory, NodeLink, NumberFormat, Overlaps, Peak
+from codescent.clusters.values import (
+    Band,
+    Bandwidth,
+    CardCurve,
+    CardLink,
+    Memory,
+    NodeCurve,
+    NodeLink,
+    NumberFormat,
+    Overlaps,
+    Peak,
+)
 from codescent.config.keys import Section, Text, auto, key
 from codescent.config.words import Key, key_of
 
@@ -69,6 +80,11 @@ class LinkKeys(Section):
     inside: NodeLink = _given('of a device to the others of its node, such as "300GB/s,3us"')
     between: CardLink = _given('of a network card to other nodes, such as "25GB/s,5us"')
     bus: NodeLink = _given("of a device to the memory of its host")
+    inside_curve: NodeCurve = key(
+        [], 'messages that were measured, with their bandwidth, such as [["64KiB", "1GB/s"], ["1MiB", "5GB/s"]]'
+    )
+    between_curve: CardCurve = key([], "the same of a network card")
+    bus_curve: NodeCurve = key([], "the same of the link to the host")
     shared: bool = key(False, "devices of a node cannot reach each other's memory: all send through one bus")
 
 
@@ -98,6 +114,11 @@ class SoftwareKeys(Section):
     host_s: float = key(_D.host_s, "seconds in which a host launches one operator", ge=0, le=10)
     microbatch_s: float = key(_D.microbatch_s, "seconds of a micro-batch beside its operators and messages", ge=0)
     step_s: float = key(_D.step_s, "seconds of a step beside its micro-batches", ge=0)
+    load_s: float = key(_D.load_s, "seconds of a read of samples beside its bytes", ge=0, le=10)
+    load_bytes_per_s: float = key(
+        _D.load_bytes_per_s, "bytes of batches (int64, fp32) that a rank's loader makes of cached files in a second",
+        gt=0,
+    )  # fmt: skip
     contention: float = key(_D.contention, "how many times longer a computation takes beside a collective", gt=0)
     held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0)
     fragments: float = key(_D.fragments, "share by which an allocator holds more than is in use", ge=0, le=10)

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from codescent.base.amounts import of_rate, of_seconds
-from codescent.base.sizes import memory_size
+from codescent.base.amounts import of_bytes, of_rate, of_seconds
+from codescent.base.sizes import memory_size, size_bytes
 from codescent.clusters.cluster import OVERLAPS
-from codescent.clusters.link import PER_SECOND, Link
+from codescent.clusters.link import PER_SECOND, CurvePoint, Link
 
 LINK = 'must be a bandwidth and a latency, such as "300GB/s,3us" or "200gbit,5us"'
 RATE = 'must be a bandwidth, such as "2039GB/s"'
@@ -27,6 +27,9 @@ CARD_RATES = (1e4, 2e12)
 PEAKS = (1e8, 1e17)
 """The least and the most FLOP/s of a device."""
 MOST_LATENCY_S = 10.0
+CURVE = 'must be two or more points, each a message and its bandwidth, such as [["64KiB", "1GB/s"], ["1MiB", "5GB/s"]]'
+LONG_BYTES, LEAST_SHORT = 1 << 20, 1.0
+"""Of a curve: from these bytes on, a message has a bandwidth in the range of its link. Shorter ones have latencies."""
 _ONLY_LATENCY = re.compile(rf"[\s,]*[\d.]+\s*({'|'.join(PER_SECOND)})\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -51,6 +54,35 @@ def _check_link(text: str, rates: tuple[float, float]) -> str:
     if link.latency_s > MOST_LATENCY_S:
         raise ValueError(f"the latency is {of_seconds(link.latency_s)}; must be at most {of_seconds(MOST_LATENCY_S)}")
     return text
+
+
+def curve_of(points: list[list[str]]) -> tuple[CurvePoint, ...]:
+    """The points of a curve that was checked."""
+    return tuple(CurvePoint(size_bytes(size), Link.parse(rate).bytes_per_s) for size, rate in points)
+
+
+def _check_curve(points: list[list[str]], rates: tuple[float, float]) -> list[list[str]]:
+    """No points, or two and more, of messages that are longer from point to point."""
+    if any(len(point) != 2 for point in points) or len(points) == 1:
+        raise ValueError(CURVE)
+    for number, (size, rate) in enumerate(points):
+        try:
+            message_bytes = size_bytes(size)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"point {number + 1}: {error}") from None
+        if "," in rate:
+            raise ValueError(f'point {number + 1}: "{rate}" {RATE}: that of a message has its latency in it')
+        least = rates[0] if message_bytes >= LONG_BYTES else LEAST_SHORT
+        try:
+            _read(rate, RATE, (least, rates[1]))
+        except ValueError as error:
+            raise ValueError(f'point {number + 1}: "{rate}": {error}') from None
+    found = curve_of(points)
+    for number, (low, high) in enumerate(zip(found, found[1:]), 2):
+        if high.message_bytes <= low.message_bytes:
+            sizes = f"{of_bytes(high.message_bytes)} after {of_bytes(low.message_bytes)}"
+            raise ValueError(f"point {number}: {sizes}; must be longer messages from point to point")
+    return points
 
 
 def _check_bandwidth(text: str) -> str:
@@ -92,6 +124,8 @@ def _check_band(values: list[float]) -> list[float]:
 
 NodeLink = Annotated[str, AfterValidator(partial(_check_link, rates=NODE_RATES))]
 CardLink = Annotated[str, AfterValidator(partial(_check_link, rates=CARD_RATES))]
+NodeCurve = Annotated[list[list[str]], AfterValidator(partial(_check_curve, rates=NODE_RATES))]
+CardCurve = Annotated[list[list[str]], AfterValidator(partial(_check_curve, rates=CARD_RATES))]
 Bandwidth = Annotated[str, AfterValidator(_check_bandwidth)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
 Peak = Annotated[float, AfterValidator(_check_peak)]

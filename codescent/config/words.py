@@ -47,6 +47,9 @@ def toml_value(value: object) -> str:
     return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
 
 
+LISTED = {str: "strings", list[str]: "pairs of strings"}
+
+
 def key_of(section: str, name: str, field: FieldInfo) -> Key:
     """A key from its field of a section."""
     default = "" if field.is_required() else toml_value(field.default)
@@ -71,7 +74,7 @@ def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
     if typing.get_origin(kind) is Literal:
         return [toml_value(choice) for choice in typing.get_args(kind)]
     if typing.get_origin(kind) is list:
-        return ["list of strings" if typing.get_args(kind) == (str,) else "list of numbers"]
+        return [f"list of {LISTED.get(typing.get_args(kind)[0], 'numbers')}"]
     names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
     return [names[kind] + (_bounds(bounds) if kind in (int, float) else "")]
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from codescent.clusters.cluster import Cluster, Software
 from codescent.plan import Collective, Mesh, Traffic
@@ -51,58 +52,76 @@ def seconds(
 ) -> tuple[str, float]:
     """The link and the seconds of one run of a collective. `messages`: into which it is divided.
 
-    Latency and bytes add up (Hockney 1994, "The communication challenge for MPP"). What a rank sends is what the ring
-    algorithms send (`Traffic.wire_bytes`).
+    Latency and bytes add up (Hockney 1994, "The communication challenge for MPP"); a link with a curve says what a
+    message of each size takes. What a rank sends is what the ring algorithms send (`Traffic.wire_bytes`).
     """
     if not record.axis:
         name, link = (BUS, cluster.bus) if record.collective is Collective.COPY else (INSIDE, cluster.inside)
-        return name, link.latency_s + record.inside_bytes / link.bytes_per_s
+        return name, link.seconds(record.inside_bytes)
     group = group_of(mesh, record.axis, rank, cluster.devices)
     if group.ranks == 1:
         return INSIDE, 0.0
-    latency_s = messages * (software.collective_s + _latency_s(record, group, cluster, software))
-    return group.link, latency_s + _bytes_s(record, group, cluster, software)
+    return group.link, collective_s(record, group, cluster, software, messages)
 
 
-def _bytes_s(record: Traffic, group: RankGroup, cluster: Cluster, software: Software) -> float:
-    """Seconds of the bytes."""
-    sent = record.wire_bytes(group.ranks)
-    if group.nodes == 1 or record.collective not in (Collective.SEND, Collective.ALL_TO_ALL):
-        return sent / _ring_bytes_per_s(cluster, group, software)
-    inside = cluster.inside.bytes_per_s * software.inside_efficiency
-    card = cluster.between.bytes_per_s * software.between_efficiency
-    if record.collective is Collective.SEND:  # one rank of each group on a node sends to the next node, over one card
-        return sent / min(inside, card * min(1.0, cluster.cards / group.groups))
-    others = (group.ranks - group.members) / group.ranks * record.payload_bytes
-    return max(sent / inside, others / (card * cluster.cards / (group.members * group.groups)))
+def collective_s(record: Traffic, group: RankGroup, cluster: Cluster, software: Software, messages: int = 1) -> float:
+    """The seconds of one run of a collective of a group of several ranks. See `seconds`."""
+    inside_sent, between_sent = _sent(record, group, cluster, software)
+
+    def way_s(way: CollectiveWay) -> float:
+        steps = messages * way.steps
+        moved_s = cluster.inside.moved_s(inside_sent, steps)
+        if between_sent:
+            moved_s = max(moved_s, cluster.between.moved_s(between_sent, steps))
+        return messages * (software.collective_s + way.latency_s) + moved_s
+
+    return min(map(way_s, _ways(record, group, cluster, software)))
 
 
-def _ring_bytes_per_s(cluster: Cluster, group: RankGroup, software: Software) -> float:
-    """Bytes per second that each rank of a ring sends.
+def _sent(record: Traffic, group: RankGroup, cluster: Cluster, software: Software) -> tuple[float, float]:
+    """The bytes of each rank, as if the link inside of its node and a card were its own, and whole: with half of a card
+    it sends twice as many. 0 between nodes: nothing goes there.
 
     Between nodes a group makes as many rings as it has ranks on a node, and each has its share of the cards (NVIDIA
     2018, "Massively scale your deep learning training with NCCL 2.4"). A group with one rank on each node has the share
     of one device: the groups of the other devices send at the same time.
     """
-    inside = cluster.inside.bytes_per_s * software.inside_efficiency
-    if cluster.shares_inside:
-        inside /= group.members * group.groups
+    sent = record.wire_bytes(group.ranks)
+    by_pairs = group.nodes > 1 and record.collective in (Collective.SEND, Collective.ALL_TO_ALL)
+    sharers = group.members * group.groups if cluster.shares_inside and not by_pairs else 1
+    inside = sent * sharers / software.inside_efficiency
     if group.nodes == 1:
-        return inside
+        return inside, 0.0
     cards = cluster.cards / group.groups
-    cards = min(cards, float(software.rings or cards))
-    return min(inside, cluster.between.bytes_per_s * cards * software.between_efficiency)
+    if record.collective is Collective.SEND:  # one rank of each group on a node sends to the next node, over one card
+        cards = min(1.0, cards)
+    elif record.collective is Collective.ALL_TO_ALL:
+        cards /= group.members
+        sent = (group.ranks - group.members) / group.ranks * record.payload_bytes
+    else:
+        cards = min(cards, float(software.rings or cards))
+    return inside, sent / (cards * software.between_efficiency)
 
 
-def _latency_s(record: Traffic, group: RankGroup, cluster: Cluster, software: Software) -> float:
+class CollectiveWay(NamedTuple):
+    """A way of a collective: how many messages follow one another on its slowest link, and the latency of all."""
+
+    steps: int
+    latency_s: float
+
+
+def _ways(record: Traffic, group: RankGroup, cluster: Cluster, software: Software) -> list[CollectiveWay]:
     """Messages of a ring follow one another. A sum may go up and down a tree between nodes instead (Sanders et al.
     2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan")."""
     inside_s, between_s = (link.latency_s + software.hop_s for link in (cluster.inside, cluster.between))
     hop_s = between_s if group.nodes > 1 else inside_s
     if record.collective in (Collective.SEND, Collective.BROADCAST):
-        return hop_s
-    ring_s = (group.ranks - 1) * hop_s
+        return [CollectiveWay(1, hop_s)]
+    hops = group.ranks - 1
     if record.collective is not Collective.ALL_REDUCE:
-        return ring_s
-    tree_s = (group.members - 1) * inside_s + math.ceil(math.log2(group.nodes)) * between_s
-    return 2 * min(ring_s, tree_s)
+        return [CollectiveWay(hops, hops * hop_s)]
+    ring = CollectiveWay(2 * hops, 2 * hops * hop_s)
+    if group.nodes == 1:
+        return [ring]
+    levels = math.ceil(math.log2(group.nodes))
+    return [ring, CollectiveWay(2 * levels, 2 * ((group.members - 1) * inside_s + levels * between_s))]

@@ -3,22 +3,24 @@ Has no spans and no messages to draw (simulate.py has, and takes ten times as lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codescent.cost.dataflow import READS_GRADIENTS, Dataflow, StageMessage, read_by
 from codescent.cost.simulate import Deadlock
+from codescent.cost.transfers import link_of
 from codescent.plan import Instruction, Schedule, Verb
 
 Kind = tuple[int, Verb, int, bool]
-"""A stage, a verb, a chunk, and whether it is the first forward or the last backward pass of its chunk: instructions
-with the same kind take the same time."""
+"""A stage, a verb, a chunk, and whether it is the first forward or the last backward pass of its chunk, or the first
+LOAD: instructions with the same kind take the same time."""
 HERE = -1
+BEGINS = (Verb.FORWARD, Verb.LOAD)
 
 
 def kind_of(stage: int, at: Instruction) -> Kind:
     """The kind of an instruction of a stage."""
-    return stage, at.verb, at.chunk, at.last or (at.verb is Verb.FORWARD and at.microbatch == 0)
+    return stage, at.verb, at.chunk, at.last or (at.verb in BEGINS and at.microbatch == 0)
 
 
 @dataclass(frozen=True)
@@ -28,19 +30,21 @@ class StageLanes:
     Attributes:
         kinds: the different ones, each with an instruction of it.
         order: for each computation its stage, the index of its kind, the index in `order` of the computation whose
-            output it reads (HERE: none of another stage), and the link over which its own leaves (HERE: none). Of two
-            stages one link carries both activations and gradients.
+            output it reads (HERE: none of another stage), and the link over which its own leaves (`link_of`; HERE:
+            none).
     """
 
     kinds: dict[Kind, Instruction]
     order: tuple[tuple[int, int, int, int], ...]
     stages: int
 
-    def run(self, seconds: Callable[[Kind, Instruction], float], message_s: float) -> tuple[float, list[float]]:
+    def run(
+        self, seconds: Callable[[Kind, Instruction], float], messages_s: Sequence[float]
+    ) -> tuple[float, list[float]]:
         """The makespan, and how long each stage computes.
 
-        `seconds`: of an instruction. `message_s`: a message keeps its link busy for so long; the next one on the same
-        link waits.
+        `seconds`: of an instruction. `messages_s`: by link (`link_of`), a message keeps it busy for so long; the next
+        one on the same link waits.
         """
         each_s = [seconds(kind, at) for kind, at in self.kinds.items()]
         clock_s, busy_s = [0.0] * self.stages, [0.0] * self.stages
@@ -57,7 +61,7 @@ class StageLanes:
             clock_s[stage] = ends_s[number] = now_s
             if link >= 0:
                 leaves_s = free_s[link]
-                arrives_s[number] = free_s[link] = (now_s if now_s > leaves_s else leaves_s) + message_s
+                arrives_s[number] = free_s[link] = (now_s if now_s > leaves_s else leaves_s) + messages_s[link]
             else:
                 arrives_s[number] = now_s
         return max(clock_s), busy_s
@@ -91,7 +95,7 @@ def lanes_of(schedule: Schedule) -> StageLanes:
                         needs = done[wanted]
                     done[forward, virtual, at.microbatch] = len(order)
                     sends = stages > 1 and (virtual < last if forward else virtual > 0)
-                    link = 2 * stage + (stages > 2 and not forward) if sends else HERE
+                    link = link_of(stage, stages, forward=forward) if sends else HERE
                 kind = kind_of(stage, at)
                 kinds.setdefault(kind, at)
                 order.append((stage, numbers.setdefault(kind, len(numbers)), needs, link))

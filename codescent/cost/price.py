@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from codescent.clusters.cluster import Cluster, Software
-from codescent.cost.collective_time import seconds
+from codescent.cost.dataflow import StageMessage
 from codescent.cost.lanes import Kind, StageLanes, kind_of, lanes_of
 from codescent.cost.simulate import Simulation, simulate
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.cost.stage_time import StageTime
 from codescent.cost.time_parts import TimeParts
-from codescent.plan import SENDS, Instruction, Plan, Verb
+from codescent.cost.transfers import link_of, transfers_s
+from codescent.plan import Instruction, Plan, Verb
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,26 @@ class StageCosts:
     ) -> None:
         self.slow, self.early = slow or {}, "gathers" in software.overlaps
         self.stages = [StageTime(plan, stage, cluster, software) for stage in range(plan.mesh.pp)]
-        sends = [record for record in plan.traffic if record.verb in SENDS]
-        self.transfer_s = max((seconds(one, plan.mesh, 0, cluster, software)[1] for one in sends), default=0.0)
-        self.latency_s = 0.0  # it is in `transfer_s`
+        self.messages_s = transfers_s(plan.traffic, plan.mesh, cluster, software)
+        self.latency_s = 0.0  # it is in `messages_s`
+        self.late_s = 0.0
         self._found: dict[Kind, TimeParts] = {}
+
+    def wait_for_data(self, step_s: float) -> bool:
+        """Let each step wait for samples that are read for longer than `step_s`. Returns whether any are: then the
+        step takes longer."""
+        self.late_s = max(stage.loading.late_s(step_s) for stage in self.stages)
+        if self.late_s:
+            self._found = {kind: parts for kind, parts in self._found.items() if kind[1] is not Verb.LOAD}
+        return self.late_s > 0.0
 
     def parts_of(self, kind: Kind, at: Instruction) -> TimeParts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
-            parts = self.stages[kind[0]].parts_of(at).slower(self.slow.get(kind[0], 1.0))
+            stage = self.stages[kind[0]]
+            parts = stage.parts_of(at).slower(self.slow.get(kind[0], 1.0))
+            if self.late_s and stage.loading.begins_step(at):
+                parts += TimeParts(data_s=self.late_s)
             early = self.early and at.verb is Verb.FORWARD and kind[3]
             self._found[kind] = self._begun_early(kind, at, parts) if early else parts
         return self._found[kind]
@@ -127,9 +139,10 @@ class StageCosts:
         """See `Timed`."""
         return self.parts_of(kind_of(stage, at), at).total_s
 
-    def message_s(self, computed_by: int) -> float:
+    def message_s(self, message: StageMessage) -> float:
         """See `Timed`."""
-        return self.transfer_s
+        stages = len(self.stages)
+        return self.messages_s[link_of(message[1] % stages, stages, forward=message[0])]
 
 
 class _Computing:
@@ -143,9 +156,14 @@ class _Computing:
         parts = self.costs.parts_of(kind_of(stage, at), at)
         return parts.total_s - parts.exposed_s
 
-    def message_s(self, computed_by: int) -> float:
+    def message_s(self, message: StageMessage) -> float:
         """See `Timed`."""
-        return self.costs.message_s(computed_by)
+        return self.costs.message_s(message)
+
+
+def _run(lanes: StageLanes, costs: StageCosts) -> tuple[float, list[float]]:
+    """The makespan, and how long each stage computes."""
+    return lanes.run(lambda kind, at: costs.parts_of(kind, at).total_s, costs.messages_s)
 
 
 def price(
@@ -169,10 +187,13 @@ def price(
         factors[plan.role(rank)] = max(factor, factors.get(plan.role(rank), 0.0))
     costs = StageCosts(plan, cluster, software, factors)
     lanes = lanes or lanes_of(plan.computing)
-    makespan_s, busy_s = lanes.run(lambda kind, at: costs.parts_of(kind, at).total_s, costs.transfer_s)
+    makespan_s, busy_s = _run(lanes, costs)
+    if costs.wait_for_data(makespan_s):
+        makespan_s, busy_s = _run(lanes, costs)
     busiest = max(range(plan.mesh.pp), key=lambda stage: busy_s[stage])
     parts = TimeParts()
     for kind, times in Counter(kind_of(busiest, at) for at in plan.computing.programs[busiest]).items():
         if kind in lanes.kinds:
             parts += costs.parts_of(kind, lanes.kinds[kind]).times(times)
-    return Price(plan, cluster, software, replace(parts, bubble_s=max(0.0, makespan_s - parts.total_s)), costs)
+    bubble_s = max(0.0, makespan_s - parts.total_s) if plan.mesh.pp > 1 else 0.0
+    return Price(plan, cluster, software, replace(parts, bubble_s=bubble_s), costs)

@@ -48,9 +48,9 @@ class Costs:
         """Seconds of an instruction of a virtual stage; messages and what has no cost take none."""
         return _of(getattr(self, f"{at.verb}_s", 0.0), virtual)
 
-    def message_s(self, computed_by: int) -> float:
+    def message_s(self, message: StageMessage) -> float:
         """See `transfer_s`."""
-        return _of(self.transfer_s, computed_by)
+        return _of(self.transfer_s, message[1])
 
 
 def _of(seconds: Seconds, virtual: int) -> float:
@@ -150,8 +150,8 @@ class Timed(Protocol):
     def compute_s(self, stage: int, at: Instruction, virtual: int) -> float:
         """Seconds in which a stage computes an instruction of a virtual stage."""
 
-    def message_s(self, computed_by: int) -> float:
-        """Seconds in which a message of a virtual stage keeps the link busy."""
+    def message_s(self, message: StageMessage) -> float:
+        """Seconds in which a message keeps its link busy."""
 
 
 Waits = Mapping[tuple[int, Instruction], float]
@@ -252,7 +252,7 @@ class _Simulator:
         if self.sends is not Sends.BUFFERED:
             yield self.expected[message]
         start_s = self.clock.now_s
-        yield self.costs.message_s(message[1])
+        yield self.costs.message_s(message)
         self.clock.happens(left)
         yield self.costs.latency_s
         self.clock.happens(self.arrived[message])

@@ -13,6 +13,7 @@ from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.amounts import phases, runs_in
 from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
 from codescent.cost.device_time import Spent, spent
+from codescent.cost.loading import Loading
 from codescent.cost.operators import operators_of_depth
 from codescent.cost.second_products import kept_shares
 from codescent.cost.time_parts import TimeParts
@@ -64,6 +65,7 @@ class StageTime:
         self.plan, self.stage, self.cluster, self.software = plan, stage, cluster, software
         self.rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
         self.chunks = plan.schedule.parts(stage)
+        self.loading = Loading(plan, stage, cluster, software)
         self.always: dict[tuple[int, int], DepthMessages] = defaultdict(DepthMessages)
         self.once: dict[tuple[int, int], DepthMessages] = defaultdict(DepthMessages)
         self.ends: dict[Verb, Waits] = defaultdict(_none)
@@ -137,6 +139,8 @@ class StageTime:
                 share = self._weights if at.verb is Verb.BACKWARD_WEIGHT else 1.0 - self._weights
             beside_s = self.software.microbatch_s / 2 / len(self.chunks)
             return (self._run(of_pass, at.chunk, once=once).parts + TimeParts(microbatch_s=beside_s)).times(share)
+        if at.verb is Verb.LOAD:
+            return TimeParts(data_s=self.loading.seconds(at))
         if at.verb is Verb.REDUCE:
             return _waited(self.ends[Verb.REDUCE]) + _waited(self._run(1, 0, once=True).under_way)
         if at.verb is Verb.STEP:

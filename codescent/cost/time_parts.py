@@ -4,6 +4,7 @@ Does not compute them (stage_time.py does)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from operator import add
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class TimeParts:
         between_s: ranks wait for messages between nodes.
         bus_s: ranks wait for copies between device and host.
         update_s: the optimizer.
+        data_s: ranks wait for their samples: what reading ahead does not hide, and the copy to the device.
         microbatch_s: what each micro-batch takes beside all that.
         step_s: what each step takes beside all that.
         bubble_s: pipeline stages wait for one another.
@@ -32,6 +34,7 @@ class TimeParts:
     between_s: float = 0.0
     bus_s: float = 0.0
     update_s: float = 0.0
+    data_s: float = 0.0
     microbatch_s: float = 0.0
     step_s: float = 0.0
     bubble_s: float = 0.0
@@ -39,7 +42,7 @@ class TimeParts:
     @property
     def total_s(self) -> float:
         """All of them."""
-        return float(sum(getattr(self, name) for name in NAMES))
+        return float(sum(vars(self).values()))
 
     @property
     def exposed_s(self) -> float:
@@ -47,11 +50,11 @@ class TimeParts:
         return self.inside_s + self.between_s + self.bus_s
 
     def __add__(self, other: TimeParts) -> TimeParts:
-        return TimeParts(*(getattr(self, name) + getattr(other, name) for name in NAMES))
+        return TimeParts(*map(add, vars(self).values(), vars(other).values()))
 
     def times(self, factor: float) -> TimeParts:
         """Each of them so many times."""
-        return TimeParts(*(factor * getattr(self, name) for name in NAMES))
+        return TimeParts(*[factor * each_s for each_s in vars(self).values()])
 
     def slower(self, factor: float) -> TimeParts:
         """On a device that takes so many times longer: what it computes, not what it sends."""

@@ -13,17 +13,15 @@ from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.described import to_toml
 from codescent.clusters.files import OWN
-from codescent.clusters.link import Link
+from codescent.clusters.link import CurvePoint, Link
 from codescent.cost.collective_time import BETWEEN, INSIDE
 from codescent.measure import constants
 from codescent.measure.constants import MeasuredNumber
-from codescent.measure.fit import LinkFit, fit
+from codescent.measure.fit import DIGITS, LinkFit, fit, on_curve
 from codescent.measure.items import ATTENTION, CONTENTION, PRODUCT, OfAllRanks
 from codescent.measure.machine_findings import MachineFindings
 from codescent.measure.nccl_tests import NcclTable
 
-DIGITS = 4
-"""Of a measured number: its spread is wider than the next one."""
 NO_LINK = "not measured: "
 
 
@@ -84,19 +82,27 @@ def _links(found: MachineFindings, moved: float) -> tuple[tuple[Link, Link, Link
         between = inside
         sources["links.between"] = f"{NO_LINK}no collective of several nodes; the link inside of a node stands for it"
     else:  # the ranks of a node sent at the same time, so each had a share of its cards
-        between = replace(of_between.link, bytes_per_s=of_between.link.bytes_per_s * found.placement.devices)
+        between = of_between.link.shared(found.placement.devices)
         words = f"measured: collectives of {found.placement.nodes} nodes, {found.placement.devices} at the same time"
         sources["links.between"] = f"{words}, {_errors(of_between)}"
-    return (_link(inside), _link(between), _link(bus or copied)), sources
+    links = _link(inside), _link(between), _link(bus or copied)
+    return links, sources | _of_curves({"links.inside": links[0], "links.between": links[1]}, sources)
 
 
 def _link(found: Link) -> Link:
-    return Link(rounded(found.bytes_per_s), rounded(found.latency_s))
+    curve = [CurvePoint(float(round(one.message_bytes)), rounded(one.bytes_per_s)) for one in found.curve]
+    return on_curve(Link(rounded(found.bytes_per_s), rounded(found.latency_s)), curve)
+
+
+def _of_curves(links: Mapping[str, Link], sources: Mapping[str, str]) -> dict[str, str]:
+    """The sources of curves: those of their links."""
+    return {f"{key}_curve": sources[key] for key, link in links.items() if link.curve}
 
 
 def _errors(found: LinkFit) -> str:
     large = "" if math.isnan(found.worst_large) else f", {of_share(found.worst_large)} at most from 1 MiB"
-    return f"fitted with an error of {of_share(found.median)} in the middle, {of_share(found.worst)} at most{large}"
+    how = "a curve of messages, because a line is far from some, with" if found.link.curve else "fitted with"
+    return f"{how} an error of {of_share(found.median)} in the middle, {of_share(found.worst)} at most{large}"
 
 
 def refuse_tables(tables: Mapping[str, NcclTable], devices: int, link: str) -> None:
@@ -138,11 +144,13 @@ def with_tables(cluster: Cluster, tables: Mapping[str, NcclTable]) -> Cluster:
             raise UserError(f"--nccl-tests {paths}: {error}; give a table up to larger sizes, such as -e 1G") from error
         new = _link(found.link)
         if crossed == BETWEEN:  # a ring that enters a node has all of its cards
-            new = replace(new, bytes_per_s=rounded(new.bytes_per_s / cluster.cards))
+            new = _link(new.shared(1 / cluster.cards))
         names = ", ".join(dict.fromkeys(str(tables[path].collective) for path in of_link[crossed]))
         ranks = " and ".join(f"{tables[path].ranks} ranks on {tables[path].hosts} hosts" for path in of_link[crossed])
         source = f"nccl-tests: {names} of {ranks}, {_errors(found)}"
-        cluster = replace(cluster, sources={**cluster.sources, f"links.{crossed}": source})
+        kept = {key: one for key, one in cluster.sources.items() if key != f"links.{crossed}_curve"}
+        named = {f"links.{crossed}": source}
+        cluster = replace(cluster, sources={**kept, **named, **_of_curves({f"links.{crossed}": new}, named)})
         cluster = replace(cluster, between=new, nodes=None) if crossed == BETWEEN else replace(cluster, inside=new)
     return cluster
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
-from codescent.clusters.link import Link
+from codescent.clusters.link import CurvePoint, Link
 from codescent.cost.collective_time import BETWEEN, INSIDE, seconds
 from codescent.plan import Collective, Mesh, Traffic, Verb
 
@@ -21,6 +21,13 @@ _EXACT = Software(inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.
 _FASTEST = Link(math.inf)
 _DEVICE = ClusterDevice("", "cpu", 1, 1.0, {"fp32": 1.0})
 _AXIS = "dp_replicate"
+MOST_ERROR = 0.25
+MISSED = 2
+"""A line that is more than MOST_ERROR from so many payloads is not the link. From one alone: it was disturbed."""
+DIGITS = 4
+"""Of a measured number: its spread is wider than the next one."""
+NEARER = 0.8
+"""A curve has at most this share of the error of the line in the middle. Else collectives differ, and not sizes."""
 LARGE_BYTES = 1 << 20
 """From this payload on the error of a fit is told apart."""
 ROUNDS, SMALL = 50, 1e-4
@@ -72,8 +79,8 @@ class TimedCollective:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link, and how far its price is from what was measured: `median`, `worst` of all payloads, and `worst_large` of
-    those from LARGE_BYTES; relative to what was measured. NaN: there is none."""
+    """A link, perhaps with a curve, and how far its price is from what was measured: `median`, `worst` of all payloads,
+    and `worst_large` of those from LARGE_BYTES; relative to what was measured. NaN: there is none."""
 
     link: Link
     median: float
@@ -83,6 +90,8 @@ class LinkFit:
 
 def fit(measured: Sequence[TimedCollective], inside: Link = _FASTEST) -> LinkFit:
     """The link with which the price is nearest to what was measured: latency and bytes add up (Hockney 1994).
+
+    Where the line is more than MOST_ERROR from some payloads, the link has a curve of messages, if this is nearer.
 
     Relative errors count, so a short message counts as much as a long one. An all-reduce may go around a ring of ranks
     or over a tree of nodes: both are tried.
@@ -95,8 +104,44 @@ def fit(measured: Sequence[TimedCollective], inside: Link = _FASTEST) -> LinkFit
     """
     if len({one.payload_bytes for one in measured}) < 2:
         raise ValueError("one payload alone")
-    found = [_errors(measured, _nearest(terms), inside) for terms in _ways(measured, inside)]
-    return min(found, key=lambda one: one.median)
+    ways = [*_ways(measured, inside)]
+    found = [_errors(measured, _nearest(terms), inside) for terms in ways]
+    nearest = min(found, key=lambda one: one.median)
+    if sum(_error(one, nearest.link, inside) > MOST_ERROR for one in measured) < MISSED:
+        return nearest
+    curves = (_errors(measured, on_curve(nearest.link, _curve(terms)), inside) for terms in ways)
+    curve = min(curves, key=lambda one: one.median)
+    return curve if curve.median < NEARER * nearest.median else nearest
+
+
+def _curve(terms: Sequence[_Terms]) -> tuple[CurvePoint, ...]:
+    """What a message takes, by its bytes: several of about one size are one point, the one in the middle."""
+    near: dict[int, list[CurvePoint]] = {}
+    for one in terms:
+        message_bytes, seconds = one.sent_bytes / one.steps, (one.seconds - one.inside_s) / one.steps
+        if message_bytes >= 1.0 and seconds > 0.0:
+            near.setdefault(round(math.log2(message_bytes)), []).append(
+                CurvePoint(message_bytes, message_bytes / seconds)
+            )
+    return tuple(_middle(near[size]) for size in sorted(near))
+
+
+def _middle(points: Sequence[CurvePoint]) -> CurvePoint:
+    """Whole bytes, as a file has them."""
+    message_bytes, bytes_per_s = (statistics.median(numbers) for numbers in zip(*points))
+    return CurvePoint(float(round(message_bytes)), float(f"{bytes_per_s:.{DIGITS}g}"))
+
+
+def on_curve(link: Link, curve: Sequence[CurvePoint]) -> Link:
+    """The link with a curve, as a file takes it: no message is faster than the latency, or far above the bandwidth.
+
+    A line that is far from short messages may have a latency that is longer than they are.
+    """
+    if len(curve) < 2:
+        return link
+    latency_s = min(link.latency_s, *(point.seconds for point in curve))
+    bytes_per_s = max(link.bytes_per_s, *(point.bytes_per_s / 2 for point in curve))
+    return Link(bytes_per_s, latency_s, curve=tuple(curve))
 
 
 def line(points: Sequence[tuple[float, float]]) -> Link:
@@ -106,7 +151,7 @@ def line(points: Sequence[tuple[float, float]]) -> Link:
 
 def _ways(measured: Sequence[TimedCollective], inside: Link) -> Iterator[list[_Terms]]:
     """The terms of each collective, for each way of an all-reduce: long latencies go over a tree, short ones around."""
-    inside = replace(inside, bytes_per_s=math.inf)
+    inside = replace(inside, bytes_per_s=math.inf, curve=())
     for tried_s in (1e3, 1e-12):
         found = []
         for one in measured:
@@ -144,7 +189,11 @@ def _least_squares(rows: Numbers, wanted: Numbers) -> Numbers:
     return np.array([max(0.0, one) if number == kept else 0.0 for number, one in enumerate(alone)])
 
 
+def _error(one: TimedCollective, link: Link, inside: Link) -> float:
+    return abs(one.predicted_s(link, inside) / one.seconds - 1.0)
+
+
 def _errors(measured: Sequence[TimedCollective], link: Link, inside: Link) -> LinkFit:
-    errors = [abs(one.predicted_s(link, inside) / one.seconds - 1.0) for one in measured]
+    errors = [_error(one, link, inside) for one in measured]
     large = [error for one, error in zip(measured, errors, strict=True) if one.payload_bytes >= LARGE_BYTES]
     return LinkFit(link, statistics.median(errors), max(errors), max(large, default=math.nan))

@@ -85,5 +85,6 @@ def _payload(one: OfAllRanks, link: str) -> Row:
 
 
 def link_words(link: Link) -> str:
-    """Bandwidth and latency."""
-    return f"{rate(link.bytes_per_s)}, {of_seconds(link.latency_s)}"
+    """Bandwidth and latency, and whether there is a curve."""
+    curve = ", curve" if link.curve else ""
+    return f"{rate(link.bytes_per_s)}, {of_seconds(link.latency_s)}{curve}"

@@ -11,7 +11,7 @@ from codescent.planner.bands import Band, grows
 from codescent.planner.measured import MeasuredStep
 
 STEP, MEMORY = "step", "memory"
-COMPUTING, MESSAGES, BUBBLE, OPTIMIZER, REST = "computing", "messages", "bubble", "optimizer", "the rest"
+COMPUTING, MESSAGES, BUBBLE, OPTIMIZER, DATA, REST = "computing", "messages", "bubble", "optimizer", "data", "the rest"
 Alike = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 """By the name of a part: what a prediction calls it, and what a run does."""
 
@@ -20,7 +20,8 @@ TIME_PARTS: Alike = {
     MESSAGES: (("inside_s", "between_s", "bus_s"), ("communication_s",)),
     BUBBLE: (("bubble_s",), ("bubble_s",)),
     OPTIMIZER: (("update_s",), ("optimizer_s",)),
-    REST: (("step_s",), ("data_s", "other_s")),
+    DATA: (("data_s",), ("data_s",)),
+    REST: (("step_s",), ("other_s",)),
 }
 """Of the seconds of a step: names of cost/time_parts.py, and of step_parts.py."""
 OUTSIDE = ("device", "fragments")
@@ -53,8 +54,12 @@ MEANS: Mapping[str, tuple[str, str]] = {
         "The update takes longer than its bytes: its operators are small, or the memory is slower than the file says",
         "The update reaches more of the memory's bandwidth than the cluster file says",
     ),
+    DATA: (
+        "Steps wait longer for samples than load_bytes_per_s of the software says: a slow disk, or costly preparation",
+        "Steps wait less for samples than load_bytes_per_s of the software says",
+    ),
     REST: (
-        "Data, logging and what else is done once a step take longer than step_s of the software",
+        "Logging and what else is done once a step take longer than step_s of the software",
         "What is done once a step takes less than step_s of the software",
     ),
 }
@@ -114,7 +119,9 @@ def memory(prediction: Mapping[str, Any], stage: int, row: Mapping[str, Any] | N
 def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[ComparedPart]:
     for name, (of_prediction, of_run) in alike.items():
         known = [float(measured[one]) for one in of_run if measured.get(one) is not None]
-        yield ComparedPart(name, sum(float(predicted[one]) for one in of_prediction), sum(known) if known else None)
+        yield ComparedPart(
+            name, sum(float(predicted.get(one, 0.0)) for one in of_prediction), sum(known) if known else None
+        )
 
 
 def held_bytes(prediction: Mapping[str, Any]) -> float:

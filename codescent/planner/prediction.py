@@ -33,6 +33,8 @@ NUMBERS: Mapping[str, Kind] = {
 }
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
+ADDED_PARTS = {"data_s": 0.0}
+"""Predictions of earlier versions do not have them."""
 HELD = (*PARTS, "total")
 LEAST_STEP_S = 1e-9
 """No step takes less. FLOPs of a step divided by it are finite."""
@@ -157,7 +159,7 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
         return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"
     found = [("band_s", prediction["band_s"]), *((f"band_bytes {stage}", band) for stage, band in enumerate(bands))]
     problems = [_band_problem(name, band) for name, band in found]
-    problems.append(_sizes_problem("parts", prediction["parts"], NAMES))
+    problems.append(_sizes_problem("parts", _with_added(prediction["parts"]), NAMES))
     problems += [_sizes_problem(f"memory_bytes {stage}", held, HELD) for stage, held in enumerate(memory)]
     return next(filter(None, problems), "")
 
@@ -166,6 +168,10 @@ def _band_problem(name: str, band: Any) -> str:
     if isinstance(band, list) and len(band) == 2 and all(map(_is_size, band)) and band[0] <= band[1]:
         return ""
     return f"{name}: given {str(band)[:40]}; must be two numbers, the smaller one first"
+
+
+def _with_added(parts: Any) -> Any:
+    return {**ADDED_PARTS, **parts} if isinstance(parts, Mapping) else parts
 
 
 def _sizes_problem(name: str, values: Any, wanted: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ OTHERS = {
     "microbatch_s": "beside micro-batches",
     "step_s": "beside steps",
 }
+DATA = "data_s"
 
 LESS: Mapping[str, str] = {
     "attention_s": "a shorter data.seq_len, or cp",
@@ -50,6 +51,7 @@ LESS: Mapping[str, str] = {
     "bus_s": 'parallel.offload = "none" where memory allows it',
     "bubble_s": 'more micro-batches (a smaller train.microbatch_size), or parallel.schedule = "interleaved"',
     "update_s": "parallel.dp_shard, which divides the optimizer's state",
+    "data_s": "more ranks, or samples that are read faster: see software.NAME.load_bytes_per_s",
     "microbatch_s": "a larger train.microbatch_size",
     "step_s": "a larger train.global_batch_size, which is another trajectory",
 }
@@ -121,6 +123,7 @@ def price_rows(found: Price, config: Config, arguments: Namespace) -> Rows:
     for name, words in OTHERS.items():
         if getattr(parts, name) >= 0.005 * found.step_s:
             yield f"  {words}", [_part(getattr(parts, name), found)]
+    yield "  data", [_data(found)]
     yield from _speed_rows(found)
     if arguments.most is not None:
         yield "most", [_most(found, config, arguments.most)]
@@ -163,13 +166,23 @@ def _part(seconds: float, found: Price) -> str:
     return f"{of_seconds(seconds)}, {of_share(seconds / found.step_s)}"
 
 
+def _data(found: Price) -> str:
+    """What a step waits for its samples, and why it does not wait longer."""
+    work, part = found.plan.work, _part(found.parts.data_s, found)
+    if not work.prefetch:
+        return f"{part}: with data.prefetch = 0 samples are read when they are needed"
+    return f"{part}: what reading {counted(work.prefetch, 'step')} ahead does not hide"
+
+
 def _several(parts: Mapping[str, float]) -> list[str]:
     several = [f"{words} {of_seconds(seconds)}" for words, seconds in parts.items() if seconds]
     return [", ".join(several)] if len(several) > 1 else []
 
 
 def _words(name: str) -> str:
-    return {**COMPUTING, **{part: f"messages {words}" for part, words in MESSAGES.items()}, **OTHERS}[name]
+    return {**COMPUTING, **{part: f"messages {words}" for part, words in MESSAGES.items()}, **OTHERS, DATA: "data"}[
+        name
+    ]
 
 
 def _less(name: str, found: Price) -> str:
@@ -177,6 +190,8 @@ def _less(name: str, found: Price) -> str:
     layout = found.plan.layout
     if name == "products_s":
         return 'parallel.recompute = "none"' if layout.recompute != "none" else "more ranks: nothing is computed twice"
+    if name == DATA and not found.plan.work.prefetch:
+        return "data.prefetch above 0, which reads while others compute"
     if name == "bubble_s" and layout.schedule == "interleaved":
         return "more micro-batches, or more parallel.virtual_stages"
     return LESS[name]

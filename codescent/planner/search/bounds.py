@@ -161,11 +161,11 @@ class Bounds:
         each = [passes.of(part, again) for part, again in zip(cut.parts, stays, strict=True)]
         times = tuple(self._times(one, fixed_s, apart=0 in part) for one, part in zip(each, cut.parts, strict=True))
         reduce_s = 0.0 if sent is None else sent.reduce_s
-        message_s: float = self._once(
+        messages_s: list[float] = self._once(
             ("message", frame.mesh.pp, frame.mesh.cp, frame.mesh.tp, frame.microbatch_size, options[LAYERS[0]]),
-            lambda: self.constants.message_s(frame, _some(options, LAYERS[0])),
+            lambda: self.constants.messages_s(frame, _some(options, LAYERS[0])),
         )
-        return Paths(cut, times, frame.microbatches, message_s, self.constants.weights, reduce_s, ends_s)
+        return Paths(cut, times, frame.microbatches, messages_s, self.constants.weights, reduce_s, ends_s)
 
     def again(self, cut: StageCut, schedule: str, microbatches: int) -> list[Again]:
         """See `StageCut.again`."""

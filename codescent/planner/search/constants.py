@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from codescent.build.plan import parameters_of, placed
 from codescent.clusters.cluster import Cluster, Software
-from codescent.cost.collective_time import seconds
 from codescent.cost.stage_memory import stage_memory
 from codescent.cost.stage_time import StageTime
+from codescent.cost.transfers import between_neighbours, transfers_s
 from codescent.plan import Instruction, Schedule, Verb
 from codescent.planner.search.depths import candidate_of_piece
 from codescent.planner.search.space import LayoutFrame, Options, Space
@@ -37,10 +37,11 @@ class Constants:
         self.device_bytes = memory.device
         self.allocated = 1.0 + memory.fragments / (memory.total - memory.device - memory.fragments)
 
-    def message_s(self, frame: LayoutFrame, options: Options) -> float:
-        """Seconds of a message from the first stage to the second one; 0: there is none."""
+    def messages_s(self, frame: LayoutFrame, options: Options) -> list[float]:
+        """Seconds of a message between stages, by link (cost/transfers.py)."""
         if frame.mesh.pp == 1:
-            return 0.0
+            return [0.0, 0.0]
         sends = Schedule(((Instruction(Verb.SEND_ACTIVATION, 0, peer=1),),), ((0, 1),))
         plan = placed(self.space.config, candidate_of_piece(self.space, frame, options), (), sends, ())
-        return sum(seconds(one, frame.mesh, 0, self.cluster, self.software)[1] for one in Pipeline().traffic(plan, 0))
+        (record,) = Pipeline().traffic(plan, 0)
+        return transfers_s(between_neighbours(record, frame.mesh.pp), frame.mesh, self.cluster, self.software)

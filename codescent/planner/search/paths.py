@@ -3,11 +3,12 @@ Does not know how long passes take (passes.py does), and is no simulation (cost/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from codescent.cost.lanes import Kind, StageLanes
+from codescent.cost.transfers import link_of
 from codescent.plan import Instruction, Verb
 from codescent.planner.search.cuts import StageCut
 from codescent.planner.search.passes import PartTimes
@@ -23,7 +24,7 @@ class Paths:
         cut: the stages.
         times: by part of the cut.
         microbatches: of a step.
-        message_s: of a message between stages.
+        messages_s: of a message between stages, by link (cost/transfers.py).
         weights: the share of a backward pass that computes gradients of weights.
         reduce_s: of REDUCE of the first stage, beside what its last backward pass has sent.
         ends_s: by stage: of its STEP.
@@ -32,7 +33,7 @@ class Paths:
     cut: StageCut
     times: tuple[PartTimes, ...]
     microbatches: int
-    message_s: float
+    messages_s: Sequence[float]
     weights: float
     reduce_s: float
     ends_s: tuple[float, ...]
@@ -91,9 +92,17 @@ class Paths:
     def _rounds_s(self) -> tuple[float, float]:
         """A micro-batch through all virtual stages and back: the last one, and one in between."""
         found = [self.times[part] for part in self.cut.virtual]
-        messages_s = 2 * (len(found) - 1) * self.message_s
+        messages_s = sum(self._there_s(before) + self._back_s(before + 1) for before in range(len(found) - 1))
         steady_s = sum(one.forward + one.backward for one in found) + messages_s
         return steady_s + sum(one.last - one.backward for one in found), steady_s
+
+    def _there_s(self, virtual: int) -> float:
+        """Of activations of a virtual stage to the one behind it."""
+        return self.messages_s[link_of(virtual % self.cut.stages, self.cut.stages, forward=True)]
+
+    def _back_s(self, virtual: int) -> float:
+        """Of gradients of a virtual stage to the one before it."""
+        return self.messages_s[link_of(virtual % self.cut.stages, self.cut.stages, forward=False)]
 
     def _through_stages(self, schedule: str) -> Iterator[float]:
         """To a stage, all that it computes, and to its end; or back to the end of the first stage."""
@@ -105,9 +114,10 @@ class Paths:
             yield there_s + busy_s + self._waits_s(stage) + self.ends_s[stage] + self.reduce_s * (stage == 0)
             if stage:
                 later_s = self._later_s(stage) if split else 0.0
-                yield there_s + busy_s - later_s + back_s + self.message_s + self.end_s
-            there_s += found.forward + self._begin_s(stage) + self.message_s
-            back_s += (found.backward * (1.0 - self.weights) if split else found.last) + self.message_s * (stage > 0)
+                yield there_s + busy_s - later_s + back_s + self._back_s(stage) + self.end_s
+            there_s += found.forward + self._begin_s(stage) + self._there_s(stage)
+            back_s += found.backward * (1.0 - self.weights) if split else found.last
+            back_s += self._back_s(stage) if stage else 0.0
             if split and stage == 0:
                 back_s += self._weight_s(0, last=True)
 
@@ -135,7 +145,7 @@ class Paths:
 
     def in_lanes_s(self, lanes: StageLanes) -> float:
         """The makespan of all instructions of a schedule."""
-        return lanes.run(self._instruction_s, self.message_s)[0]
+        return lanes.run(self._instruction_s, self.messages_s)[0]
 
     def _instruction_s(self, kind: Kind, at: Instruction) -> float:
         stage, verb, chunk, _ = kind

@@ -102,11 +102,22 @@ def _place(time: StageTime, buckets: Iterable[Traffic], bucket_bytes: int) -> fl
             waits_s += whole_s
             continue
         if record.payload_bytes < bucket_bytes:
-            empty = replace(record, payload_bytes=0)
-            latency_s = seconds(empty, time.plan.mesh, 0, time.cluster, time.software)[1]
-            whole_s -= latency_s * (1.0 - record.payload_bytes / bucket_bytes)
+            whole_s = _in_bucket_s(record, time, whole_s, record.payload_bytes / bucket_bytes)
         time.once[1, record.depths[0]].after[link] += whole_s
     return waits_s
+
+
+def _in_bucket_s(record: Traffic, time: StageTime, whole_s: float, share: float) -> float:
+    """Seconds of a tensor in a bucket with others, or less. `whole_s`: by itself. `share`: of the bucket.
+
+    On a line of latency and bandwidth it has its share of the latency. A curve may say anything of the bucket.
+    """
+    cluster, mesh = time.cluster, time.plan.mesh
+    if cluster.inside.curve or cluster.between.curve:
+        best = replace(cluster, inside=cluster.inside.fastest, between=cluster.between.fastest)
+        return seconds(record, mesh, 0, best, replace(time.software, collective_s=0.0, hop_s=0.0))[1]
+    latency_s = seconds(replace(record, payload_bytes=0), mesh, 0, cluster, time.software)[1]
+    return whole_s - latency_s * (1.0 - share)
 
 
 def _sent(time: StageTime, of_pass: int, depth: int, *, once: bool) -> DepthSent:

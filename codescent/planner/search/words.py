@@ -26,6 +26,7 @@ PARTS = {
     "bus_s": "copies to the host",
     "update_s": "optimizer",
     "microbatch_s": "what is beside micro-batches",
+    "data_s": "data",
     "step_s": "what is beside steps",
     "bubble_s": "bubble",
 }

@@ -1,0 +1,45 @@
+"""In: the messages between pipeline stages, a cluster. Out: the seconds of each, by the link over which it leaves.
+Does not say when they leave (lanes.py and simulate.py do)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from codescent.clusters.cluster import Cluster, Software
+from codescent.cost.collective_time import seconds
+from codescent.plan import SENDS, Mesh, Traffic, Verb
+
+
+def link_of(stage: int, stages: int, *, forward: bool) -> int:
+    """The link over which a stage sends activations (`forward`) or gradients. Of two stages one link carries both."""
+    return 2 * stage + (stages > 2 and not forward)
+
+
+def transfers_s(records: Iterable[Traffic], mesh: Mesh, cluster: Cluster, software: Software) -> list[float]:
+    """By link: seconds of its longest message, latency included; 0: nothing leaves over it. Two stages on one node
+    exchange inside of it.
+
+    `records`: of a step. Others than messages between stages do not count.
+    """
+    found, ranks = [0.0] * (2 * mesh.pp), _unlike(mesh, cluster.devices)
+    for record in records:
+        if record.verb in SENDS:
+            stage = mesh.coordinates(mesh.group(record.axis, 0)[0])["pp"]
+            link = link_of(stage, mesh.pp, forward=record.verb is Verb.SEND_ACTIVATION)
+            found[link] = max(found[link], *(seconds(record, mesh, rank, cluster, software)[1] for rank in ranks))
+    return found
+
+
+def between_neighbours(record: Traffic, stages: int) -> list[Traffic]:
+    """Messages like this one from each stage to the one behind it and back, and between the last and the first one."""
+    pairs = [(stage, (stage + 1) % stages) for stage in range(stages)]
+    there = [replace(record, axis=f"pp[{one},{other}]", verb=Verb.SEND_ACTIVATION) for one, other in pairs]
+    return [*there, *(replace(record, axis=f"pp[{other},{one}]", verb=Verb.SEND_GRADIENT) for one, other in pairs)]
+
+
+def _unlike(mesh: Mesh, devices: int) -> Sequence[int]:
+    """Ranks of the first stage whose messages may cross other links. Where stages do not fill nodes, some leave the
+    node and others do not."""
+    stage = mesh.world_size // mesh.pp
+    return range(stage) if stage < devices and devices % stage else range(1)
