@@ -11,7 +11,7 @@ from forker import Forker
 from kept_cases import QUICK, SLOW
 from kept_ranks import plan_of
 
-from codescent.cost.activations import bytes_by_chunk, most_bytes
+from codescent.cost.activations import bytes_by_chunk, deferred_by_chunk, most_bytes
 from codescent.plan.activations import CPU
 
 
@@ -25,6 +25,7 @@ def check(forker: Forker, folder: Path, cases: dict[str, Any]) -> None:
             stage = plan.mesh.coordinates(int(rank))["pp"]
             declared = {
                 "chunks": bytes_by_chunk(plan, stage, CPU, int(rank)),
+                "waiting": deferred_by_chunk(plan, stage, CPU, int(rank)) if plan.deferred else [],
                 "most": most_bytes(plan, stage, CPU, int(rank)),
             }
             if kept != declared:

@@ -16,7 +16,7 @@ from test_meta_device import BATCH, KINDS, Case, all_cases, batch, numbers, part
 from torch import Tensor
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.cost.activations import bytes_by_chunk, is_known
+from codescent.cost.activations import bytes_by_chunk, deferred_by_chunk, is_known
 from codescent.models.part import Part
 from codescent.operators import kept
 from codescent.plan.activations import CUDA
@@ -33,6 +33,11 @@ class RMSNorm(torch.autograd.Function):
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         ctx.save_for_backward(x_BTD, weight_D, x_BTD.new_empty(*x_BTD.shape[:-1], 1, dtype=wide))
         return torch.empty_like(x_BTD)
+
+    @staticmethod
+    def backward(ctx: Any, *d_y_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        x_BTD, weight_D, _ = ctx.saved_tensors
+        return torch.empty_like(x_BTD), torch.empty_like(weight_D)
 
 
 @contextmanager
@@ -72,12 +77,24 @@ def kept_by(part: Part, x: Tensor, given: tuple[Tensor, ...], more: dict[str, An
     return sum(storage.nbytes() for storage in found.values()), y
 
 
+def waiting_after(part: Part, x: Tensor, y: Tensor) -> int:
+    """Bytes that wait after the input part of a backward pass, as `train/chunk.py` computes it."""
+    weights = [weight for weight in part.parameters() if weight.requires_grad]
+    wanted = weights if part.embeds else [x, *weights]
+    found = torch.autograd.grad(y, wanted, None if part.ends else torch.empty_like(y), allow_unused=True)
+    held = [gradient for gradient in found[-len(weights) :] if gradient is not None]
+    held += [tensor for _, compute in part.deferred or () for tensor in compute.args]
+    storages = {(storage := tensor.untyped_storage())._cdata: storage.nbytes() for tensor in held}
+    return sum(storages.values())
+
+
 def differing(cases: Iterable[Case]) -> dict[Case, tuple[list[int], list[int]]]:
     """The cases whose chunks keep other bytes than those declared, with both."""
     wrong = {}
     for case in cases:
         plan = case.plan()
-        declared = [size for stage in range(plan.mesh.pp) for size in bytes_by_chunk(plan, stage, CUDA)]
+        counts = (bytes_by_chunk, deferred_by_chunk) if plan.deferred else (bytes_by_chunk,)
+        declared = [size for stage in range(plan.mesh.pp) for count in counts for size in count(plan, stage, CUDA)]
         inputs, targets, extras = batch(case.kind, TORCH_DTYPE[case.precision])
         sizes, x = [], inputs
         with parts_of(plan) as parts, kernels_of_cuda():
@@ -87,13 +104,14 @@ def differing(cases: Iterable[Case]) -> dict[Case, tuple[list[int], list[int]]]:
                 for part in parts:
                     part.set_dropout_context(1, 2, numbers(BATCH))
                     x = x if part.embeds else x.detach().requires_grad_()
-                    size, x = kept_by(
+                    size, y = kept_by(
                         part,
                         x,
                         (targets,) if part.ends else (),
                         {**extras, **({"loss_scale": 0.25} if part.ends else {})},
                     )
-                    sizes.append(size)
+                    sizes += [size, waiting_after(part, x, y)] if plan.deferred else [size]
+                    x = y
         if sizes != declared:
             wrong[case] = (sizes, declared)
     return wrong

@@ -4,9 +4,7 @@ Does not count what operators need while they compute, or what the allocator hol
 from __future__ import annotations
 
 from codescent.plan import AXES, Plan, Verb
-from codescent.plan.activations import CUDA, chunk_bytes
-
-_ENDS = (Verb.BACKWARD, Verb.BACKWARD_INPUT)
+from codescent.plan.activations import CUDA, chunk_bytes, deferred_bytes
 
 
 def is_known(plan: Plan, device: str) -> bool:
@@ -22,21 +20,39 @@ def is_known(plan: Plan, device: str) -> bool:
 
 def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:
     """Bytes that each chunk of a stage keeps for one micro-batch, on a rank; None: on the stage's first one."""
-    if rank is None:
-        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-    last = plan.model.num_layers + 1
+    rank, last = _first(plan, stage) if rank is None else rank, plan.model.num_layers + 1
     return [chunk_bytes(plan.activations, part, last, plan.mesh, device, rank) for part in plan.schedule.parts(stage)]
 
 
+def deferred_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:
+    """Bytes that each chunk of a stage keeps for one micro-batch whose gradients of weights are not computed yet."""
+    rank, last = _first(plan, stage) if rank is None else rank, plan.model.num_layers + 1
+    return [deferred_bytes(plan.deferred, part, last, plan.mesh, device, rank) for part in plan.schedule.parts(stage)]
+
+
+def _first(plan: Plan, stage: int) -> int:
+    return plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+
+
 def most_bytes(plan: Plan, stage: int, device: str, rank: int | None = None) -> int:
-    """The most bytes that the forward passes in flight of a stage keep at once. `rank`: see `bytes_by_chunk`."""
-    kept, held, most = bytes_by_chunk(plan, stage, device, rank), 0, 0
+    """The most bytes that the micro-batches in flight of a stage keep at once. `rank`: see `bytes_by_chunk`.
+
+    With deferred gradients of weights a micro-batch is in flight until they are computed.
+    """
+    kept, waiting = (count(plan, stage, device, rank) for count in (bytes_by_chunk, deferred_by_chunk))
+    held = most = 0
     for instruction in plan.schedule.programs[stage]:
-        if instruction.verb is Verb.FORWARD:
-            held += kept[instruction.chunk]
-            most = max(most, held)
-        elif instruction.verb in _ENDS:
-            held -= kept[instruction.chunk]
+        at = instruction.chunk
+        match instruction.verb:
+            case Verb.FORWARD:
+                held += kept[at]
+            case Verb.BACKWARD:
+                held -= kept[at]
+            case Verb.BACKWARD_INPUT:
+                held += waiting[at] - kept[at]
+            case Verb.BACKWARD_WEIGHT:
+                held -= waiting[at]
+        most = max(most, held)
     return most
 
 

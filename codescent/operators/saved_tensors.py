@@ -156,7 +156,12 @@ def _both(tensor: SavedTensor, *, cpu: str, cuda: str) -> Iterator[SavedTensor]:
 def read(stream: Stream, layer: str, *, entered: bool = False) -> SavedTensor:
     """What a matrix of a block reads. `entered`: it is the stream as it comes in, or a part of what was received."""
     views = entered and (not stream.sliced or stream.forward.views)
-    return stream.inputs(f"{layer} input", layer=layer, begins=stream.begins if views else 0)
+    return stream.inputs(f"{layer} input", layer=layer, begins=stream.begins if views else 0, product=layer)
+
+
+def row_gradient(stream: Stream, layer: str) -> SavedTensor:
+    """The gradient of what a matrix adds to the stream. Like its input, it waits for the gradient of the matrix."""
+    return stream.inputs(f"{layer} gradient", under=(), product=layer)
 
 
 def dropped(stream: Stream, name: str, width: int | None = None) -> Iterator[SavedTensor]:
@@ -257,12 +262,13 @@ def activated(stream: Stream, name: str, width: int, halves: int = 1, *, by_torc
     forward, value = stream.forward, f"{name} value"
     small = value if forward.precision == forward.wide else ""
     yield stream.columns(f"{name} activation input", halves * width)
-    again: dict[str, Any] = {"layer": name, "under": _UNLESS_RECOMPUTED}
+    again: dict[str, Any] = {"layer": name, "under": _UNLESS_RECOMPUTED, "product": name}
     if small:
         yield stream.columns(value, width, on=CPU, small=small, **again)
         yield stream.columns(value, width, on=CUDA, **again)
     else:
         yield stream.columns(value, width, **again)
+    yield row_gradient(stream, name)
     if by_torch and not forward.defers:
         yield stream.columns(f"{name} factors", by_torch * width, on=CUDA, under=_UNLESS_RECOMPUTED)
 
@@ -276,9 +282,10 @@ def block_inputs(stream: Stream, samples: int, keys: int) -> Iterator[SavedTenso
         yield stream.tensor("dropout keys", (keys, samples), dims, **options)
 
 
-def product(stream: Stream, name: str, width: int) -> SavedTensor:
-    """The product of a matrix that parallel.recompute = "products" keeps."""
-    return replace(stream.columns(f"{name} product", width), under=_PRODUCTS)
+def product(stream: Stream, name: str, width: int) -> Iterator[SavedTensor]:
+    """The product of a matrix that parallel.recompute = "products" keeps; its gradient, for that of the matrix."""
+    yield replace(stream.columns(f"{name} product", width), under=_PRODUCTS)
+    yield stream.columns(f"{name} gradient", width, under=(), product=name)
 
 
 def attention_product(
@@ -311,6 +318,7 @@ def head_gradients(stream: Stream, layer: str, vocab: int, *, rows: SavedTensor,
     several, narrow = 0 < forward.chunk_tokens < forward.head_tokens, forward.precision != forward.wide
     is_wide = forward.whole and 0 < forward.chunk_tokens < tied
     options: dict[str, Any] = {"layer": layer, "dims": (Dim.COLUMN, Dim.WHOLE), "shape": (vocab, width)}
+    options["product"] = layer  # no product waits for it: it waits with those that do
     name, least = f"{layer} gradient", 1 if forward.head_tokens >= WORTH_A_COPY else SMALL_VOCAB
     # A change of the dtype copies the rows of the matrix alone, without those that were added to round up.
     on_cpu: dict[str, Any] = {"on": CPU, "rounded": 0 if narrow and (several or is_wide) else SMALL_VOCAB}
