@@ -56,6 +56,12 @@ def test_a_rank_keeps_what_is_declared_in_every_layout(forker: Forker, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["adapters", "samples", "large", "objectives"])
+@pytest.mark.parametrize("part", range(4))
+def test_a_rank_keeps_what_is_declared_of_one_sample(forker: Forker, tmp_path: Path, part: int) -> None:
+    check_part(forker, tmp_path, "samples", part, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["adapters", "large", "objectives"])
 def test_a_rank_keeps_what_is_declared_with(forker: Forker, tmp_path: Path, group: str) -> None:
     check_part(forker, tmp_path, group, 0, 1)

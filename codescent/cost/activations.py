@@ -3,6 +3,7 @@ Does not count what operators need while they compute, or what the allocator hol
 
 from __future__ import annotations
 
+from codescent.operators.saved_attention import AttentionSizes, by_formula
 from codescent.plan import AXES, Plan, Verb
 from codescent.plan.activations import CUDA, chunk_bytes, deferred_bytes
 
@@ -10,12 +11,21 @@ from codescent.plan.activations import CUDA, chunk_bytes, deferred_bytes
 def is_known(plan: Plan, device: str) -> bool:
     """Whether it is declared what operators keep on a kind of device.
 
-    On CUDA no fused kernel computes attention in fp64, and none of torch's has groups of heads in fp32.
+    With cp, CUDA has no kernel for attention in fp64.
+    """
+    unknown = device == CUDA and plan.work.precision == "fp64" and plan.mesh.cp > 1
+    return bool(plan.activations) and not unknown
+
+
+def has_kernel(plan: Plan, device: str) -> bool:
+    """Whether a kernel of the device computes attention as a whole. Else torch does so by a formula.
+
+    The rings of cp read heads that share keys by the kernels of others.
     """
     model, precision = plan.model, plan.work.precision
-    grouped = model.num_kv_heads < model.num_heads and plan.mesh.cp == 1
-    unknown = precision == "fp64" or (precision == "fp32" and grouped)
-    return bool(plan.activations) and not (device == CUDA and unknown)
+    groups = model.num_heads if plan.mesh.cp > 1 else model.num_kv_heads
+    sizes = AttentionSizes(model.num_heads, groups, model.head_dim, plan.work.seq_len)
+    return not (device == CUDA and by_formula(precision, sizes))
 
 
 def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:

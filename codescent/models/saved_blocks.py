@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codescent.models.shape import Shape
-from codescent.operators import saved_tensors
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
-from codescent.plan.activations import CPU, CUDA, RECOMPUTES, SavedTensor
+from codescent.operators import saved_attention, saved_tensors
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
+from codescent.plan.activations import RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
 
 DROPOUT_SITES = 3
@@ -35,20 +36,18 @@ def self_attention(
     yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)
     yield saved_tensors.row_gradient(stream, "attn.out")
     if shape.dropout:
-        yield from saved_tensors.attention_with_dropout(stream, "attn", heads, stream, causal=causal)
+        yield from saved_attention.attention_with_dropout(stream, "attn", heads, stream, causal=causal)
         if stream.forward.samples == 1:  # keys and values are views, so the memory of the queries stays beside them
             yield stream.columns("attn queries beside keys", queries, core=True)
         yield stream.columns("attn.out input", queries, layer="attn.out", product="attn.out")
         yield from saved_tensors.dropped(stream, "attn")
         return
-    yield from saved_tensors.attention_product(stream, "attn", heads, causal=causal, masked=bool(padding))
+    yield from saved_attention.attention_product(stream, "attn", heads, causal=causal, masked=bool(padding))
     if causal:
-        yield from saved_tensors.causal_attention(stream, "attn", heads)
-        yield stream.columns("attn.out input", queries, layer="attn.out", product="attn.out", on=CPU)
-        yield stream.columns("attn.out input", queries, product="attn.out", on=CUDA)
+        yield from saved_attention.causal_attention(stream, "attn", heads)
     else:
-        yield from saved_tensors.fused_attention(stream, "attn", heads, stream, padding)
-        yield stream.columns("attn.out input", queries, product="attn.out")
+        yield from saved_attention.fused_attention(stream, "attn", heads, stream, padding)
+    yield from saved_attention.output(stream, "attn.out", heads, causal=causal)
 
 
 def feed_forward(stream: Stream, shape: Shape, up: str, *, halves: int = 1, by_torch: int = 0) -> Iterator[SavedTensor]:

@@ -14,7 +14,8 @@ from codescent.models import block_operations
 from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.models.transformer.saved import saved
 from codescent.operators import operations
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from codescent.models import saved_blocks
-from codescent.operators import saved_tensors
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
+from codescent.operators import saved_attention, saved_tensors
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.activations import CPU, CUDA, RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
 
@@ -74,13 +75,13 @@ def _saved_of_cross_attention(shape: TransformerShape, stream: Stream, source: S
     yield from saved_tensors.product(replace(source, depths=stream.depths), "cross.kv", 2 * width)
     yield saved_tensors.row_gradient(stream, "cross.out")
     if shape.dropout:
-        yield from saved_tensors.attention_with_dropout(stream, "cross", heads, source, causal=False)
+        yield from saved_attention.attention_with_dropout(stream, "cross", heads, source, causal=False)
         yield stream.columns("cross.out input", width, layer="cross.out", product="cross.out")
         yield from saved_tensors.dropped(stream, "cross")
     else:
-        yield from saved_tensors.attention_product(stream, "cross", heads, causal=False, masked=bool(padding))
-        yield from saved_tensors.fused_attention(stream, "cross", heads, source, padding)
-        yield stream.columns("cross.out input", width, product="cross.out")
+        yield from saved_attention.attention_product(stream, "cross", heads, causal=False, masked=bool(padding))
+        yield from saved_attention.fused_attention(stream, "cross", heads, source, padding)
+        yield from saved_attention.output(stream, "cross.out", heads, causal=False)
 
 
 def _saved_of_feed_forward(shape: TransformerShape, stream: Stream) -> Iterator[SavedTensor]:
