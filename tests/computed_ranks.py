@@ -20,7 +20,7 @@ from torch.utils.flop_counter import (
 )
 
 import codescent.operators.attention  # noqa: F401 - defines the operators in FORMULAS
-from codescent.operators.saved_tensors import pairs_in_blocks
+from codescent.operators.saved_attention import pairs_in_blocks
 from codescent.plan import Instruction, Verb
 
 BACKWARD = (Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT)

@@ -52,6 +52,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp": {"pp": 2, "microbatches": 3},
     "pp gpipe": {"pp": 2, "microbatches": 3, "schedule": "gpipe"},
     "pp zero-bubble": {"pp": 2, "microbatches": 2, "schedule": "zero-bubble"},
+    "pp 4 zero-bubble": {"pp": 4, "microbatches": 6, "schedule": "zero-bubble"},
+    "pp zero-bubble x tp": {"pp": 2, "tp": 2, "microbatches": 2, "schedule": "zero-bubble"},
+    "pp zero-bubble x tp without sequence": {
+        "pp": 2,
+        "tp": 2,
+        "microbatches": 2,
+        "schedule": "zero-bubble",
+        "sequence_parallel": False,
+    },
+    "pp zero-bubble x cp": {"pp": 2, "cp": 2, "microbatches": 2, "schedule": "zero-bubble"},
     "pp interleaved": {"pp": 2, "microbatches": 4, "schedule": "interleaved", "virtual_stages": 2},
     "pp 4": {"pp": 4, "microbatches": 4},
     "pp x tp": {"pp": 2, "tp": 2, "microbatches": 2, "precision": "bf16", "head_chunk_tokens": 5},
@@ -127,6 +137,7 @@ def adapter_cases() -> dict[str, Case]:
         "tp without sequence": {"tp": 2, "sequence_parallel": False},
         "cp": {"cp": 2},
         "pp": {"pp": 2, "microbatches": 2},
+        "zero-bubble": LAYOUTS["pp zero-bubble"],
     }
     cases = {}
     for recompute in ("none", "selective", "full"):
@@ -145,10 +156,14 @@ def adapter_cases() -> dict[str, Case]:
 
 def sample_cases() -> dict[str, Case]:
     """Of one sample some parts of a tensor are views, of several they are copies."""
-    layouts = ({}, *(LAYOUTS[name] for name in ("pp", "tp", "pp 4", "pp zero-bubble", "pp 4 x tp")))
+    names = ("pp", "tp", "pp 4", "pp zero-bubble", "pp 4 x tp", "pp 4 zero-bubble", "pp zero-bubble x tp")
+    layouts = ({}, *(LAYOUTS[name] for name in names))
+    choices = [(recompute, 0.0) for recompute in ("none", "products", "full")] + [("none", 0.1)]
     return {
-        f"one sample-{name}-{recompute}-{layout}": with_samples(of_kind(name, 0.0, layout, recompute=recompute), 1)
-        for name, recompute, layout in product(IN_LAYOUTS, ("none", "products", "full"), layouts)
+        f"one sample-{name}-{recompute}-{layout}-{dropout}": with_samples(
+            of_kind(name, dropout, layout, recompute=recompute), 1
+        )
+        for name, (recompute, dropout), layout in product(IN_LAYOUTS, choices, layouts)
     }
 
 
@@ -194,6 +209,9 @@ QUICK = {
     "qa-tp without sequence": lambda: of_kind("qa", 0.0, LAYOUTS["tp without sequence"], recompute="selective"),
     "transformer-pp 4 x tp": lambda: of_kind("transformer untied first relu", 0.1, LAYOUTS["pp 4 x tp"]),
     "transformer-zero-bubble": lambda: of_kind("transformer tied last relu", 0.0, LAYOUTS["pp zero-bubble"]),
+    "llama-4 zero-bubble": lambda: of_kind(
+        "llama", 0.0, LAYOUTS["pp 4 zero-bubble"], precision="bf16", recompute="full"
+    ),
     "pairs-full": lambda: of_kind("pairs, not causal", 0.0, LAYOUTS["pp"], recompute="full"),
     "adapters": lambda: of_kind("gpt2", 0.1, {"tp": 2}, lora=ADAPTERS["some"]),
     "large": lambda: case("fp32", model=LARGE),

@@ -47,11 +47,13 @@ class Kept:
     """What the forward passes of a rank keep: each storage once, without parameters, tables and numbers.
 
     A chunk holds what it receives and sends, too. `by_chunk`: bytes of the first micro-batch. `most`: of all in flight.
+    `waiting`: bytes of a chunk's first micro-batch whose gradients of weights are deferred: what the lists hold.
     """
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.by_chunk: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
         self.flying: dict[tuple[int, int | None], int] = {}
         self.most = 0
 
@@ -66,10 +68,24 @@ class Kept:
                 self.most = max(self.most, sum(self.flying.values()))
                 return
             act(instruction)
-            if instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT):
+            if instruction.verb is Verb.BACKWARD_INPUT:
+                self.flying[at] = self._deferred(instruction)
+                self.waiting.setdefault(instruction.chunk, self.flying[at])
+                self.most = max(self.most, sum(self.flying.values()))
+            elif instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
                 self.flying.pop(at)
 
         return arm
+
+    def _deferred(self, instruction: Instruction) -> int:
+        """What the functions of a micro-batch read, and the gradients of weights that were computed at once."""
+        assert instruction.microbatch is not None
+        one = self.executor.chunks[instruction.chunk].in_flight[instruction.microbatch]
+        assert one.deferred is not None
+        ready, deferred = one.deferred
+        held = [gradient for _, gradient in ready] + [tensor for _, compute in deferred for tensor in compute.args]
+        storages = {(storage := local(tensor).untyped_storage()).data_ptr(): storage.nbytes() for tensor in held}
+        return sum(storages.values())
 
     def _forward(self, act: Callable[[Instruction], None], instruction: Instruction) -> int:
         chunk = self.executor.chunks[instruction.chunk]
@@ -114,7 +130,8 @@ def kept_by_rank(case: dict[str, Any], rank: int) -> Answer:
         trainer.executor.arms = {verb: found.watched(act) for verb, act in trainer.executor.arms.items()}
         trainer.executor.step(0, 1e-3)
         trainer.close()
-    return {"chunks": [found.by_chunk[chunk] for chunk in sorted(found.by_chunk)], "most": found.most}
+    chunks, waiting = ([held[chunk] for chunk in sorted(held)] for held in (found.by_chunk, found.waiting))
+    return {"chunks": chunks, "waiting": waiting, "most": found.most}
 
 
 def on_fake_ranks(place: Place, cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:

@@ -11,7 +11,7 @@ from forker import Forker
 from kept_cases import QUICK, SLOW
 from kept_ranks import plan_of
 
-from codescent.cost.activations import bytes_by_chunk, most_bytes
+from codescent.cost.activations import bytes_by_chunk, deferred_by_chunk, most_bytes
 from codescent.plan.activations import CPU
 
 
@@ -25,6 +25,7 @@ def check(forker: Forker, folder: Path, cases: dict[str, Any]) -> None:
             stage = plan.mesh.coordinates(int(rank))["pp"]
             declared = {
                 "chunks": bytes_by_chunk(plan, stage, CPU, int(rank)),
+                "waiting": deferred_by_chunk(plan, stage, CPU, int(rank)) if plan.deferred else [],
                 "most": most_bytes(plan, stage, CPU, int(rank)),
             }
             if kept != declared:
@@ -55,6 +56,12 @@ def test_a_rank_keeps_what_is_declared_in_every_layout(forker: Forker, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["adapters", "samples", "large", "objectives"])
+@pytest.mark.parametrize("part", range(4))
+def test_a_rank_keeps_what_is_declared_of_one_sample(forker: Forker, tmp_path: Path, part: int) -> None:
+    check_part(forker, tmp_path, "samples", part, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["adapters", "large", "objectives"])
 def test_a_rank_keeps_what_is_declared_with(forker: Forker, tmp_path: Path, group: str) -> None:
     check_part(forker, tmp_path, group, 0, 1)

@@ -15,13 +15,24 @@ from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.build.resolve import Resolved
+from codescent.build.waiting import gradients_that_wait
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan import CROSS_ENTROPY, WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.activations import SavedTensor
 from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import accumulate
 from codescent.plan.served import pieces_of
-from codescent.strategies import Candidate, Strategy, active, decides, kept_of, operators_of, saved_of, traffic_of
+from codescent.strategies import (
+    Candidate,
+    Strategy,
+    active,
+    decides,
+    deferred_of,
+    kept_of,
+    operators_of,
+    saved_of,
+    traffic_of,
+)
 from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
@@ -53,8 +64,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in active(plan) for tensor in kept_of(strategy, plan))
     keeps, computes = activations(candidate, plan.objective), operators(candidate)
-    again = made_again(candidate, plan.objective)
-    plan = dataclasses.replace(plan, kept=kept, activations=keeps, again=again, operators=computes)
+    again, waiting = made_again(candidate, plan.objective), deferred(plan)
+    plan = dataclasses.replace(plan, kept=kept, activations=keeps, again=again, deferred=waiting, operators=computes)
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
 
 
@@ -86,6 +97,14 @@ def made_again(run: Candidate | Plan, objective: Objective) -> tuple[SavedTensor
         return ()
     without = dataclasses.replace(run, layout=dataclasses.replace(run.layout, recompute="none"))
     return activations(without, objective)
+
+
+def deferred(plan: Plan) -> tuple[SavedTensor, ...]:
+    """What a micro-batch keeps until the gradients of its weights are computed, where they are deferred."""
+    if plan.mesh.pp == 1 or not plan.layout.defers_weights:
+        return ()
+    declared = models.saved_of(plan.model, _forward_pass(plan, plan.objective))
+    return (*deferred_of(declared, plan), *gradients_that_wait(plan.tensors, declared))
 
 
 def operators(run: Candidate | Plan) -> tuple[LayerOperator, ...]:

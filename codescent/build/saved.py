@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
-from codescent.build.plan import activations, build, made_again, operators
+from codescent.build.plan import activations, build, deferred, made_again, operators
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.plan import Mesh, OlderPlan, Plan
@@ -30,6 +30,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
     try:
         plan = plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
         plan = plan if plan.again else replace(plan, again=made_again(plan, plan.objective))
+        plan = plan if plan.deferred else replace(plan, deferred=deferred(plan))
         return plan if plan.operators else replace(plan, operators=operators(plan))
     except ArithmeticError as error:  # sizes of no model
         raise ValueError(f"model: {error}") from error

@@ -3,40 +3,66 @@ Does not count what operators need while they compute, or what the allocator hol
 
 from __future__ import annotations
 
+from codescent.operators.saved_attention import AttentionSizes, by_formula
 from codescent.plan import AXES, Plan, Verb
-from codescent.plan.activations import CUDA, chunk_bytes
-
-_ENDS = (Verb.BACKWARD, Verb.BACKWARD_INPUT)
+from codescent.plan.activations import CUDA, chunk_bytes, deferred_bytes
 
 
 def is_known(plan: Plan, device: str) -> bool:
     """Whether it is declared what operators keep on a kind of device.
 
-    On CUDA no fused kernel computes attention in fp64, and none of torch's has groups of heads in fp32.
+    With cp, CUDA has no kernel for attention in fp64.
+    """
+    unknown = device == CUDA and plan.work.precision == "fp64" and plan.mesh.cp > 1
+    return bool(plan.activations) and not unknown
+
+
+def has_kernel(plan: Plan, device: str) -> bool:
+    """Whether a kernel of the device computes attention as a whole. Else torch does so by a formula.
+
+    The rings of cp read heads that share keys by the kernels of others.
     """
     model, precision = plan.model, plan.work.precision
-    grouped = model.num_kv_heads < model.num_heads and plan.mesh.cp == 1
-    unknown = precision == "fp64" or (precision == "fp32" and grouped)
-    return bool(plan.activations) and not (device == CUDA and unknown)
+    groups = model.num_heads if plan.mesh.cp > 1 else model.num_kv_heads
+    sizes = AttentionSizes(model.num_heads, groups, model.head_dim, plan.work.seq_len)
+    return not (device == CUDA and by_formula(precision, sizes))
 
 
 def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:
     """Bytes that each chunk of a stage keeps for one micro-batch, on a rank; None: on the stage's first one."""
-    if rank is None:
-        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-    last = plan.model.num_layers + 1
+    rank, last = _first(plan, stage) if rank is None else rank, plan.model.num_layers + 1
     return [chunk_bytes(plan.activations, part, last, plan.mesh, device, rank) for part in plan.schedule.parts(stage)]
 
 
+def deferred_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:
+    """Bytes that each chunk of a stage keeps for one micro-batch whose gradients of weights are not computed yet."""
+    rank, last = _first(plan, stage) if rank is None else rank, plan.model.num_layers + 1
+    return [deferred_bytes(plan.deferred, part, last, plan.mesh, device, rank) for part in plan.schedule.parts(stage)]
+
+
+def _first(plan: Plan, stage: int) -> int:
+    return plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+
+
 def most_bytes(plan: Plan, stage: int, device: str, rank: int | None = None) -> int:
-    """The most bytes that the forward passes in flight of a stage keep at once. `rank`: see `bytes_by_chunk`."""
-    kept, held, most = bytes_by_chunk(plan, stage, device, rank), 0, 0
+    """The most bytes that the micro-batches in flight of a stage keep at once. `rank`: see `bytes_by_chunk`.
+
+    With deferred gradients of weights a micro-batch is in flight until they are computed.
+    """
+    kept, waiting = (count(plan, stage, device, rank) for count in (bytes_by_chunk, deferred_by_chunk))
+    held = most = 0
     for instruction in plan.schedule.programs[stage]:
-        if instruction.verb is Verb.FORWARD:
-            held += kept[instruction.chunk]
-            most = max(most, held)
-        elif instruction.verb in _ENDS:
-            held -= kept[instruction.chunk]
+        at = instruction.chunk
+        match instruction.verb:
+            case Verb.FORWARD:
+                held += kept[at]
+            case Verb.BACKWARD:
+                held -= kept[at]
+            case Verb.BACKWARD_INPUT:
+                held += waiting[at] - kept[at]
+            case Verb.BACKWARD_WEIGHT:
+                held -= waiting[at]
+        most = max(most, held)
     return most
 
 

@@ -17,7 +17,8 @@ from codescent.measure.timer import Timer
 from codescent.operators import operations
 from codescent.operators.activations import GELU
 from codescent.operators.attention import causal_attention
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
 
 PRECISION: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
 """The number format in which these operators are measured: the usual one of a device."""

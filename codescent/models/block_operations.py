@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from codescent.models.shape import Shape
 from codescent.operators import operations
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.operators import LayerOperator
 
 

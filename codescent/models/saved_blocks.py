@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codescent.models.shape import Shape
-from codescent.operators import saved_tensors
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
-from codescent.plan.activations import CPU, CUDA, RECOMPUTES, SavedTensor
+from codescent.operators import saved_attention, saved_tensors
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
+from codescent.plan.activations import RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
 
 DROPOUT_SITES = 3
@@ -32,26 +33,27 @@ def self_attention(
     heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions)
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
-    yield saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)
+    yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)
+    yield saved_tensors.row_gradient(stream, "attn.out")
     if shape.dropout:
-        yield from saved_tensors.attention_with_dropout(stream, "attn", heads, stream, causal=causal)
-        yield stream.columns("attn.out input", queries, layer="attn.out")
+        yield from saved_attention.attention_with_dropout(stream, "attn", heads, stream, causal=causal)
+        if stream.forward.samples == 1:  # keys and values are views, so the memory of the queries stays beside them
+            yield stream.columns("attn queries beside keys", queries, core=True)
+        yield stream.columns("attn.out input", queries, layer="attn.out", product="attn.out")
         yield from saved_tensors.dropped(stream, "attn")
         return
-    yield from saved_tensors.attention_product(stream, "attn", heads, causal=causal, masked=bool(padding))
+    yield from saved_attention.attention_product(stream, "attn", heads, causal=causal, masked=bool(padding))
     if causal:
-        yield from saved_tensors.causal_attention(stream, "attn", heads)
-        yield stream.columns("attn.out input", queries, layer="attn.out", on=CPU)
-        yield stream.columns("attn.out input", queries, on=CUDA)
+        yield from saved_attention.causal_attention(stream, "attn", heads)
     else:
-        yield from saved_tensors.fused_attention(stream, "attn", heads, stream, padding)
-        yield stream.columns("attn.out input", queries)
+        yield from saved_attention.fused_attention(stream, "attn", heads, stream, padding)
+    yield from saved_attention.output(stream, "attn.out", heads, causal=causal)
 
 
 def feed_forward(stream: Stream, shape: Shape, up: str, *, halves: int = 1, by_torch: int = 0) -> Iterator[SavedTensor]:
     """What a layer "mlp" keeps. `up`: the name of its first matrix, of one half or two. `by_torch`: see `activated`."""
     yield saved_tensors.read(stream, f"mlp.{up}")
-    yield saved_tensors.product(stream, f"mlp.{up}", halves * shape.ffn_dim)
+    yield from saved_tensors.product(stream, f"mlp.{up}", halves * shape.ffn_dim)
     yield from saved_tensors.activated(stream, "mlp.down", shape.ffn_dim, halves, by_torch=by_torch)
     if shape.dropout:
         yield from saved_tensors.dropped(stream, "mlp")

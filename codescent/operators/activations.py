@@ -131,9 +131,8 @@ class _ActivatedLinear(torch.autograd.Function):
             value_BTF = activation.value(h, slope)
         d_y_NO = d_y_BTO.flatten(0, -2)
         value_NF = _flat(value_BTF)
-        d_weight_OF = weight_gradient(
-            ctx, lambda: products.mm(d_y_NO.t(), with_padded_rows(value_NF)), wanted=ctx.needs_input_grad[2]
-        )
+        make = partial(_weight_product, d_y_NO, value_NF)
+        d_weight_OF = weight_gradient(ctx, make, wanted=ctx.needs_input_grad[2])
         d_value_NF = products.mm(d_y_NO, with_padded_rows(weight_OF))
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
@@ -144,6 +143,10 @@ class _ActivatedLinear(torch.autograd.Function):
         d_h = activation.gradient(slope, d_value_NF)
         d_bias_O = d_y_NO.sum(0) if ctx.needs_input_grad[3] else None
         return None, d_h, d_weight_OF, d_bias_O, None, None, d_a_RF, d_b_OR, None
+
+
+def _weight_product(d_y_NO: Tensor, value_NF: Tensor) -> Tensor:
+    return products.mm(d_y_NO.t(), with_padded_rows(value_NF))
 
 
 def feed_forward(width: int, inner: int, bias: bool, activation: Activation) -> nn.Sequential:
@@ -302,7 +305,7 @@ class _GateUpProduct(torch.autograd.Function):
             d_u_NR = _by_halves(d_h_2NF, b_F2R).mul_(ctx.scale)
             d_a_RD = products.mm(d_u_NR.t(), x_ND)
             products.addmm_(d_x_ND, d_u_NR, a_RD)
-        d_weight_F2D = weight_gradient(ctx, lambda: _by_rows(d_h_2NF, x_ND), wanted=ctx.needs_input_grad[1])
+        d_weight_F2D = weight_gradient(ctx, partial(_by_rows, d_h_2NF, x_ND), wanted=ctx.needs_input_grad[1])
         return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None
 
 

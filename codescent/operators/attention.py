@@ -17,7 +17,7 @@ from codescent.operators.dropout import drop
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear, is_kept
 from codescent.operators.rotary import turn
-from codescent.operators.saved_tensors import BLOCK_QUERIES, KEEP_HEAD_DIMS
+from codescent.operators.saved_attention import BLOCK_QUERIES, KEEP_HEAD_DIMS
 
 if TYPE_CHECKING:
     from codescent.operators.cache import LayerCache

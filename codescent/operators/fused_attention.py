@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.operators.saved_tensors import LSE_MULTIPLE
+from codescent.operators.saved_attention import LSE_MULTIPLE
 
 # Shapes: B samples, H query heads, G key-value heads (G divides H), T queries, S keys, K head_dim.
 _aten = torch.ops.aten

@@ -5,6 +5,7 @@ Does not split W over ranks: strategies do, and set functions that the layer cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from codescent.plan.activations import SMALL_BYTES
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
 
-Deferred = list[tuple[Tensor, Callable[[], Tensor]]]
+Deferred = list[tuple[Tensor, "partial[Tensor]"]]
 """Weights whose gradients a backward pass has deferred, each with the function that computes the gradient.
+
+The arguments of the function are the tensors that wait with it.
 
 The list holds the parameters themselves. In the backward pass of a checkpointed block, the unpacked weight is a copy.
 A gradient of the copy would be lost as soon as the graph of the block is freed.
@@ -101,12 +104,16 @@ def product(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Ad
     return y_NO.view(*x_BTI.shape[:-1], -1)
 
 
-def weight_gradient(ctx: Any, make: Callable[[], Tensor], *, wanted: bool) -> Tensor | None:
+def weight_gradient(ctx: Any, make: partial[Tensor], *, wanted: bool) -> Tensor | None:
     """The gradient of `ctx.parameter`. None if it is not wanted, or if `make` was appended to `ctx.deferred`."""
     if ctx.deferred is not None:
         ctx.deferred.append((ctx.parameter, make))
         return None
     return make() if wanted else None
+
+
+def _weight_product(d_y_NO: Tensor, x_BTI: Tensor) -> Tensor:
+    return products.mm(d_y_NO.t(), x_BTI.flatten(0, -2))
 
 
 class _DeferredLinear(torch.autograd.Function):
@@ -123,7 +130,7 @@ class _DeferredLinear(torch.autograd.Function):
     def backward(ctx: Any, d_y_BTO: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
         x_BTI, weight_OI = ctx.saved_tensors
         d_y_NO = d_y_BTO.flatten(0, -2)
-        weight_gradient(ctx, lambda: products.mm(d_y_NO.t(), x_BTI.flatten(0, -2)), wanted=True)
+        weight_gradient(ctx, partial(_weight_product, d_y_NO, x_BTI), wanted=True)
         return products.matmul(d_y_BTO, weight_OI), None, d_y_NO.sum(0) if ctx.needs_input_grad[2] else None, None
 
 

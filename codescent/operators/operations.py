@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codescent.operators.saved_tensors import KEEP_HEAD_DIMS, AttentionSizes, Stream, pairs_in_blocks
+from codescent.operators.saved_attention import KEEP_HEAD_DIMS, AttentionSizes, pairs_in_blocks
+from codescent.operators.saved_tensors import Stream
 from codescent.plan.activations import CPU, CUDA, SMALL_BYTES
 from codescent.plan.divided import Dim
 from codescent.plan.operators import LayerOperator
@@ -104,7 +105,7 @@ def attention(
     on_cuda = (queries + 1) / (2 * queries) if causal else 1.0
     yield from _products(stream, name, layer, heads, on_cuda, CUDA if causal else "", scores=OF_BLOCKS, anew=True)
     if causal:
-        # A CPU computes blocks of queries. It keeps small probabilities, see `saved_tensors.causal_attention`.
+        # A CPU computes blocks of queries. It keeps small probabilities, see `saved_attention.causal_attention`.
         pairs = pairs_in_blocks(queries)
         size = forward.samples * heads.queries // forward.divides * pairs * 4
         keeps = heads.keys <= KEEP_HEAD_DIMS * heads.channels and (

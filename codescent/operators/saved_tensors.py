@@ -12,24 +12,17 @@ from codescent.plan.activations import CPU, CUDA, SavedTensor
 from codescent.plan.divided import Dim
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
-BLOCK_QUERIES = 128
-"""On a CPU, causal attention computes so many queries at a time."""
-KEEP_HEAD_DIMS = 8
-"""Up to seq_len = 8 * head_dim, causal attention on a CPU may keep its probabilities: they are no larger than the
-activations of the feed-forward."""
 SMALL_VOCAB = 2048
 """A head with fewer rows does not round them up on a CPU: its time depends on the number of operations."""
-LSE_MULTIPLE = 32
-"""The memory-efficient kernel for attention reads and writes the log-sum-exps of so many queries at a time."""
 WORTH_A_COPY = 256
 """Off a CPU, a head that reads so many tokens rounds its rows up: the copy costs little beside the products."""
 
 IN_BLOCKS = ("none", "selective")
 """What a block keeps that `products` and `full` make again."""
-_UNLESS_RECOMPUTED = ("none",)
+UNLESS_RECOMPUTED = ("none",)
 BLOCK_INPUTS = ("products", "full")
 """With these a block keeps its inputs, and is computed again."""
-_PRODUCTS = ("products",)
+PRODUCTS = ("products",)
 
 
 @dataclass(frozen=True)
@@ -156,97 +149,18 @@ def _both(tensor: SavedTensor, *, cpu: str, cuda: str) -> Iterator[SavedTensor]:
 def read(stream: Stream, layer: str, *, entered: bool = False) -> SavedTensor:
     """What a matrix of a block reads. `entered`: it is the stream as it comes in, or a part of what was received."""
     views = entered and (not stream.sliced or stream.forward.views)
-    return stream.inputs(f"{layer} input", layer=layer, begins=stream.begins if views else 0)
+    return stream.inputs(f"{layer} input", layer=layer, begins=stream.begins if views else 0, product=layer)
+
+
+def row_gradient(stream: Stream, layer: str) -> SavedTensor:
+    """The gradient of what a matrix adds to the stream. Like its input, it waits for the gradient of the matrix."""
+    return stream.inputs(f"{layer} gradient", under=(), product=layer)
 
 
 def dropped(stream: Stream, name: str, width: int | None = None) -> Iterator[SavedTensor]:
     """The mask of dropout of the residual stream; off a CPU the keys of its rows, from which it is made again."""
     yield stream.rows(f"{name} dropout mask", width, dtype="bool", on=CPU)
     yield stream.rows(f"{name} dropout keys", 1, dtype="int64", on=CUDA)
-
-
-@dataclass(frozen=True)
-class AttentionSizes:
-    """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys."""
-
-    queries: int
-    groups: int
-    channels: int
-    keys: int
-
-
-def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
-    """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
-    qkv = f"{name}.qkv by head"
-    projected = (heads.queries + 2 * heads.groups) * heads.channels
-    yield stream.columns(qkv, projected, core=True)
-    if heads.keys <= KEEP_HEAD_DIMS * heads.channels:
-        shape = (stream.forward.samples, heads.queries, pairs_in_blocks(heads.keys))
-        small = qkv if stream.forward.precision == stream.forward.wide else ""
-        dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
-        yield stream.tensor(f"{name} probabilities", shape, dims, **more | {"under": _UNLESS_RECOMPUTED})
-    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,))
-    if stream.forward.divides < heads.groups < heads.queries:  # the queries of one group need no copy
-        yield stream.columns(f"{name} queries", heads.queries * heads.channels, on=CUDA, core=True)
-
-
-def _log_sum_exp(
-    stream: Stream, name: str, heads: AttentionSizes, on: tuple[str, ...], *, masked: bool = False, **more: Any
-) -> Iterator[SavedTensor]:
-    """A number of each query, in the wide dtype. The memory-efficient kernel of CUDA rounds the queries up."""
-    options: dict[str, Any] = {"dtype": stream.forward.wide, "core": True, **more}
-    for device in on:
-        rounds = device == CUDA and is_memory_efficient(stream.forward.precision, masked=masked)
-        queries = rounded_up(stream.positions) if rounds else stream.positions
-        yield replace(stream, positions=queries).columns(name, heads.queries, on=device, **options)
-
-
-def is_memory_efficient(precision: str, *, masked: bool = False) -> bool:
-    """Whether CUDA computes attention by the memory-efficient kernel: flash attention has no fp32 and no mask."""
-    return precision == "fp32" or masked
-
-
-def rounded_up(queries: int) -> int:
-    """For how many queries the memory-efficient kernel keeps a number."""
-    return -(-queries // LSE_MULTIPLE) * LSE_MULTIPLE
-
-
-def pairs_in_blocks(positions: int) -> int:
-    """Pairs of a query and a key for which causal attention on a CPU computes probabilities, of one head."""
-    whole, rest = divmod(positions, BLOCK_QUERIES)
-    return BLOCK_QUERIES**2 * whole * (whole + 1) // 2 + rest * positions
-
-
-def fused_attention(
-    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, padding: str = ""
-) -> Iterator[SavedTensor]:
-    """torch's scaled_dot_product_attention of all keys: what it reads, its log-sum-exp, and the mask in numbers.
-
-    Its output is kept by the matrix after it, too. `padding`: the name of the sequence that has padding.
-    """
-    yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True)
-    channels = 2 * heads.groups * heads.channels
-    yield replace(keys.columns(f"{name} keys and values", channels, core=True), depths=stream.depths)
-    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, (CPU, CUDA), masked=bool(padding))
-    if padding:
-        shape = (stream.forward.samples, heads.keys)
-        yield stream.tensor(f"{name} mask of {padding}", shape, (Dim.SAMPLE, Dim.WHOLE), core=True)
-
-
-def attention_with_dropout(
-    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, *, causal: bool
-) -> Iterator[SavedTensor]:
-    """Attention operator by operator: queries, keys and values by head; what is dropped; probabilities twice."""
-    channels = heads.groups * heads.channels
-    yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True)
-    yield replace(keys.columns(f"{name} keys and values", 2 * channels, core=True), depths=stream.depths)
-    if causal:
-        shape = (stream.positions, heads.keys)
-        yield stream.tensor(f"{name} mask", shape, (Dim.WHOLE, Dim.WHOLE), dtype="bool", core=True)
-    yield stream.pairs(f"{name} probabilities", heads.queries, heads.keys, core=True)
-    yield stream.pairs(f"{name} dropout mask", heads.queries, heads.keys, dtype="bool", on=CPU, core=True)
-    yield stream.pairs(f"{name} dropout keys", heads.queries, 1, dtype="int64", on=CUDA, core=True)
-    yield stream.pairs(f"{name} probabilities after dropout", heads.queries, heads.keys, core=True)
 
 
 def activated(stream: Stream, name: str, width: int, halves: int = 1, *, by_torch: int = 0) -> Iterator[SavedTensor]:
@@ -257,14 +171,15 @@ def activated(stream: Stream, name: str, width: int, halves: int = 1, *, by_torc
     forward, value = stream.forward, f"{name} value"
     small = value if forward.precision == forward.wide else ""
     yield stream.columns(f"{name} activation input", halves * width)
-    again: dict[str, Any] = {"layer": name, "under": _UNLESS_RECOMPUTED}
+    again: dict[str, Any] = {"layer": name, "under": UNLESS_RECOMPUTED, "product": name}
     if small:
         yield stream.columns(value, width, on=CPU, small=small, **again)
         yield stream.columns(value, width, on=CUDA, **again)
     else:
         yield stream.columns(value, width, **again)
+    yield row_gradient(stream, name)
     if by_torch and not forward.defers:
-        yield stream.columns(f"{name} factors", by_torch * width, on=CUDA, under=_UNLESS_RECOMPUTED)
+        yield stream.columns(f"{name} factors", by_torch * width, on=CUDA, under=UNLESS_RECOMPUTED)
 
 
 def block_inputs(stream: Stream, samples: int, keys: int) -> Iterator[SavedTensor]:
@@ -276,22 +191,10 @@ def block_inputs(stream: Stream, samples: int, keys: int) -> Iterator[SavedTenso
         yield stream.tensor("dropout keys", (keys, samples), dims, **options)
 
 
-def product(stream: Stream, name: str, width: int) -> SavedTensor:
-    """The product of a matrix that parallel.recompute = "products" keeps."""
-    return replace(stream.columns(f"{name} product", width), under=_PRODUCTS)
-
-
-def attention_product(
-    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False
-) -> Iterator[SavedTensor]:
-    """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel."""
-    kept: dict[str, Any] = {"under": _PRODUCTS, "core": True}
-    yield stream.columns(f"{name} product", heads.queries * heads.channels, **kept)
-    projected = (heads.queries + 2 * heads.groups) * heads.channels
-    if causal:
-        yield stream.columns(f"{name}.qkv by head product", projected, on=CPU, **kept)
-    on, name = (CUDA,) if causal else (CPU, CUDA), f"{name} log-sum-exp product"
-    yield from _log_sum_exp(stream, name, heads, on, masked=masked, under=_PRODUCTS)
+def product(stream: Stream, name: str, width: int) -> Iterator[SavedTensor]:
+    """The product of a matrix that parallel.recompute = "products" keeps; its gradient, for that of the matrix."""
+    yield replace(stream.columns(f"{name} product", width), under=PRODUCTS)
+    yield stream.columns(f"{name} gradient", width, under=(), product=name)
 
 
 def embedded(stream: Stream, layer: str) -> SavedTensor:
@@ -311,6 +214,7 @@ def head_gradients(stream: Stream, layer: str, vocab: int, *, rows: SavedTensor,
     several, narrow = 0 < forward.chunk_tokens < forward.head_tokens, forward.precision != forward.wide
     is_wide = forward.whole and 0 < forward.chunk_tokens < tied
     options: dict[str, Any] = {"layer": layer, "dims": (Dim.COLUMN, Dim.WHOLE), "shape": (vocab, width)}
+    options["product"] = layer  # no product waits for it: it waits with those that do
     name, least = f"{layer} gradient", 1 if forward.head_tokens >= WORTH_A_COPY else SMALL_VOCAB
     # A change of the dtype copies the rows of the matrix alone, without those that were added to round up.
     on_cpu: dict[str, Any] = {"on": CPU, "rounded": 0 if narrow and (several or is_wide) else SMALL_VOCAB}

@@ -47,7 +47,9 @@ class SavedTensor(Divided):
         rounded: the rows of a rank are rounded up to ALIGNED_ROWS, from this number on; 0: they are not.
         small: it is kept only where the tensor of this name has at most SMALL_BYTES; "": always.
         layer: the layer whose weight's gradient needs it; "": other gradients need it, too.
-        under: the values of parallel.recompute with which it is kept. With the others backward makes it again.
+        under: the values of parallel.recompute with which it is kept. With the others backward makes it again. None:
+            it is a gradient, which backward makes.
+        product: the layer whose product waits for it, if gradients of weights are deferred; "": none does.
         core: attention keeps it inside. A strategy with another attention declares its own.
     """
 
@@ -66,6 +68,7 @@ class SavedTensor(Divided):
     small: str = brief("")
     layer: str = brief("")
     under: tuple[str, ...] = brief(RECOMPUTES)
+    product: str = brief("")
     core: bool = brief(False)
 
     def bytes(self, mesh: Mesh, rank: int = 0) -> int:
@@ -88,13 +91,21 @@ class SavedTensor(Divided):
         """How many such tensors a chunk of the depths `part` keeps. `last`: the last depth of the model."""
         if self.border:
             inner = part.start > 0 if self.border == "first" else last not in part
-            return int(inner and len(part) > 0)
+            at = part.start if self.border == "first" else part.stop - 1
+            return int(inner and len(part) > 0 and self.depths[0] <= at < self.depths[1])
         if self.unless and self.unless in part:
             return 0
         first, stop = max(self.depths[0], part.start), min(self.depths[1], part.stop)
-        received = self.begins > 0 and part.start > 0 and first == max(part.start, self.begins)
-        found = max(0, stop - first - int(received))
-        return min(found, 1) if self.once else found
+        received = self.is_received(part)
+        if self.once:
+            return int(stop > first and not received)
+        return max(0, stop - first - int(received))
+
+    def is_received(self, part: range) -> bool:
+        """Whether the first one of a chunk of the depths `part` is the memory of what the stage received."""
+        first, stop = max(self.depths[0], part.start), min(self.depths[1], part.stop)
+        begins = self.begins > 0 and part.start > 0 and first == max(part.start, self.begins)
+        return begins and first < stop and self.unless not in part
 
 
 def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]:
@@ -117,7 +128,7 @@ def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]
                 tensor.rounded,
             )
             on = "" if same in found else tensor.on
-            found[same] = replace(tensor, on=on, small="", layer="", under=RECOMPUTES, core=False)
+            found[same] = replace(tensor, on=on, small="", layer="", under=RECOMPUTES, product="", core=False)
     yield from found.values()
 
 
@@ -130,3 +141,16 @@ def chunk_bytes(tensors: Iterable[SavedTensor], part: range, last: int, mesh: Me
     """Bytes that a chunk keeps for one micro-batch, from its forward to its backward pass."""
     kept = ((tensor, tensor.times(part, last)) for tensor in kept_on(tensors, device))
     return sum(times * tensor.bytes(mesh, rank) for tensor, times in kept if times)
+
+
+def deferred_bytes(
+    tensors: Iterable[SavedTensor], part: range, last: int, mesh: Mesh, device: str, rank: int = 0
+) -> int:
+    """Bytes that a chunk keeps for one micro-batch, from the input part of its backward pass to the weight part.
+
+    What the stage received is one of them if a product reads it there.
+    """
+    kept = list(kept_on(tensors, device))
+    reads = any(tensor.is_received(part) for tensor in kept)
+    held = (tensor for tensor in kept if reads or tensor.border != "first")
+    return chunk_bytes(held, part, last, mesh, device, rank)

@@ -50,6 +50,7 @@ class Plan:
         decides: the keys of [parallel] that decide the losses, with their values, as the strategies declare them.
         activations: what forward keeps for backward of a micro-batch, as model and strategies declare it.
         again: where backward computes blocks again, what a block keeps meanwhile; of one block at a time.
+        deferred: where gradients of weights are deferred, what a micro-batch keeps until they are computed.
         operators: what a rank computes of a micro-batch beside products with matrices, which follow from `tensors`.
     """
 
@@ -68,6 +69,7 @@ class Plan:
     decides: Mapping[str, Scalar] = brief({})
     activations: tuple[SavedTensor, ...] = brief(())
     again: tuple[SavedTensor, ...] = brief(())
+    deferred: tuple[SavedTensor, ...] = brief(())
     operators: tuple[LayerOperator, ...] = brief(())
 
     @property
@@ -281,7 +283,7 @@ class Plan:
             for placed in (tensor.weights, tensor.gradients, tensor.optimizer):
                 if wrong := [axis for axis, dim in placed.shards.items() if axis not in AXES or not 0 <= dim < dims]:
                     raise ValueError(f"{tensor.parameter.name}: cannot be cut over {wrong[0]}")
-        for kept in (*self.activations, *self.again):
+        for kept in (*self.activations, *self.again, *self.deferred):
             kept.refuse_impossible()
         for operator in self.operators:
             operator.refuse_impossible()

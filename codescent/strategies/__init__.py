@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codescent.plan import KeptTensor, Plan, Scalar, Traffic
-from codescent.plan.activations import SavedTensor, settled
+from codescent.plan.activations import RECOMPUTES, SavedTensor, settled
 from codescent.plan.operators import LayerOperator
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
@@ -63,9 +63,23 @@ def decides(plan: Plan) -> dict[str, Scalar]:
 
 def saved_of(tensors: Sequence[SavedTensor], run: Candidate | Plan) -> tuple[SavedTensor, ...]:
     """What forward keeps for backward of a micro-batch, as the strategies leave what the model declares."""
+    return tuple(settled(_divided(tensors, run), run.mesh))
+
+
+def deferred_of(tensors: Sequence[SavedTensor], run: Candidate | Plan) -> tuple[SavedTensor, ...]:
+    """What deferred products read of a micro-batch, in the same way; and what a stage receives, where they may read it.
+
+    They read what backward has computed again, too.
+    """
+    waiting = [replace(tensor, under=RECOMPUTES, small="") for tensor in tensors if tensor.product]
+    left = (tensor for tensor in _divided(waiting, run) if tensor.product or tensor.border == "first")
+    return tuple(settled(left, run.mesh))
+
+
+def _divided(tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Sequence[SavedTensor]:
     for strategy in ORDER:
         tensors = tuple(strategy.saved(tensors, run))
-    return tuple(settled(tensors, run.mesh))
+    return tensors
 
 
 def operators_of(operators: Sequence[LayerOperator], run: Candidate | Plan) -> tuple[LayerOperator, ...]:

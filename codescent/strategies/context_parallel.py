@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
-from codescent.operators.saved_tensors import is_memory_efficient, rounded_up
+from codescent.operators.saved_attention import is_memory_efficient, rounded_up
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.plan.activations import CPU, CUDA, SavedTensor
 from codescent.plan.divided import Dim

@@ -26,7 +26,7 @@ class InFlight:
         output_gradient: gradient of `outputs`; None for the loss.
         input_gradient: gradient of `inputs`.
         deferred: what BACKWARD_WEIGHT needs: a list of (weight, gradient) pairs, and a list of (weight, function)
-            pairs, where the function computes the gradient.
+            pairs, where the function computes the gradient from its arguments.
     """
 
     message: Message | None = None
@@ -40,7 +40,9 @@ class InFlight:
         """The tensors, to count their memory."""
         yield from (self.inputs, self.outputs, self.output_gradient, self.input_gradient)
         yield None if self.message is None else self.message.memory
-        yield from (gradient for _, gradient in (self.deferred or ((), ()))[0])
+        ready, deferred = self.deferred or ((), ())
+        yield from (gradient for _, gradient in ready)
+        yield from (tensor for _, compute in deferred for tensor in compute.args)
 
 
 class Chunk:

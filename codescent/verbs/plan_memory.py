@@ -60,14 +60,13 @@ def _of_activations(plan: Plan, config: Config | None) -> Iterator[str]:
     """What forward passes keep for backward, on the stage where it is most. The compiler chooses by itself."""
     flying = max(plan.schedule.most_in_flight(stage) for stage in range(plan.mesh.pp))
     several = f", {flying} passes in flight" if flying > 1 else ""
-    least = "at least " if plan.mesh.pp > 1 and plan.layout.defers_weights else ""
     for kind in _kinds(config):
         compiled = kind != CPU if config is None else compiles(config, kind)
         plain = ", blocks not compiled" if compiled else ""
         most = max(_held(plan, kind), key=lambda held: held.activations)
         again = f", {of_bytes(most.again)} of it computed again" if most.again else ""
         yield (
-            f"{least}{of_bytes(most.activations)} on {kind}{several}{again}{plain}"
+            f"{of_bytes(most.activations)} on {kind}{several}{again}{plain}"
             if most.whole
             else f"not known on {kind} in {plan.work.precision}"
         )

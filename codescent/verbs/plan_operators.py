@@ -13,7 +13,7 @@ from rich.table import Table
 
 from codescent.base.amounts import of_seconds, of_share, three_digits
 from codescent.base.counted import counted
-from codescent.cost.activations import is_known
+from codescent.cost.activations import has_kernel
 from codescent.cost.device_time import spent
 from codescent.cost.operators import ATTENTION, PRODUCT, Computed, operators_of_depth
 from codescent.cost.price import Price
@@ -55,7 +55,7 @@ def tables(plan: Plan, device: str, seconds: Seconds | None = None) -> Iterator[
         "V": ("token", " of the vocabulary", model.vocab_size),
     }
     yield ", ".join(f"{letter} {counted(size, what)}{of}" for letter, (what, of, size) in letters.items() if size)
-    if not is_known(plan, device):
+    if not has_kernel(plan, device):
         yield f"No kernel of {device} computes attention as a whole here: it computes and moves more than is shown."
     yield (
         "Sizes are undivided; FLOPs and bytes are those of a rank. What operators move is what they read and write. "

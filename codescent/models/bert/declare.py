@@ -126,7 +126,8 @@ def _saved_of_masked(end: Stream, shape: BertShape) -> Iterator[SavedTensor]:
     """What the head "mlm" keeps: of the tokens that it predicts alone."""
     forward, rows, whole = end.forward, (end.forward.head_tokens, shape.hidden_dim), (Dim.WHOLE, Dim.WHOLE)
     yield end.tensor("masked rows", rows[:1], whole[:1], dtype="int64")
-    yield end.tensor("head.dense input", rows, whole, layer="head.dense")
+    yield end.tensor("head.dense input", rows, whole, layer="head.dense", product="head.dense")
+    yield end.tensor("head.dense gradient", rows, whole, under=(), product="head.dense")
     yield end.tensor("head.dense output", rows, whole)
     few = Stream(forward, end.depths, 1, shape.hidden_dim, under=RECOMPUTES)
     for tensor in saved_tensors.layer_norm(few, "head.norm", entered=False):
@@ -141,7 +142,9 @@ def _saved_of_span(end: Stream, shape: BertShape) -> Iterator[SavedTensor]:
     """What the head "qa" and its loss keep. Every rank computes the loss of all positions."""
     forward, samples = end.forward, end.forward.samples
     dims, scores = (Dim.SAMPLE, Dim.WHOLE, Dim.WHOLE), (samples, ANSWER_ENDS, forward.positions)
-    yield end.entered("head input", layer="head")
+    yield end.entered("head input", layer="head", product="head")
+    whole = end.inputs if samples == 1 else end.rows  # of one sample a rank's rows are a view of all rows
+    yield whole("head gradient", ANSWER_ENDS, under=(), product="head")
     yield end.tensor("answers", scores[:2], dims[:2], dtype="int64")
     yield end.tensor("log-softmax", scores, dims, dtype=forward.wide)
     yield end.tensor("number of answers", (1,), dims[2:], dtype=forward.wide)

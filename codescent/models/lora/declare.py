@@ -99,15 +99,16 @@ def adapted_saved(saved: Iterable[SavedTensor], parameters: Sequence[Parameter],
     An adapter keeps x A^T of its layer's input x. `parameters`: with the adapters.
     """
     trained = {_layer(parameter) for parameter in parameters if parameter.trained}
+    matrices = {_layer(parameter) for parameter in parameters if parameter.trained and not is_adapter(parameter)}
     adapters: set[tuple[str, tuple[int, int]]] = set()
     for tensor in saved:
-        layer, at = tensor.layer, (tensor.layer, tensor.depths)
-        if not layer or layer in trained:
-            yield tensor
-        if layer in lora.targets and at not in adapters:
+        layer, at = tensor.layer, (tensor.product, tensor.depths)
+        if not layer or layer in trained:  # no gradient waits for a frozen weight
+            yield tensor if tensor.product in matrices else dataclasses.replace(tensor, product="")
+        if tensor.product in lora.targets and tensor.under and at not in adapters:
             adapters.add(at)
             shape, dims = (*tensor.shape[:2], lora.rank), (*tensor.dims[:2], Dim.WHOLE)
-            yield SavedTensor(f"{layer} adapter", shape, dims, tensor.dtype, tensor.depths, under=IN_BLOCKS)
+            yield SavedTensor(f"{tensor.product} adapter", shape, dims, tensor.dtype, tensor.depths, under=IN_BLOCKS)
 
 
 def is_adapter(parameter: Parameter) -> bool:

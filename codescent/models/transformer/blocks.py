@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codescent.models.decoder import ResidualBlock
-from codescent.models.transformer.declare import DROPOUT_SITES, TransformerShape
+from codescent.models.transformer.declare import TransformerShape
+from codescent.models.transformer.saved import DROPOUT_SITES
 from codescent.operators.attention import Attention, CrossAttention
 from codescent.operators.dropout import drop
 from codescent.operators.kept import keeping

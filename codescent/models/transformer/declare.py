@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from codescent.models import block_operations, saved_blocks
+from codescent.models import block_operations
 from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
-from codescent.operators import operations, saved_tensors
-from codescent.operators.saved_tensors import AttentionSizes, ForwardPass, Stream
-from codescent.plan.activations import CPU, CUDA, RECOMPUTES, SavedTensor
-from codescent.plan.divided import Dim
+from codescent.models.transformer.saved import saved
+from codescent.operators import operations
+from codescent.operators.saved_attention import AttentionSizes
+from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
@@ -29,9 +29,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 _SOURCE, _TARGET = 0, 1  # indices of `streams`
-DROPOUT_SITES = 6
-"""Dropout sites of a block: probabilities and output of self-attention; the same two of cross-attention; between the
-two matrices of the feed-forward, and its output."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "norm": ("last", "first"),
     "activation": ("relu", "gelu"),
@@ -186,119 +183,6 @@ def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
     head = 2.0 * target * width * shape.vocab_size
     depths = (0.0, *[encoder] * shape.num_encoder_layers, *[decoder] * shape.num_decoder_layers, head)
     return tuple(flops / seq_len for flops in depths)
-
-
-def saved(shape: TransformerShape, forward: ForwardPass) -> Iterator[SavedTensor]:
-    """What each depth keeps for backward."""
-    width, last, layers = shape.hidden_dim, shape.num_encoder_layers, shape.num_layers
-    target = forward.positions - shape.source_len
-    matrices = {
-        "tied": (("tok", forward.positions),),
-        "untied": (("source_tok", shape.source_len), ("target_tok", target)),
-        "none": (),
-    }[shape.embedding]
-    yield from saved_blocks.embedding(forward, width, *matrices, dropout=shape.dropout if matrices else 0.0)
-    encoder = Stream(forward, (1, last + 1), shape.source_len, width, sliced=True)
-    decoder = Stream(forward, (last + 1, layers + 1), target, width, begins=last + 1, sliced=True)
-    yield from _saved_of_layer(shape, encoder, None)
-    yield _saved_beside(shape, encoder, target)
-    yield from saved_tensors.layer_norm(replace(encoder, depths=(last, last + 1)), "norm_end", entered=False)
-    yield from _saved_of_layer(shape, decoder, encoder)
-    yield from _saved_of_source(replace(encoder, depths=decoder.depths), last)
-    yield from _saved_once(shape, replace(encoder, depths=(1, layers + 1)), decoder)
-    end = replace(decoder, depths=(layers + 1, layers + 2), under=RECOMPUTES)
-    yield from saved_tensors.layer_norm(end, "norm", entered=True)
-    if shape.embedding == "none":
-        yield end.rows("difference", dtype=forward.wide)
-    else:
-        tied = shape.embedding == "tied"
-        yield from saved_blocks.loss(end, shape, "tok" if tied else "head", tied=tied)
-
-
-def _saved_of_layer(shape: TransformerShape, stream: Stream, source: Stream | None) -> Iterator[SavedTensor]:
-    """Of a layer of the encoder, or of the decoder, which reads the encoder's output `source`."""
-    first, padded, decodes = shape.norm == "first", stream.forward.padded, source is not None
-    sequence = "target" if decodes else "source"
-    causal = decodes and shape.causal
-    yield from saved_tensors.layer_norm(stream, "norm_1", entered=first)
-    padding = sequence if padded and not causal else ""
-    yield from saved_blocks.self_attention(stream, shape, causal=causal, padding=padding, entered=not first)
-    if source is not None:
-        yield from saved_tensors.layer_norm(stream, "norm_2", entered=False)
-        yield from _saved_of_cross_attention(shape, stream, source)
-    yield from saved_tensors.layer_norm(stream, "norm_3" if decodes else "norm_2", entered=False)
-    yield from _saved_of_feed_forward(shape, stream)
-    yield from saved_tensors.block_inputs(stream, 0, 0)
-
-
-def _saved_of_cross_attention(shape: TransformerShape, stream: Stream, source: Stream) -> Iterator[SavedTensor]:
-    width, padding = shape.hidden_dim, "source" if stream.forward.padded else ""
-    heads = AttentionSizes(shape.num_heads, shape.num_heads, shape.head_dim, source.positions)
-    yield saved_tensors.read(stream, "cross.q")
-    yield saved_tensors.product(stream, "cross.q", width)
-    yield saved_tensors.product(replace(source, depths=stream.depths), "cross.kv", 2 * width)
-    if shape.dropout:
-        yield from saved_tensors.attention_with_dropout(stream, "cross", heads, source, causal=False)
-        yield stream.columns("cross.out input", width, layer="cross.out")
-        yield from saved_tensors.dropped(stream, "cross")
-    else:
-        yield from saved_tensors.attention_product(stream, "cross", heads, causal=False, masked=bool(padding))
-        yield from saved_tensors.fused_attention(stream, "cross", heads, source, padding)
-        yield stream.columns("cross.out input", width)
-
-
-def _saved_of_feed_forward(shape: TransformerShape, stream: Stream) -> Iterator[SavedTensor]:
-    """ReLU keeps its result, which the next matrix reads; GELU keeps its input."""
-    yield saved_tensors.read(stream, "mlp.up")
-    yield saved_tensors.product(stream, "mlp.up", shape.ffn_dim)
-    yield stream.columns("mlp activation", shape.ffn_dim)
-    if shape.dropout:
-        yield stream.columns("mlp inner dropout mask", shape.ffn_dim, dtype="bool", on=CPU)
-        yield stream.inputs("mlp inner dropout keys", 1, dtype="int64", on=CUDA)
-    if shape.dropout or shape.activation == "gelu":
-        yield stream.columns("mlp.down input", shape.ffn_dim, layer="mlp.down")
-    if shape.dropout:
-        yield from saved_tensors.dropped(stream, "mlp")
-
-
-def _saved_of_source(source: Stream, last: int) -> Iterator[SavedTensor]:
-    """The encoder's output, as decoder layers read it. Those of a chunk with the last encoder layer keep it together.
-
-    In a chunk without it, it is a part of what the stage received. There each layer copies it, unless a copy is not
-    needed, as with one sample.
-    """
-    first, stop = source.depths
-    views, layer = source.forward.views and not source.forward.splits, "cross.kv"
-    yield replace(source, depths=(first, first + 1)).inputs("cross.kv input", begins=int(views), layer=layer)
-    if not views:
-        yield replace(source, depths=(first + 1, stop)).inputs("cross.kv input", unless=last, layer=layer)
-    again = replace(source, depths=(first, first + 1), under=saved_tensors.BLOCK_INPUTS)
-    yield again.rows("encoder output", begins=1)
-
-
-def _saved_beside(shape: TransformerShape, encoder: Stream, target: int) -> SavedTensor:
-    """The target's rows in the memory of the source that the first layer keeps. A decoder layer keeps them anyway."""
-    forward = encoder.forward
-    views = shape.norm == "first" or (forward.views and not forward.splits)
-    under = RECOMPUTES if views else saved_tensors.BLOCK_INPUTS
-    first = replace(encoder, depths=(1, 2), positions=target, under=under)
-    return first.entered("target beside the source", unless=shape.num_encoder_layers + 1)
-
-
-def _saved_once(shape: TransformerShape, blocks: Stream, decoder: Stream) -> Iterator[SavedTensor]:
-    """What the layers of a chunk keep together: keys of dropout, and which positions are rows or padding."""
-    forward, under = blocks.forward, RECOMPUTES if shape.dropout else saved_tensors.BLOCK_INPUTS
-    if shape.dropout:
-        keys = (1 + DROPOUT_SITES * shape.num_layers, forward.samples)
-        options: dict[str, Any] = {"dtype": "int64", "once": True, "under": saved_tensors.BLOCK_INPUTS}
-        yield blocks.tensor("dropout keys", keys, (Dim.WHOLE, Dim.SAMPLE), **options)
-    if forward.splits:  # counted from the first position of the target
-        rows: dict[str, Any] = {"dtype": "int64", "once": True, "under": saved_tensors.BLOCK_INPUTS}
-        yield decoder.tensor("rows of the target", (decoder.positions,), (Dim.SEQUENCE,), **rows)
-    if forward.padded:
-        yield saved_blocks.padding(blocks, shape.source_len, under)
-        if not shape.causal:
-            yield saved_blocks.padding(decoder, decoder.positions, under)
 
 
 def operators(shape: TransformerShape, forward: ForwardPass) -> Iterator[LayerOperator]:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from codescent.models.part import Part, padding, with_gradient
 from codescent.models.transformer.blocks import Layer
-from codescent.models.transformer.declare import DROPOUT_SITES, TransformerShape
+from codescent.models.transformer.declare import TransformerShape
+from codescent.models.transformer.saved import DROPOUT_SITES
 from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear
 from codescent.operators.scaled_gradient import scaled_gradient

@@ -1,0 +1,152 @@
+"""In: sizes of an attention layer. Out: what attention keeps for backward, on a CPU and on CUDA (`SavedTensor`).
+Does not import torch. saved_tensors.py has the other operators; models/saved_blocks.py puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from codescent.operators.saved_tensors import PRODUCTS, UNLESS_RECOMPUTED, Stream
+from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.divided import Dim
+
+BLOCK_QUERIES = 128
+"""On a CPU, causal attention computes so many queries at a time."""
+KEEP_HEAD_DIMS = 8
+"""Up to seq_len = 8 * head_dim, causal attention on a CPU may keep its probabilities: they are no larger than the
+activations of the feed-forward."""
+LSE_MULTIPLE = 32
+"""The memory-efficient kernel for attention reads and writes the log-sum-exps of so many queries at a time."""
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys."""
+
+    queries: int
+    groups: int
+    channels: int
+    keys: int
+
+
+def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
+    """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
+    qkv, formula = f"{name}.qkv by head", by_formula(stream.forward.precision, heads)
+    projected = (heads.queries + 2 * heads.groups) * heads.channels
+    yield stream.columns(qkv, projected, core=True, on=CPU if formula else "")
+    if heads.keys <= KEEP_HEAD_DIMS * heads.channels:
+        shape = (stream.forward.samples, heads.queries, pairs_in_blocks(heads.keys))
+        small = qkv if stream.forward.precision == stream.forward.wide else ""
+        dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
+        yield stream.tensor(f"{name} probabilities", shape, dims, **more | {"under": UNLESS_RECOMPUTED})
+    if formula:
+        yield from formula_attention(stream, name, heads, stream, memory=projected)
+        return
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,))
+    if stream.forward.divides < heads.groups < heads.queries:  # the queries of one group need no copy
+        yield stream.columns(f"{name} queries", heads.queries * heads.channels, on=CUDA, core=True)
+
+
+def _log_sum_exp(
+    stream: Stream, name: str, heads: AttentionSizes, on: tuple[str, ...], *, masked: bool = False, **more: Any
+) -> Iterator[SavedTensor]:
+    """A number of each query, in the wide dtype. The memory-efficient kernel of CUDA rounds the queries up."""
+    options: dict[str, Any] = {"dtype": stream.forward.wide, "core": True, **more}
+    for device in on:
+        rounds = device == CUDA and is_memory_efficient(stream.forward.precision, masked=masked)
+        queries = rounded_up(stream.positions) if rounds else stream.positions
+        yield replace(stream, positions=queries).columns(name, heads.queries, on=device, **options)
+
+
+def is_memory_efficient(precision: str, *, masked: bool = False) -> bool:
+    """Whether CUDA computes attention by the memory-efficient kernel: flash attention has no fp32 and no mask."""
+    return precision == "fp32" or masked
+
+
+def by_formula(precision: str, heads: AttentionSizes) -> bool:
+    """Whether CUDA has no kernel: none computes fp64, and none of fp32 reads the keys of groups as they are."""
+    return precision == "fp64" or (precision == "fp32" and heads.groups < heads.queries)
+
+
+def formula_attention(
+    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, *, memory: int
+) -> Iterator[SavedTensor]:
+    """What torch's formula keeps on CUDA: scaled queries and keys, values, and probabilities, of each query head.
+
+    `memory`: channels of the product that has the values. Those of one sample, without groups, stay in it.
+    """
+    channels, views = heads.queries * heads.channels, stream.forward.samples == 1 and heads.groups == heads.queries
+    options: dict[str, Any] = {"on": CUDA, "core": True}
+    yield stream.columns(f"{name} queries of the formula", channels, **options)
+    for what, width in (("keys", channels), ("values", memory if views else channels)):
+        yield replace(keys.columns(f"{name} {what} of the formula", width, **options), depths=stream.depths)
+    yield stream.pairs(f"{name} probabilities of the formula", heads.queries, heads.keys, **options)
+
+
+def rounded_up(queries: int) -> int:
+    """For how many queries the memory-efficient kernel keeps a number."""
+    return -(-queries // LSE_MULTIPLE) * LSE_MULTIPLE
+
+
+def pairs_in_blocks(positions: int) -> int:
+    """Pairs of a query and a key for which causal attention on a CPU computes probabilities, of one head."""
+    whole, rest = divmod(positions, BLOCK_QUERIES)
+    return BLOCK_QUERIES**2 * whole * (whole + 1) // 2 + rest * positions
+
+
+def fused_attention(
+    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, padding: str = ""
+) -> Iterator[SavedTensor]:
+    """torch's scaled_dot_product_attention of all keys: what it reads, its log-sum-exp, and the mask in numbers.
+
+    Its output is kept by the matrix after it, too. `padding`: the name of the sequence that has padding.
+    """
+    on = CPU if by_formula(stream.forward.precision, heads) else ""
+    yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True, on=on)
+    channels = 2 * heads.groups * heads.channels
+    yield replace(keys.columns(f"{name} keys and values", channels, core=True, on=on), depths=stream.depths)
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, (on,) if on else (CPU, CUDA), masked=bool(padding))
+    if padding:
+        shape = (stream.forward.samples, heads.keys)
+        yield stream.tensor(f"{name} mask of {padding}", shape, (Dim.SAMPLE, Dim.WHOLE), core=True, on=on)
+    if on:
+        memory = channels + heads.queries * heads.channels * (stream == keys)
+        yield from formula_attention(stream, name, heads, keys, memory=memory)
+
+
+def output(stream: Stream, layer: str, heads: AttentionSizes, *, causal: bool) -> Iterator[SavedTensor]:
+    """What attention without dropout computes, which the matrix `layer` reads. A fused kernel keeps it, too."""
+    formula, width = by_formula(stream.forward.precision, heads), heads.queries * heads.channels
+    for device, only in ((CPU, causal), (CUDA, formula)):
+        yield stream.columns(f"{layer} input", width, layer=layer if only else "", product=layer, on=device)
+
+
+def attention_with_dropout(
+    stream: Stream, name: str, heads: AttentionSizes, keys: Stream, *, causal: bool
+) -> Iterator[SavedTensor]:
+    """Attention operator by operator: queries, keys and values by head; what is dropped; probabilities twice."""
+    channels = heads.groups * heads.channels
+    yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True)
+    yield replace(keys.columns(f"{name} keys and values", 2 * channels, core=True), depths=stream.depths)
+    if causal:
+        shape = (stream.positions, heads.keys)
+        yield stream.tensor(f"{name} mask", shape, (Dim.WHOLE, Dim.WHOLE), dtype="bool", core=True)
+    yield stream.pairs(f"{name} probabilities", heads.queries, heads.keys, core=True)
+    yield stream.pairs(f"{name} dropout mask", heads.queries, heads.keys, dtype="bool", on=CPU, core=True)
+    yield stream.pairs(f"{name} dropout keys", heads.queries, 1, dtype="int64", on=CUDA, core=True)
+    yield stream.pairs(f"{name} probabilities after dropout", heads.queries, heads.keys, core=True)
+
+
+def attention_product(
+    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False
+) -> Iterator[SavedTensor]:
+    """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel."""
+    kept: dict[str, Any] = {"under": PRODUCTS, "core": True}
+    formula = by_formula(stream.forward.precision, heads)
+    yield stream.columns(f"{name} product", heads.queries * heads.channels, **kept, on=CPU if formula else "")
+    projected = (heads.queries + 2 * heads.groups) * heads.channels
+    if causal:
+        yield stream.columns(f"{name}.qkv by head product", projected, on=CPU, **kept)
+    on = (*(() if causal else (CPU,)), *(() if formula else (CUDA,)))
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp product", heads, on, masked=masked, under=PRODUCTS)
