@@ -279,6 +279,45 @@ def test_a_program_that_divides_the_optimizer_alone_has_whole_gradients(batch: i
     assert wide == pytest.approx(4 * plan.num_parameters / parts, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "keys", "words"),
+    [
+        (1, {}, "forward pass of micro-batch 1, in the head"),  # the first one with gradients beside it
+        (1, {"recompute": "full"}, "backward pass of micro-batch 1"),  # a block again is more than the logits
+        (1, {"batch": 1}, "the update of the weights"),  # activations go while gradients come
+        (4, {"batch": 4, "dp_shard": 4, "zero_stage": 3, "recompute": "full"}, "backward pass of micro-batch 0"),
+        (2, {"pp": 2}, "forward pass of micro-batch 2"),  # behind the first backward pass, two in flight again
+        (2, {"pp": 2, "batch": 1, "layers": 8}, "the update of the weights"),
+        (2, {"pp": 2, "layers": 8, "schedule": "zero-bubble"}, "forward pass of micro-batch 2"),
+    ],
+)
+def test_the_peak_is_where_parts_that_are_there_together_are_largest(
+    ranks: int, keys: dict[str, Any], words: str
+) -> None:
+    """A place where logits, a block again, gradients or gathered units are not there yet, or no longer."""
+    found = price(plan_of(ranks, **keys), CLUSTER, IDEAL)
+    peak = found.peak
+    assert peak is not None
+    assert peak.words == words
+    held = found.memory[peak.stage]
+    both = max if found.plan.work.num_microbatches == 1 else sum  # gradients come while activations go
+    expected = {
+        Verb.FORWARD: held.state + held.activations - held.again + (held.logits if peak.in_head else 0.0),
+        Verb.BACKWARD: held.weights + held.optimizer + both((held.gradients, held.activations)) + held.gathered,
+        Verb.STEP: held.state,
+    }
+    assert peak.stage == found.fullest
+    assert peak.held_bytes == pytest.approx(expected[peak.instruction.verb])
+    assert peak.held_bytes <= held.total
+
+
+def test_the_place_of_the_peak_is_not_said_where_activations_are_not_declared() -> None:
+    """A place by the inputs of blocks alone: attention in fp64 keeps all pairs of positions on a GPU."""
+    device = dataclasses.replace(DEVICE, peaks={"fp64": 1e12, **DEVICE.peaks})
+    found = price(plan_of(train={"precision": "fp64"}), dataclasses.replace(CLUSTER, device=device), IDEAL)
+    assert found.peak is None
+
+
 def test_layers_that_are_sent_in_pieces_wait_for_the_first_piece() -> None:
     plan = plan_of(4, tp=4)
     usual = price(plan, CLUSTER, IDEAL).parts.inside_s

@@ -3,7 +3,9 @@ Does not count what operators need while they compute, or what the allocator hol
 
 from __future__ import annotations
 
-from codescent.plan import AXES, Plan, Verb
+from collections.abc import Iterator, Sequence
+
+from codescent.plan import AXES, Instruction, Plan, Verb
 from codescent.plan.activations import CUDA, chunk_bytes
 
 _ENDS = (Verb.BACKWARD, Verb.BACKWARD_INPUT)
@@ -30,14 +32,23 @@ def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None)
 
 def most_bytes(plan: Plan, stage: int, device: str, rank: int | None = None) -> int:
     """The most bytes that the forward passes in flight of a stage keep at once. `rank`: see `bytes_by_chunk`."""
-    kept, held, most = bytes_by_chunk(plan, stage, device, rank), 0, 0
+    kept = bytes_by_chunk(plan, stage, device, rank)
+    return max((held for _, held in in_flight_bytes(plan, stage, kept)), default=0)
+
+
+def in_flight_bytes(plan: Plan, stage: int, kept: Sequence[int]) -> Iterator[tuple[Instruction, int]]:
+    """Each instruction of a stage, with the bytes that forward passes in flight keep while it runs.
+
+    A forward pass has all that it keeps, and a backward pass still has all that its forward pass kept. `kept`: see
+    `bytes_by_chunk`.
+    """
+    held = 0
     for instruction in plan.schedule.programs[stage]:
         if instruction.verb is Verb.FORWARD:
             held += kept[instruction.chunk]
-            most = max(most, held)
-        elif instruction.verb in _ENDS:
+        yield instruction, held
+        if instruction.verb in _ENDS:
             held -= kept[instruction.chunk]
-    return most
 
 
 def activations_bytes(plan: Plan, device: str) -> int:

@@ -28,6 +28,8 @@ NUMBERS: Mapping[str, Kind] = {"cluster": str, "step_s": float, "memory_bytes": 
 """Values of a prediction that other files read, and their types."""
 NEEDED = ("cluster", "step_s", "band_s", "parts", "memory_bytes", "band_bytes")
 HELD = (*PARTS, "total")
+PEAK: Mapping[str, Kind] = {"stage": int, "at": str, "said": str}
+"""Where memory is highest (cost/peak.py): the stage, the instruction as in memory.csv, and in words."""
 
 
 def has_common_step(plan: Plan) -> bool:
@@ -98,6 +100,7 @@ def price_json(found: Price) -> dict[str, Any]:
         "peak_flops_per_s": found.peak_flops_per_s,
         "memory_bytes": [{**held.parts(), "total": held.total} for held in found.memory],
         "band_bytes": [list(grows(held.total, found.software.memory_band)) for held in found.memory],
+        "peak": found.peak and {"stage": found.peak.stage, "at": str(found.peak.instruction), "said": found.peak.words},
         "device_kind": found.cluster.device.kind,
         "device_bytes": found.cluster.device.memory_bytes,
         "verdict": str(found.verdict),
@@ -129,6 +132,8 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
         return f"has no {', no '.join(missing)}"
     if not prediction["step_s"] > 0:
         return "step_s: must be above 0"
+    if problem := _peak_problem(prediction.get("peak")):
+        return problem
     memory, bands = prediction["memory_bytes"], prediction["band_bytes"]
     if len(memory) != stages or not isinstance(bands, list) or len(bands) != stages:
         return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"
@@ -137,6 +142,14 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
     problems.append(_sizes_problem("parts", prediction["parts"], NAMES))
     problems += [_sizes_problem(f"memory_bytes {stage}", held, HELD) for stage, held in enumerate(memory)]
     return next(filter(None, problems), "")
+
+
+def _peak_problem(peak: Any) -> str:
+    """None: of an older version, or not known."""
+    if peak is None:
+        return ""
+    wrong = mistyped(peak, PEAK) or next((f"has no {name}" for name in PEAK if peak.get(name) is None), "")
+    return wrong and f"peak: {wrong}"
 
 
 def _band_problem(name: str, band: Any) -> str:

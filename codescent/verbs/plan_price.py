@@ -203,6 +203,15 @@ def _memory_rows(found: Price) -> Rows:
                 *([_held(held)] if held is fullest else []),
             ],
         )
+    yield "  highest", [_highest(found)]
+
+
+def _highest(found: Price) -> str:
+    """The stage and the instruction of the peak."""
+    if found.peak is None:
+        return "it is not declared what operators keep in this number format"
+    stage = f"stage {found.peak.stage}, " if len(found.memory) > 1 else ""
+    return f"{stage}{found.peak.words}"
 
 
 def _held(held: StageMemory) -> str:
