@@ -74,6 +74,7 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         float(values["device.sustained"]),
         values["device.units"],
     )
+    host = values.get("node.host_bandwidth")
     return Cluster(
         name,
         values.get(WHAT, ""),
@@ -85,6 +86,7 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         Link.parse(values["links.bus"]),
         shares_inside=values["links.shared"],
         nodes=values.get("node.nodes"),
+        host_bytes_per_s=None if host is None else Link.parse(host).bytes_per_s,
         device_hour=values.get("device.price_per_hour"),
         watts=values.get("device.watts"),
         software={one: _software(given) for one, given in software.items()},
@@ -114,6 +116,7 @@ def values_of(cluster: Cluster) -> dict[str, Any]:
         "node.devices": cluster.devices,
         "node.cards": cluster.cards,
         "node.nodes": cluster.nodes,
+        "node.host_bandwidth": None if cluster.host_bytes_per_s is None else rate_text(cluster.host_bytes_per_s),
         **{f"links.{name}": getattr(cluster, name).text() for name in ("inside", "between", "bus")},
         "links.shared": cluster.shares_inside or None,
     }

@@ -18,7 +18,9 @@ from codescent.config.sections import Config
 from codescent.cost.price import Price
 from codescent.cost.stage_memory import PARTS, Fitting
 from codescent.cost.time_parts import NAMES
+from codescent.cost.update_time import NO_HOST
 from codescent.plan import Plan
+from codescent.plan.activations import CPU
 from codescent.planner.bands import Band, falls, grows
 
 COMPILED = 0.6
@@ -57,7 +59,10 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
     yield from without_step(plan)
     if plan.layout.offload != "none":
-        yield "parallel.offload: how long the update in host memory takes is not known"
+        if cluster.device.kind == CPU:
+            yield f"parallel.offload: the memory of the devices of {cluster.name} is that of their host"
+        elif cluster.host_bytes_per_s is None:
+            yield f"parallel.offload: {NO_HOST}"
 
 
 def without_step(plan: Plan) -> Iterator[str]:

@@ -178,6 +178,8 @@ def _less(name: str, found: Price) -> str:
     layout = found.plan.layout
     if name == "products_s":
         return 'parallel.recompute = "none"' if layout.recompute != "none" else "more ranks: nothing is computed twice"
+    if name == "update_s" and layout.offload != "none":
+        return LESS["bus_s"]
     if name == "bubble_s" and layout.schedule == "interleaved":
         return "more micro-batches, or more parallel.virtual_stages"
     return LESS[name]
