@@ -302,10 +302,10 @@ def test_what_is_wrong_with_a_run_is_said_instead_of_a_lack_of_memory() -> None:
 
 
 def test_what_is_not_known_of_a_gpu_counts_as_on_a_cpu_and_is_said() -> None:
-    """Groups of heads in fp32 have no kernel: their activations would count as nothing."""
-    config = config_of("llama3_8b", "train.precision=fp32", "train.global_batch_size=64")
-    found = by_rules(config, None, 8, Devices(192e9, 8, 100e12, 1e9, NVLINK), ())
-    assert "What activations take on cuda in fp32 is not known; they count as on cpu" in found.why
+    """Attention in fp64 that cp divides has no kernel: its activations would count as nothing."""
+    config = config_of(*PLAIN, "train.precision=fp64", "parallel.cp=2")
+    found = by_rules(config, None, 8, Devices(192e9, 8, 100e12, 1e9, NVLINK), ("parallel.cp",))
+    assert "What activations take on cuda in fp64 is not known; they count as on cpu" in found.why
     assert found.held.activations == activations_bytes(found.plan, "cpu")
 
 

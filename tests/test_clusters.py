@@ -270,6 +270,7 @@ CLUSTERS = st.builds(
         ),
     ),
     st.dictionaries(st.sampled_from(["node.cards", "device.memory", "software.codescent"]), st.just("measured")),
+    host_bytes_per_s=st.none() | st.floats(1e8, 1e14),
 )
 
 

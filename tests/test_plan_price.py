@@ -40,6 +40,7 @@ def test_the_screen_says_memory_time_speed_and_what_the_run_costs() -> None:
     assert found["memory"].startswith("fits: ")
     assert "a rank" in text
     assert "[#" in text
+    assert re.search(r"\n +highest +(forward|backward) pass of micro-batch \d", text)
     assert re.fullmatch(rf"{NUMBER} ms \({BAND} ms\); in brackets 8 of 10 such predictions", found["step"])
     assert re.fullmatch(rf"{NUMBER} tokens/s \({BAND}\); MFU {NUMBER} % \({BAND} %\)", found["speed"])
     assert re.search(rf"a rank +\[#\.+\] {NUMBER} GiB \({BAND} GiB\)", text)
@@ -62,6 +63,8 @@ def test_json_has_the_same_numbers(tmp_path: Path) -> None:
         [one["total"] for one in found["memory_bytes"]]
     )
     assert found["fits"] is True
+    fullest = max((0, 1), key=lambda stage: found["memory_bytes"][stage]["total"])
+    assert found["peak"] == {"stage": fullest, "at": "forward 2", "said": "forward pass of micro-batch 2"}
     for name in ("s", "tokens_per_s", "mfu", "hfu"):
         low, high = found[f"band_{name}"]
         assert low < found["step_s" if name == "s" else name] < high

@@ -77,7 +77,8 @@ def test_numbers_of_ranks_are_compared(tmp_path: Path) -> None:
 
 def test_a_model_that_fits_nowhere_is_said_with_the_ranks_that_would_do(tmp_path: Path) -> None:
     """An empty list of layouts, or advice that does not do."""
-    changes = ("--with", "device.memory=80MB", "--with", "software.codescent.held_bytes=1e6")
+    changes = ("--with", "device.memory=80MB", "--with", "software.codescent.held_bytes=1e6",
+               "--with", "node.host_bandwidth=auto")  # fmt: skip
     words = (*SMALL, "model.num_layers=60", "--free", "all", "--cluster", "h100-sxm", *changes, "--search", "--ranks")
     code, text, said = asked(tmp_path, *words, "2")
     assert (code, text) == (2, "")

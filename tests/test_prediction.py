@@ -92,6 +92,18 @@ def test_parts_without_a_number_are_left_out() -> None:
     assert list(beside(predicted(stage), MeasuredStep(None))) == []
 
 
+def test_where_the_memory_is_highest_is_said_if_both_sides_know_it() -> None:
+    """The place of a rank of another stage as if it were that of the prediction; an older file that ends a run."""
+    stage = {**STAGE, "device": 1.0, "fragments": 0.0}
+    peak = {"stage": 0, "at": "backward 1", "said": "backward pass of micro-batch 1"}
+    found = MeasuredStep(None, {}, 1, {**ROW, "peak_step": 3, "peak_at": "forward 2"})
+    assert list(beside({**predicted(stage, stage), "peak": peak}, found))[-1] == (
+        "  highest: predicted in stage 0, backward 1; measured in stage 1, forward 2 (step 3)"
+    )
+    for one in (predicted(stage, stage), {**predicted(stage, stage), "peak": None}):
+        assert not any("highest" in line for line in beside(one, found))
+
+
 def test_on_a_device_the_peak_of_tensors_is_compared_with_tensors_of_the_same_stage() -> None:
     """A context that only the prediction has; the fullest stage of the one beside another one of the other."""
     first = {**STAGE, "weights": 8.0, "optimizer": 0.0, "device": 1.0, "fragments": 0.0}
@@ -142,6 +154,9 @@ def slow(step: int, rank: int) -> dict[str, float]:
         ({"parts": PARTS | {"data_s": "x"}}, "parts: data_s: given x; must be a number, at least 0"),
         ({"memory_bytes": []}, "memory_bytes, band_bytes: must be lists of 1 stage, as the plan has"),
         ({"memory_bytes": [{}]}, "memory_bytes 0: weights: given None; must be a number"),
+        ({"peak": [3]}, "peak: not a JSON object"),
+        ({"peak": {"stage": 0, "at": 7}}, "peak: at: given '7'; must be a text"),
+        ({"peak": {"stage": 0, "at": "step"}}, "peak: has no said"),
         ({"memory_bytes": [3]}, "memory_bytes: given '[3]'; must be a list of objects"),
     ],
 )

@@ -34,6 +34,7 @@ from codescent.plan import AXES, SENDS, Collective, Instruction, Mesh, Plan, Tra
 from codescent.plan.pipeline import SCHEDULES, pipeline
 from codescent.planner.checkpoints import best_interval
 from codescent.planner.fitted import CONSTANTS, MeasuredRun, changed, fit, most_telling
+from codescent.planner.prediction import not_priced
 
 IDEAL = Software(
     memory_efficiency=1.0, inside_efficiency=1.0, between_efficiency=1.0, collective_s=0.0, hop_s=0.0, host_s=0.0,
@@ -45,13 +46,15 @@ DEVICE = ClusterDevice("device", "cuda", 10**12, 1e15, {"fp32": 1e12, "bf16": 1e
 CLUSTER = Cluster("lab", "", DEVICE, 4, 2, Link(1e11), Link(1e10), Link(1e10))
 
 
-def plan_of(ranks: int = 1, *, layers: int = 4, batch: int = 8, train: dict | None = None, **parallel: Any) -> Plan:
+def plan_of(ranks: int = 1, *, layers: int = 4, batch: int = 8, train: dict | None = None,
+            optimizer: dict | None = None, **parallel: Any) -> Plan:  # fmt: skip
     model = {"kind": "llama", "num_layers": layers, "hidden_dim": 256, "num_heads": 4, "ffn_dim": 512,
              "vocab_size": 512, "seq_len": 128}  # fmt: skip
     sections = {
         "model": model,
         "data": {"corpus": "synthetic"},
         "train": {"global_batch_size": batch, "microbatch_size": 1, "precision": "bf16", **(train or {})},
+        "optimizer": optimizer or {},
         "parallel": parallel,
     }
     return build(Config.model_validate(sections), None, ranks)
@@ -279,6 +282,99 @@ def test_a_program_that_divides_the_optimizer_alone_has_whole_gradients(batch: i
     plan = plan_of(2, batch=batch, dp_shard=2, zero_stage=stage)
     wide = price(plan, CLUSTER, dataclasses.replace(IDEAL, gradient_bytes=4)).memory[0].gradients
     assert wide == pytest.approx(4 * plan.num_parameters / parts, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "keys", "words"),
+    [
+        (1, {}, "forward pass of micro-batch 1, in the head"),  # the first one with gradients beside it
+        (1, {"recompute": "full"}, "backward pass of micro-batch 1"),  # a block again is more than the logits
+        (1, {"batch": 1}, "the update of the weights"),  # activations go while gradients come
+        (4, {"batch": 4, "dp_shard": 4, "zero_stage": 3, "recompute": "full"}, "backward pass of micro-batch 0"),
+        (2, {"pp": 2}, "forward pass of micro-batch 2"),  # behind the first backward pass, two in flight again
+        (2, {"pp": 2, "batch": 1, "layers": 8}, "the update of the weights"),
+        (2, {"pp": 2, "layers": 8, "schedule": "zero-bubble"}, "forward pass of micro-batch 2, in the head"),
+    ],
+)
+def test_the_peak_is_where_parts_that_are_there_together_are_largest(
+    ranks: int, keys: dict[str, Any], words: str
+) -> None:
+    """A place where logits, a block again, gradients or gathered units are not there yet, or no longer."""
+    found = price(plan_of(ranks, **keys), CLUSTER, IDEAL)
+    peak = found.peak
+    assert peak is not None
+    assert peak.words == words
+    held = found.memory[peak.stage]
+    both = max if found.plan.work.num_microbatches == 1 else sum  # gradients come while activations go
+    expected = {
+        Verb.FORWARD: held.state + held.activations - held.again + (held.logits if peak.in_head else 0.0),
+        Verb.BACKWARD: held.weights + held.optimizer + both((held.gradients, held.activations)) + held.gathered,
+        Verb.STEP: held.state,
+    }
+    assert peak.stage == found.fullest
+    assert peak.held_bytes == pytest.approx(expected[peak.instruction.verb])
+    assert peak.held_bytes <= held.total
+
+
+def test_the_place_of_the_peak_is_not_said_where_activations_are_not_declared() -> None:
+    """A place by the inputs of blocks alone: no kernel of a GPU divides attention in fp64."""
+    device = dataclasses.replace(DEVICE, peaks={"fp64": 1e12, **DEVICE.peaks})
+    found = price(plan_of(2, cp=2, train={"precision": "fp64"}), dataclasses.replace(CLUSTER, device=device), IDEAL)
+    assert found.peak is None
+
+
+HOST = dataclasses.replace(CLUSTER, host_bytes_per_s=1e9)
+"""Memory of a host that is far slower than the bus."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "keys", "each", "shares"),
+    [
+        (1, {"batch": 1}, 2 * 12 + 2 + 2, 1),  # masters and moments; gradients and weights in bf16
+        (1, {}, 2 * 12 + 4 + 2, 1),  # gradients of several micro-batches are summed in fp32
+        (2, {"dp_shard": 2, "zero_stage": 3, "batch": 2}, (2 * 12 + 4 + 4) / 2, 2),  # weights are sharded in fp32
+        (8, {"dp_shard": 8, "zero_stage": 1}, (2 * 12 + 4) / 8, 4),  # four devices of a node share its memory
+        (2, {"dp_shard": 2, "zero_stage": 3, "offload": "all", "batch": 2}, (2 * 8 + 2 * 4 + 4) / 2, 2),
+    ],
+)
+def test_an_update_on_the_host_moves_its_bytes_once_and_hides_copies(
+    ranks: int, keys: dict[str, Any], each: float, shares: int
+) -> None:
+    """An update at the speed of the device; a host that each device has for itself; copies that are waited for."""
+    plan = plan_of(ranks, **{"offload": "optimizer", **keys})
+    found = price(plan, HOST, IDEAL)
+    assert found.parts.update_s == pytest.approx(each * plan.num_parameters * shares / 1e9, rel=0.01)
+    half = price(plan, HOST, dataclasses.replace(IDEAL, memory_efficiency=0.5))
+    assert half.parts.update_s == pytest.approx(2 * found.parts.update_s)
+    assert all(size >= 0 for size in found.memory[0].parts().values())
+    if ranks == 1:
+        assert found.parts.bus_s == 0.0
+        fast = price(plan, dataclasses.replace(CLUSTER, host_bytes_per_s=1e14), IDEAL).parts
+        copied = sum(one.inside_bytes for one in plan.traffic if one.collective is Collective.COPY)
+        assert fast.bus_s + fast.update_s == pytest.approx(copied / 1e10)
+
+
+def test_muon_waits_for_copies_beside_an_update_on_the_host() -> None:
+    """Matrices that are orthogonalised on the device before they have come."""
+    plan = plan_of(offload="optimizer", optimizer={"kind": "muon"})
+    copied = sum(one.inside_bytes for one in plan.traffic if one.collective is Collective.COPY)
+    assert price(plan, HOST, IDEAL).parts.bus_s == pytest.approx(copied / 1e10)
+
+
+def test_a_host_whose_memory_is_not_known_has_no_update_and_a_cpu_nothing_to_offload() -> None:
+    """A price without the update, or advice to give a key that helps nothing."""
+    plan = plan_of(offload="optimizer")
+    with pytest.raises(
+        UserError, match=r'^lab: how long .*; give node.host_bandwidth of the cluster, such as "400GB/s"'
+    ):
+        price(plan, CLUSTER, IDEAL)
+    assert [*not_priced(plan, HOST, "auto")] == []
+    (said,) = not_priced(plan, CLUSTER, "auto")
+    assert said.startswith("parallel.offload: how long the update in host memory takes is not known; give node.host_")
+    cpu = dataclasses.replace(HOST, device=dataclasses.replace(DEVICE, kind="cpu"))
+    assert [*not_priced(plan, cpu, "auto")] == [
+        "parallel.offload: the memory of the devices of lab is that of their host"
+    ]
 
 
 def test_layers_that_are_sent_in_pieces_wait_for_the_first_piece() -> None:

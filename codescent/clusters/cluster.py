@@ -161,6 +161,7 @@ class Cluster:
         software: by name.
         sources: where each value is from, by key.
         hosts: by node, the cards of single nodes that have other ones than `between`.
+        host_bytes_per_s: bandwidth of the memory of a node's host, which its devices share; None: not said.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Cluster:
     software: Mapping[str, Software] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     hosts: Mapping[int, Link] = field(default_factory=dict)
+    host_bytes_per_s: float | None = None
 
     def card_of(self, node: int) -> Link:
         """Each network card of a node."""

@@ -99,6 +99,7 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         float(values["device.sustained"]),
         values["device.units"],
     )
+    host = values.get("node.host_bandwidth")
     return Cluster(
         name,
         values.get(WHAT, ""),
@@ -110,6 +111,7 @@ def cluster_of(name: str, values: Values, software: Mapping[str, Values], source
         _link(values, "bus"),
         shares_inside=values["links.shared"],
         nodes=values.get("node.nodes"),
+        host_bytes_per_s=None if host is None else Link.parse(host).bytes_per_s,
         device_hour=values.get("device.price_per_hour"),
         watts=values.get("device.watts"),
         software={one: _software(given) for one, given in software.items()},
@@ -143,6 +145,7 @@ def values_of(cluster: Cluster) -> dict[str, Any]:
         "node.devices": cluster.devices,
         "node.cards": cluster.cards,
         "node.nodes": cluster.nodes,
+        "node.host_bandwidth": None if cluster.host_bytes_per_s is None else rate_text(cluster.host_bytes_per_s),
         **{f"links.{name}": getattr(cluster, name).text() for name in LINKS},
         **{f"links.{name}_curve": _curve(getattr(cluster, name)) for name in LINKS},
         "links.shared": cluster.shares_inside or None,

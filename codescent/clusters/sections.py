@@ -72,6 +72,9 @@ class NodeKeys(Section):
     devices: int = _given("devices of a node", ge=1, le=4096)
     cards: int = _given("network cards of a node, which its devices share", ge=1, le=4096)
     nodes: int | None = auto("how many nodes there are", ge=1)
+    host_bandwidth: Bandwidth | None = auto(
+        'of the memory of a node\'s host, which its devices share, such as "400GB/s"; needed to price parallel.offload'
+    )
 
 
 class LinkKeys(Section):

@@ -3,8 +3,10 @@ Does not count what operators need while they compute, or what the allocator hol
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from codescent.operators.saved_attention import AttentionSizes, by_formula
-from codescent.plan import AXES, Plan, Verb
+from codescent.plan import AXES, Instruction, Plan, Verb
 from codescent.plan.activations import CUDA, chunk_bytes, deferred_bytes
 
 
@@ -45,25 +47,36 @@ def _first(plan: Plan, stage: int) -> int:
 
 
 def most_bytes(plan: Plan, stage: int, device: str, rank: int | None = None) -> int:
-    """The most bytes that the micro-batches in flight of a stage keep at once. `rank`: see `bytes_by_chunk`.
-
-    With deferred gradients of weights a micro-batch is in flight until they are computed.
-    """
+    """The most bytes that the micro-batches in flight of a stage keep at once. `rank`: see `bytes_by_chunk`."""
     kept, waiting = (count(plan, stage, device, rank) for count in (bytes_by_chunk, deferred_by_chunk))
-    held = most = 0
+    return max((held for _, held in in_flight_bytes(plan, stage, kept, waiting)), default=0)
+
+
+def in_flight_bytes(
+    plan: Plan, stage: int, kept: Sequence[int], waiting: Sequence[int]
+) -> Iterator[tuple[Instruction, int]]:
+    """Each instruction of a stage, with the bytes that micro-batches in flight keep while it runs.
+
+    A forward pass has all that it keeps, and a backward pass still has all that its forward pass kept. With deferred
+    gradients of weights a micro-batch is in flight until they are computed.
+
+    Args:
+        plan, stage: of which the instructions are.
+        kept: see `bytes_by_chunk`.
+        waiting: see `deferred_by_chunk`.
+    """
+    held = 0
     for instruction in plan.schedule.programs[stage]:
-        at = instruction.chunk
-        match instruction.verb:
-            case Verb.FORWARD:
-                held += kept[at]
-            case Verb.BACKWARD:
-                held -= kept[at]
-            case Verb.BACKWARD_INPUT:
-                held += waiting[at] - kept[at]
-            case Verb.BACKWARD_WEIGHT:
-                held -= waiting[at]
-        most = max(most, held)
-    return most
+        at, verb = instruction.chunk, instruction.verb
+        if verb is Verb.FORWARD:
+            held += kept[at]
+        yield instruction, held
+        if verb is Verb.BACKWARD:
+            held -= kept[at]
+        elif verb is Verb.BACKWARD_INPUT:
+            held += waiting[at] - kept[at]
+        elif verb is Verb.BACKWARD_WEIGHT:
+            held -= waiting[at]
 
 
 def activations_bytes(plan: Plan, device: str) -> int:

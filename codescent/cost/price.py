@@ -11,6 +11,7 @@ from functools import cached_property
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.dataflow import StageMessage
 from codescent.cost.lanes import Kind, StageLanes, kind_of, lanes_of
+from codescent.cost.peak import PeakPlace, peak_place
 from codescent.cost.simulate import Simulation, simulate
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.cost.stage_time import StageTime
@@ -78,6 +79,12 @@ class Price:
     def fullest(self) -> int:
         """The stage that holds most."""
         return max(range(len(self.memory)), key=lambda stage: self.memory[stage].total)
+
+    @cached_property
+    def peak(self) -> PeakPlace | None:
+        """Where in a step the fullest stage holds most. None: not all that it keeps is declared."""
+        stage = self.fullest
+        return peak_place(self.plan, stage, self.memory[stage], self.cluster.device.kind, self.software)
 
     @property
     def verdict(self) -> Fitting:

@@ -58,6 +58,7 @@ class StageMemory:
         fragments: what an allocator holds besides.
         host: state that is in the memory of the host. It is no part of the total.
         again: the block of `activations` that backward computes again.
+        scattered: the gradients of `gathered`, which backward passes have.
         whole: whether the activations are all that is kept. Else they are the inputs of blocks alone, because the
             compiler chooses what else is kept, or because it is not declared.
         adds: whether gradients are there during a forward pass: an earlier micro-batch has made them.
@@ -73,6 +74,7 @@ class StageMemory:
     fragments: float
     host: float = 0.0
     again: float = 0.0
+    scattered: float = 0.0
     whole: bool = True
     adds: bool = False
 
@@ -141,7 +143,7 @@ def memory(
     if software.second_products:
         plan = replace(plan, activations=tuple(kept_tensors(plan)))
     whole, kept = is_known(plan, device) and not compiled, plan.held_by(stage)
-    gradients = float(state.gradients_bytes)
+    weights, gradients, optimizer = map(float, state.on_device)
     if software.gradient_bytes and kept:
         gradients *= software.gradient_bytes / DTYPE_BYTES[kept[0].gradient_dtype]
         if plan.layout.zero_stage == 1 and "dp_shard" in kept[0].gradients.shards:
@@ -150,12 +152,14 @@ def memory(
     if software.logit_bytes and logits:
         logits = _logits(plan) * (software.logit_bytes + _joined_bytes(plan, software))
     over = plan.mesh.cp if software.shards_over_cp else 1
-    parts = (state.weights_bytes / over, gradients / over, (state.optimizer_bytes - state.host_bytes) / over)
+    parts = (weights / over, gradients / over, optimizer / over)
     again = block_bytes(plan, stage, rank, device) if whole else 0
     kept_bytes = (most_bytes(plan, stage, device, rank) if whole else inputs_bytes(plan, stage)) + again
-    found = (*parts, float(kept_bytes), logits, _gathered(plan, stage, software))
+    units, scattered = _gathered(plan, stage, software)
+    found = (*parts, float(kept_bytes), logits, units + scattered)
     beside = software.held_bytes, software.fragments * sum(found)
-    return StageMemory(*found, *beside, state.host_bytes, again, whole, adds=plan.work.num_microbatches > 1)
+    adds = plan.work.num_microbatches > 1
+    return StageMemory(*found, *beside, state.host_bytes, again, scattered, whole=whole, adds=adds)
 
 
 def _head_bytes(plan: Plan, stage: int, device: str, chunk_tokens: int | None, *, whole: bool) -> int:
@@ -203,8 +207,8 @@ def _joined_bytes(plan: Plan, software: Software) -> int:
     return DTYPE_BYTES[plan.work.precision] * (2 * plan.work.num_microbatches - 1)
 
 
-def _gathered(plan: Plan, stage: int, software: Software) -> float:
-    """Units that are whole at the same time, and the gradients of the largest one before they are scattered.
+def _gathered(plan: Plan, stage: int, software: Software) -> tuple[float, float]:
+    """Units that are whole at the same time; the gradients of the largest one before they are scattered.
 
     A unit that is gathered more than once for a micro-batch is let go of in between. Two of these count, the largest
     ones: one computes, and the next one comes. The others stay whole from forward to backward.
@@ -222,7 +226,7 @@ def _gathered(plan: Plan, stage: int, software: Software) -> float:
         elif record.collective is Collective.REDUCE_SCATTER and record.verb is Verb.BACKWARD:
             gradients[record.what] = record.payload_bytes
     if software.units == "kept":
-        return float(sum(units.values()) + sum(gradients.values()))
+        return float(sum(units.values())), float(sum(gradients.values()))
     freed = [size for what, size in units.items() if runs[what] > plan.work.num_microbatches]
     whole = sum(units.values()) - sum(freed)
-    return float(whole + sum(sorted(freed)[-2:]) + max(gradients.values(), default=0))
+    return float(whole + sum(sorted(freed)[-2:])), float(max(gradients.values(), default=0))

@@ -17,8 +17,8 @@ from codescent.cost.loading import Loading
 from codescent.cost.operators import operators_of_depth
 from codescent.cost.second_products import kept_shares
 from codescent.cost.time_parts import TimeParts
+from codescent.cost.update_time import update_time
 from codescent.plan import AXES, SENDS, Collective, Instruction, Plan, Traffic, Verb
-from codescent.plan.state import state_of_rank
 
 PASSES = {Verb.FORWARD: 0, Verb.BACKWARD: 1, Verb.BACKWARD_INPUT: 1, Verb.BACKWARD_WEIGHT: 1}
 """The instructions that compute depths: forward is pass 0, backward is pass 1."""
@@ -144,7 +144,7 @@ class StageTime:
         if at.verb is Verb.REDUCE:
             return _waited(self.ends[Verb.REDUCE]) + _waited(self._run(1, 0, once=True).under_way)
         if at.verb is Verb.STEP:
-            return self._update() + _waited(self.ends[Verb.STEP]) + self._averages()
+            return self._step() + self._averages()
         return TimeParts()
 
     def _averages(self) -> TimeParts:
@@ -164,12 +164,17 @@ class StageTime:
         share = self.plan.flops().weight_share
         return share / (1.0 + share)
 
-    def _update(self) -> TimeParts:
-        """The optimizer reads gradients, reads and writes its state and master weights, and writes weights."""
-        state = state_of_rank(self.plan, self.rank)
-        moved = 2.0 * state.optimizer_bytes + state.gradients_bytes + state.weights_bytes
-        rate = self.cluster.device.memory_bytes_per_s * self.software.memory_efficiency
-        return TimeParts(update_s=moved / rate, step_s=self.software.step_s)
+    def _step(self) -> TimeParts:
+        """The update, and what it waits for.
+
+        A host updates one unit while it copies others (train/host_copy.py): what is longer counts. The first unit comes
+        before and the last one leaves after, so copies in both directions count one after the other. The products of
+        Muon need what is copied, so there nothing is hidden.
+        """
+        update, waits = update_time(self.plan, self.rank, self.cluster, self.software), dict(self.ends[Verb.STEP])
+        if not any(tensor.orthogonalized for tensor in self.plan.trained):
+            waits[BUS] = max(0.0, waits.get(BUS, 0.0) - update.host_s)
+        return TimeParts(update_s=sum(update), step_s=self.software.step_s) + _waited(waits)
 
     def _run(self, of_pass: int, chunk: int, *, once: bool) -> ChunkTime:
         key = of_pass, chunk, once

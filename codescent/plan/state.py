@@ -9,6 +9,7 @@ from codescent.base.dtypes import DTYPE_BYTES
 from codescent.plan.mesh import AXES
 from codescent.plan.plan import Plan
 from codescent.plan.served import served_bytes
+from codescent.plan.shard import Memory
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,15 @@ class StateBytes:
     """Bytes of a rank.
 
     `optimizer_bytes` includes the fp32 master weights of bf16 training, and `Plan.kept`, such as anchors and residuals.
-    `host_bytes` is the part in host memory.
+    `host_bytes` is the part in host memory, with `host_weights_bytes` and `host_gradients_bytes` of it.
     """
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     host_bytes: int = 0
+    host_weights_bytes: int = 0
+    host_gradients_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -33,6 +36,13 @@ class StateBytes:
     def device_bytes(self) -> int:
         """The part in device memory."""
         return self.total_bytes - self.host_bytes
+
+    @property
+    def on_device(self) -> tuple[int, int, int]:
+        """Of weights, gradients and optimizer state: the part in device memory."""
+        weights = self.weights_bytes - self.host_weights_bytes
+        gradients = self.gradients_bytes - self.host_gradients_bytes
+        return weights, gradients, self.device_bytes - weights - gradients
 
 
 def state_of_rank(plan: Plan, rank: int) -> StateBytes:
@@ -54,6 +64,12 @@ def state_of_rank(plan: Plan, rank: int) -> StateBytes:
         + kept_bytes(plan, rank)
         + held,
         host_bytes=sum(tensor.host_bytes(plan.mesh, rank) for tensor in tensors),
+        host_weights_bytes=sum(
+            tensor.weights_bytes(plan.mesh, rank) for tensor in tensors if tensor.weights_in is Memory.HOST
+        ),
+        host_gradients_bytes=sum(
+            tensor.gradients_bytes(plan.mesh, rank) for tensor in tensors if tensor.gradients_in is Memory.HOST
+        ),
     )
 
 

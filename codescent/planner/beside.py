@@ -124,6 +124,17 @@ def _parts(alike: Alike, predicted: Mapping[str, Any], measured: Mapping[str, An
         )
 
 
+def highest(prediction: Mapping[str, Any], found: MeasuredStep) -> str:
+    """Where the memory is highest: predicted, and measured. Empty: one of both is not known."""
+    peak, row = prediction.get("peak"), found.memory
+    if not peak or row is None or not row["peak_at"]:
+        return ""
+    return (
+        f"  highest: predicted in stage {peak['stage']}, {peak['at']}; measured in stage {found.stage}, "
+        f"{row['peak_at']} (step {row['peak_step']})"
+    )
+
+
 def held_bytes(prediction: Mapping[str, Any]) -> float:
     """What the fullest rank is predicted to hold, of what its run will measure: on CUDA without what is OUTSIDE."""
     outside = OUTSIDE if prediction.get("device_kind") == "cuda" else ()
@@ -180,5 +191,7 @@ def beside(prediction: Mapping[str, Any], found: MeasuredStep) -> Iterator[str]:
     compared = times(prediction, found.step_s, found.parts_s)
     yield from lines(compared)
     yield from lines(memory(prediction, found.stage, found.memory))
+    if said := highest(prediction, found):
+        yield said
     if said := said_of(compared, prediction["band_s"]):
         yield said

@@ -18,7 +18,9 @@ from codescent.config.sections import Config
 from codescent.cost.price import Price
 from codescent.cost.stage_memory import PARTS, Fitting
 from codescent.cost.time_parts import NAMES
+from codescent.cost.update_time import NO_HOST
 from codescent.plan import Plan
+from codescent.plan.activations import CPU
 from codescent.planner.bands import Band, falls, grows
 
 COMPILED = 0.6
@@ -38,6 +40,8 @@ ADDED_PARTS = {"data_s": 0.0}
 HELD = (*PARTS, "total")
 LEAST_STEP_S = 1e-9
 """No step takes less. FLOPs of a step divided by it are finite."""
+PEAK: Mapping[str, Kind] = {"stage": int, "at": str, "said": str}
+"""Where memory is highest (cost/peak.py): the stage, the instruction as in memory.csv, and in words."""
 
 
 def has_common_step(plan: Plan) -> bool:
@@ -65,7 +69,10 @@ def not_priced(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
         yield f"{ranks:,} devices do not fill nodes of {each}; {words} do, or another node.devices of the cluster"
     yield from without_step(plan)
     if plan.layout.offload != "none":
-        yield "parallel.offload: how long the update in host memory takes is not known"
+        if cluster.device.kind == CPU:
+            yield f"parallel.offload: the memory of the devices of {cluster.name} is that of their host"
+        elif cluster.host_bytes_per_s is None:
+            yield f"parallel.offload: {NO_HOST}"
 
 
 def without_step(plan: Plan) -> Iterator[str]:
@@ -123,6 +130,7 @@ def price_json(found: Price) -> dict[str, Any]:
         "peak_flops_per_s": found.peak_flops_per_s,
         "memory_bytes": [{**held.parts(), "total": held.total} for held in found.memory],
         "band_bytes": [list(grows(held.total, found.software.memory_band)) for held in found.memory],
+        "peak": found.peak and {"stage": found.peak.stage, "at": str(found.peak.instruction), "said": found.peak.words},
         "device_kind": found.cluster.device.kind,
         "device_bytes": found.cluster.device.memory_bytes,
         "verdict": str(found.verdict),
@@ -152,8 +160,11 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
         return problem
     if missing := [name for name in NEEDED if prediction.get(name) is None]:
         return f"has no {', no '.join(missing)}"
+
     if not prediction["step_s"] >= LEAST_STEP_S:
         return f"step_s: must be above 0, at least {LEAST_STEP_S:g}"
+    if problem := _peak_problem(prediction.get("peak")):
+        return problem
     memory, bands = prediction["memory_bytes"], prediction["band_bytes"]
     if len(memory) != stages or not isinstance(bands, list) or len(bands) != stages:
         return f"memory_bytes, band_bytes: must be lists of {counted(stages, 'stage')}, as the plan has"
@@ -162,6 +173,14 @@ def problem_of(prediction: Mapping[str, Any], stages: int) -> str:
     problems.append(_sizes_problem("parts", _with_added(prediction["parts"]), NAMES))
     problems += [_sizes_problem(f"memory_bytes {stage}", held, HELD) for stage, held in enumerate(memory)]
     return next(filter(None, problems), "")
+
+
+def _peak_problem(peak: Any) -> str:
+    """None: of an older version, or not known."""
+    if peak is None:
+        return ""
+    wrong = mistyped(peak, PEAK) or next((f"has no {name}" for name in PEAK if peak.get(name) is None), "")
+    return wrong and f"peak: {wrong}"
 
 
 def _band_problem(name: str, band: Any) -> str:

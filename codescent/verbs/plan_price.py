@@ -192,6 +192,8 @@ def _less(name: str, found: Price) -> str:
         return 'parallel.recompute = "none"' if layout.recompute != "none" else "more ranks: nothing is computed twice"
     if name == DATA and not found.plan.work.prefetch:
         return "data.prefetch above 0, which reads while others compute"
+    if name == "update_s" and layout.offload != "none":
+        return LESS["bus_s"]
     if name == "bubble_s" and layout.schedule == "interleaved":
         return "more micro-batches, or more parallel.virtual_stages"
     return LESS[name]
@@ -217,6 +219,15 @@ def _memory_rows(found: Price) -> Rows:
                 *([_held(held)] if held is fullest else []),
             ],
         )
+    yield "  highest", [_highest(found)]
+
+
+def _highest(found: Price) -> str:
+    """The stage and the instruction of the peak."""
+    if found.peak is None:
+        return "it is not declared what operators keep in this number format"
+    stage = f"stage {found.peak.stage}, " if len(found.memory) > 1 else ""
+    return f"{stage}{found.peak.words}"
 
 
 def _held(held: StageMemory) -> str:

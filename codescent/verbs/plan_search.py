@@ -225,7 +225,7 @@ def _left_out(found: Searched) -> Iterator[str]:
     if counts.other_losses:
         yield f"{counts.other_losses:,} would change the losses"
     if counts.unpriced:
-        yield f"{counts.unpriced:,} have no price, such as parallel.offload"
+        yield f"{counts.unpriced:,} have no price, such as parallel.offload without node.host_bandwidth"
 
 
 def _rows(found: Searched, slower: Sequence[Apart]) -> Rows:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from functools import partial
 
 from codescent.base.errors import UserError
+from codescent.base.refusal import Value
 from codescent.base.uncollected import uncollected
 from codescent.build.accept import changed
 from codescent.build.plan import bare_plan, build
@@ -33,7 +35,7 @@ WANTED = 10
 UNFIT, BOUNDED, PRICED = 100, 40, 4
 """Of so many schedules with layouts that do not fit, those with the least bounds: so many layouts get a closer bound,
 and so many of these a price."""
-RECOMPUTE = "parallel.recompute"
+RECOMPUTE, ZERO, OFFLOAD = "parallel.recompute", "parallel.zero_stage", "parallel.offload"
 MESSAGES = tuple(key for key in LAYERS if key != RECOMPUTE)
 """Options that decide what layers send."""
 
@@ -137,17 +139,37 @@ class LayoutSearch:
 
     def _by_layout(self, family: Family, scheduled: Scheduled) -> None:
         """Set aside what is too large by its bound. The others get a bound with what ranks send."""
-        limit, too_large = self.cluster.device.memory_bytes, list[LayoutChoice]()
+        too_large = list[LayoutChoice]()
         for frame, factors in family:
+            alike: dict[Value, list[LayoutChoice]] = {}  # they differ in what is offloaded alone
             for options in self.factors.all(factors):
-                if scheduled.kept_bytes > limit or scheduled.bytes(frame, options) > limit:
-                    too_large.append(LayoutChoice(frame, options))
-                else:
-                    layout = LayoutChoice(frame, options)
-                    self.fast.add(scheduled.step_s(frame, options), partial(self._bound, layout))
+                alike.setdefault(options[ZERO], []).append(LayoutChoice(frame, options))
+            for layouts in alike.values():
+                too_large += self._by_offload(layouts, scheduled)
         if too_large:
             self.counts.unfit += len(too_large)
             self.unfit.append((scheduled, too_large))
+
+    def _by_offload(self, layouts: list[LayoutChoice], scheduled: Scheduled) -> Iterator[LayoutChoice]:
+        """Bound layouts that differ in what is offloaded. Yields those that are too large.
+
+        Where nothing is offloaded, all but the update is fastest: what is offloaded is also copied. So the others come
+        in when the turn of this one comes, if it is not too large.
+        """
+        limit, first = self.cluster.device.memory_bytes, layouts[0]
+        for layout in layouts:
+            if scheduled.kept_bytes > limit or scheduled.bytes(*layout) > limit:
+                yield layout
+            elif len(layouts) > 1 and layout is first and layout.options[OFFLOAD] == default_of(OFFLOAD):
+                bound_s = scheduled.step_s(*layout) - scheduled.ends_s(*layout)
+                self.fast.add(bound_s, partial(self._add, layouts, scheduled))
+                return
+            else:
+                self._add([layout], scheduled)
+
+    def _add(self, layouts: list[LayoutChoice], scheduled: Scheduled) -> None:
+        for layout in layouts:
+            self.fast.add(scheduled.step_s(*layout), partial(self._bound, layout))
 
     def _bound(self, layout: LayoutChoice) -> None:
         self.fast.add(self.bounds.step_s(*layout), partial(self._refine, layout))

@@ -146,7 +146,7 @@ class Bounds:
     def _all_paths(self, frame: LayoutFrame, options: Options) -> Paths:
         cut, sent, held = self._cut(frame, options), self.sending(frame, options), self.holding(frame, options)
         key = "ends", id(cut), id(sent), id(held)  # all of them stay in `_found`
-        ends_s = self._once(key, lambda: tuple(sent.step_s + self.of_state(held, one).update_s for one in cut.counts))
+        ends_s = self._once(key, lambda: tuple(sent.step_s + self.of_state(held, one).ends_s for one in cut.counts))
         return self.paths(frame, options, sent, ends_s)
 
     def paths(self, frame: LayoutFrame, options: Options, sent: Sending | None, ends_s: tuple[float, ...]) -> Paths:
@@ -198,13 +198,11 @@ class Bounds:
 
         def make() -> HeldBytes:
             found = [*zip(counts, held.kinds, strict=True)]
-            ends = [HeldBytes(0.0, 0.0)]
+            ends = [HeldBytes()]
             if counts[0] and counts[-1]:
                 found, ends = found[1:-1], [held.ends]
-            state, update_s = (
-                sum(n * one[at] for n, one in found) + ends[0][at] for at in range(len(HeldBytes._fields))
-            )
-            return HeldBytes(state, update_s)
+            fields = range(len(HeldBytes._fields))
+            return HeldBytes(*(sum(n * one[at] for n, one in found) + ends[0][at] for at in fields))
 
         return self._once(("state", id(held), counts), make)
 
@@ -290,13 +288,17 @@ class Scheduled:
         """
         if self.cut.stages == 1:
             return self.bounds.step_s(frame, options)
-        sent, held = self.bounds.sending(frame, options), self.bounds.holding(frame, options)
+        sent = self.bounds.sending(frame, options)
         passes = self.bounds.passes(self.computed, sent, whole=False, exact=frame.microbatches > 1)
         stays = self.bounds.again(self.cut, self.schedule, self.microbatches)
         begin = passes.of(self.cut.parts[self.cut.virtual[0]], stays[self.cut.virtual[0]])
         begins_s = max(begin.first - begin.forward, begin.gathers) if begin.gathers > 0.0 else 0.0
-        ends_s = begin.left + sent.reduce_s + sent.step_s + self.bounds.of_state(held, self.cut.counts[0]).update_s
+        ends_s = begin.left + sent.reduce_s + sent.step_s + self.ends_s(frame, options)
         return self.computing_s + begins_s + self.blocks * passes.block_s + ends_s
+
+    def ends_s(self, frame: LayoutFrame, options: Options) -> float:
+        """What the update adds to `step_s`, at most."""
+        return self.bounds.of_state(self.bounds.holding(frame, options), self.cut.counts[0]).ends_s
 
 
 def _some(options: Options, *keys: str) -> dict[str, Value]:

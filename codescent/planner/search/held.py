@@ -10,18 +10,32 @@ from typing import NamedTuple
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.collective_time import seconds
 from codescent.cost.stage_memory import stage_memory
-from codescent.cost.stage_time import StageTime
-from codescent.plan import Collective, Instruction, Plan, Traffic, Verb
+from codescent.cost.update_time import update_time
+from codescent.plan import Collective, Plan, Traffic, Verb
 from codescent.planner.search.depths import SOME, Depths, candidate_of_piece, piece
 from codescent.planner.search.space import LayoutFrame, Options, Space
 from codescent.strategies import active
 
 
 class HeldBytes(NamedTuple):
-    """Bytes of weights, gradients and optimizer state on a device, and the seconds of their update."""
+    """Bytes of weights, gradients and optimizer state on a device, and the seconds of their update.
 
-    state: float
-    update_s: float
+    Attributes:
+        state: bytes.
+        update_s: of the update of what is on the device.
+        host_s: of what is on its host.
+        copies_s: of copies between both, at least: without latencies.
+    """
+
+    state: float = 0.0
+    update_s: float = 0.0
+    host_s: float = 0.0
+    copies_s: float = 0.0
+
+    @property
+    def ends_s(self) -> float:
+        """Of the update, at least: the host copies some while it updates others."""
+        return self.update_s + max(self.host_s, self.copies_s)
 
 
 @dataclass(frozen=True)
@@ -46,20 +60,20 @@ def holding(
     mesh, alone = replace(frame.mesh, pp=1), {"parallel.sequence_parallel": False}  # no tensor has sums over tp
     candidate = candidate_of_piece(space, frame._replace(mesh=mesh), {**options, **alone})
     plan = piece(space, depths, candidate, depths.chunks(frame.mesh.pp), ("dp_shard",))
-    kinds = tuple(_held(plan, depths, [first], cluster, software) for first in depths.first)
-    return Holding(kinds, _held(plan, depths, [0, depths.last], cluster, software), plan)
+    kinds = tuple(_held(plan, depths, [first], cluster, software, space.ranks) for first in depths.first)
+    return Holding(kinds, _held(plan, depths, [0, depths.last], cluster, software, space.ranks), plan)
 
 
-def _held(plan: Plan, depths: Depths, some: list[int], cluster: Cluster, software: Software) -> HeldBytes:
+def _held(plan: Plan, depths: Depths, some: list[int], cluster: Cluster, software: Software, ranks: int) -> HeldBytes:
     names = {parameter.name for parameter in depths.parameters(some)}
     tensors = tuple(tensor for tensor in plan.tensors if tensor.parameter.name in names)
     if not tensors:
-        return HeldBytes(0.0, 0.0)
+        return HeldBytes()
     alone = replace(plan, tensors=tensors, traffic=())
     memory = stage_memory(alone, 0, cluster, software)
     copies_s = sum(_bytes_s(record, alone, cluster, software) for record in _copies(alone))
-    update_s = StageTime(alone, 0, cluster, software).parts_of(Instruction(Verb.STEP)).update_s
-    return HeldBytes(memory.weights + memory.gradients + memory.optimizer, update_s + copies_s)
+    update = update_time(alone, 0, cluster, software, ranks)
+    return HeldBytes(memory.weights + memory.gradients + memory.optimizer, update.device_s, update.host_s, copies_s)
 
 
 def _copies(plan: Plan) -> Iterator[Traffic]:

@@ -52,6 +52,8 @@ def layout_words(plan: Plan) -> str:
         words.append("no sequence_parallel")
     if layout.recompute != "none":
         words.append(f"recompute {layout.recompute}")
+    if layout.offload != "none":
+        words.append(f"offload {layout.offload}")
     words.append(f"{counted(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}")
     return ", ".join(words)
 
