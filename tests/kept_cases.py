@@ -149,8 +149,10 @@ def adapter_cases() -> dict[str, Case]:
             more = {"lora": {"rank": 3, **targets}, "recompute": recompute}
             cases[f"llama {words}-{recompute}"] = of_kind("llama", precision="bf16", **more)
             cases[f"llama {words}-cp-{recompute}"] = of_kind("llama", cp=2, **more)
-        for kind in ("mlm", "qa", "transformer tied last relu"):
-            cases[f"{kind}-{recompute}"] = of_kind(kind, 0.1, lora={"rank": 3}, recompute=recompute)
+        for kind, dropout in product(("mlm", "qa", "transformer tied last relu"), (0.0, 0.1)):
+            more = {"lora": {"rank": 3}, "recompute": recompute}
+            cases[f"{kind}-{recompute}-{dropout}"] = of_kind(kind, dropout, **more)
+            cases[f"{kind}-zero-bubble-{recompute}-{dropout}"] = of_kind(kind, dropout, layouts["zero-bubble"], **more)
     return cases
 
 

@@ -124,7 +124,7 @@ def _forward_pass(run: Candidate | Plan, objective: Objective = CROSS_ENTROPY) -
         padded=run.task.extras,
         selects=mesh.cp > 1,
         splits=mesh.cp > 1 or (mesh.tp > 1 and run.layout.sequence_parallel),
-        defers=mesh.pp > 1 and run.layout.defers_weights,
+        defers=mesh.pp > 1 and run.layout.defers_weights and model.lora is None,  # adapters do not
         divides=mesh.tp,
         whole=mesh.pp == 1,
         objective=objective,

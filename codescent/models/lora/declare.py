@@ -100,13 +100,13 @@ def adapted_saved(saved: Iterable[SavedTensor], parameters: Sequence[Parameter],
     """
     trained = {_layer(parameter) for parameter in parameters if parameter.trained}
     matrices = {_layer(parameter) for parameter in parameters if parameter.trained and not is_adapter(parameter)}
-    adapters: set[tuple[str, tuple[int, int]]] = set()
+    adapters: set[tuple[str, int]] = set()
     for tensor in saved:
-        layer, at = tensor.layer, (tensor.product, tensor.depths)
+        layer, at = tensor.layer, {(tensor.product, depth) for depth in range(*tensor.depths)}
         if not layer or layer in trained:  # no gradient waits for a frozen weight
             yield tensor if tensor.product in matrices else dataclasses.replace(tensor, product="")
-        if tensor.product in lora.targets and tensor.under and at not in adapters:
-            adapters.add(at)
+        if tensor.product in lora.targets and tensor.under and not at & adapters:
+            adapters |= at
             shape, dims = (*tensor.shape[:2], lora.rank), (*tensor.dims[:2], Dim.WHOLE)
             yield SavedTensor(f"{tensor.product} adapter", shape, dims, tensor.dtype, tensor.depths, under=IN_BLOCKS)
 
