@@ -103,6 +103,19 @@ def test_without_a_cluster_the_rules_of_the_page_answer(tmp_path: Path) -> None:
     assert "parallel.dp_shard" in json.loads(text)["layout"]
 
 
+def test_offload_is_searched_where_nothing_fits_without_it(tmp_path: Path) -> None:
+    """A slower layout among the ten, twice the work, or a model that is said to fit nowhere."""
+    words = (*SMALL, "--free", "all", "--cluster", "h100-sxm", "--search", "--ranks", "2")
+    _, text, said = asked(tmp_path, *words)
+    assert "parallel.offload is left out: it makes no layout faster" in text, said
+    assert "offload optimizer" not in text
+    tiny = ("--with", "device.memory=80MB", "--with", "software.codescent.held_bytes=1e6", "model.num_layers=60")
+    code, text, said = asked(tmp_path, *words, *tiny)
+    assert code == 0, said
+    assert "offload" in text
+    assert "is left out" not in text
+
+
 REFUSED = [
     (("--search",), ["--search: needs --cluster, such as --cluster h100-sxm; or, for the rules"]),
     (("--search", "--ranks", "4", "--memory", "8GB"), ["--memory SIZE, --link RATE and --flops-per-s N"]),

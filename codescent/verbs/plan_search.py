@@ -23,7 +23,7 @@ from codescent.planner.prediction import price_json, software_of_run
 from codescent.planner.search.apart import Apart, apart
 from codescent.planner.search.best import LayoutSearch
 from codescent.planner.search.found import Found, Searched
-from codescent.planner.search.space import SEARCHED, Space, given_keys
+from codescent.planner.search.space import OFFLOAD, SEARCHED, Space, given_keys
 from codescent.planner.search.unfit import nothing_fits
 from codescent.planner.search.words import FREE, layout_words, others, reason, size_words
 from codescent.preflight import absent, notes, vocabulary_of
@@ -186,10 +186,10 @@ def _searched(
     software: Software,
 ) -> Searched:
     space = Space(loaded.config, vocab_size, ranks, tuple(stay), cluster.device.kind)
-    search = LayoutSearch(space, cluster, software)
-    found = search.run()
-    if found.best:
-        return found
+    for one in (space.without_offload(), space):
+        found = LayoutSearch(one, cluster, software).run()
+        if found.best:
+            return found
     raise UserError(f"--search: {nothing_fits(space, cluster, software, found.least, FREE)}")
 
 
@@ -222,6 +222,8 @@ def _given_rows(loaded: LoadedConfig, stay: Mapping[str, Value]) -> Rows:
 
 def _left_out(found: Searched) -> Iterator[str]:
     counts = found.counts
+    if not found.space.offloads and OFFLOAD not in found.space.given:
+        yield f"{OFFLOAD} is left out: it makes no layout faster, and some fit without it"
     if counts.other_losses:
         yield f"{counts.other_losses:,} would change the losses"
     if counts.unpriced:

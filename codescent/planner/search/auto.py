@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from codescent.base.amounts import of_bytes, of_seconds
@@ -111,9 +112,10 @@ def choose(config: Config, vocab_size: int | None, ranks: int, cluster: Cluster)
     """
     space = Space(config, vocab_size, ranks, tuple(given_keys(config)), cluster.device.kind)
     software = software_of_run(cluster, config)
-    for share in (share_that_fits(calibrated=bool(software.fitted_on)), 1.0):
+    shares, spaces = (share_that_fits(calibrated=bool(software.fitted_on)), 1.0), (space.without_offload(), space)
+    for share, one in product(shares, spaces):
         device = replace(cluster.device, memory_bytes=int(share * cluster.device.memory_bytes))
-        search = LayoutSearch(space, replace(cluster, device=device), software, wanted=1, asked=OPEN, release=RELEASE)
+        search = LayoutSearch(one, replace(cluster, device=device), software, wanted=1, asked=OPEN, release=RELEASE)
         if best := search.fastest():
             return Chosen(best[0].change.values, _words(best[0], cluster, tight=share == 1.0))
     raise UserError(f"{OPEN}: {nothing_fits(space, cluster, software, search.least_memory(), RELEASE)}")

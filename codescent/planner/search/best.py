@@ -26,7 +26,7 @@ from codescent.planner.search.found import Counts, Found, LayoutChoice, Searched
 from codescent.planner.search.least import LeastMemory
 from codescent.planner.search.queue import Queue
 from codescent.planner.search.rules import Rules
-from codescent.planner.search.space import SCHEDULE, VIRTUAL, LayoutFrame, Space, default_of
+from codescent.planner.search.space import OFFLOAD, SCHEDULE, VIRTUAL, LayoutFrame, Space, default_of
 from codescent.planner.search.words import FREE, kept_words
 from codescent.strategies.pipeline import Pipeline
 
@@ -35,7 +35,7 @@ WANTED = 10
 UNFIT, BOUNDED, PRICED = 100, 40, 4
 """Of so many schedules with layouts that do not fit, those with the least bounds: so many layouts get a closer bound,
 and so many of these a price."""
-RECOMPUTE, ZERO, OFFLOAD = "parallel.recompute", "parallel.zero_stage", "parallel.offload"
+RECOMPUTE, ZERO = "parallel.recompute", "parallel.zero_stage"
 MESSAGES = tuple(key for key in LAYERS if key != RECOMPUTE)
 """Options that decide what layers send."""
 

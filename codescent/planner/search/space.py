@@ -24,6 +24,7 @@ from codescent.strategies import Candidate
 MICROBATCH = "train.microbatch_size"
 DEGREES = tuple(f"parallel.{axis}" for axis in AXES)
 PP = "parallel.pp"
+OFFLOAD = "parallel.offload"
 SCHEDULE, VIRTUAL = "parallel.schedule", "parallel.virtual_stages"
 OPTIONS = tuple(key for key in CHOSEN if key not in (*DEGREES, MICROBATCH))
 """The searched keys beside the degrees of the mesh and the micro-batch. Each is a field of `Layout`."""
@@ -50,13 +51,23 @@ class Space:
         ranks: of the run.
         given: the searched keys that keep the value of the config. The others start from their defaults.
         device: the kind of device, where the config leaves it open.
+        offloads: whether parallel.offload is searched. It makes no layout faster: where others fit, it is left out.
 
     Raises:
         UserError: the model or the task has problems.
     """
 
-    def __init__(self, config: Config, vocab_size: int | None, ranks: int, given: Collection[str], device: str) -> None:
-        self.vocab_size, self.ranks = vocab_size, ranks
+    def __init__(
+        self,
+        config: Config,
+        vocab_size: int | None,
+        ranks: int,
+        given: Collection[str],
+        device: str,
+        *,
+        offloads: bool = True,
+    ) -> None:
+        self.vocab_size, self.ranks, self.offloads = vocab_size, ranks, offloads
         self.given = frozenset(given) & set(SEARCHED)
         if config.train.device == "auto":
             config = with_device(config, device)
@@ -68,7 +79,11 @@ class Space:
 
     def on(self, ranks: int) -> Space:
         """The same space on another number of ranks."""
-        return Space(self.start, self.vocab_size, ranks, self.given, self.start.train.device)
+        return Space(self.start, self.vocab_size, ranks, self.given, self.start.train.device, offloads=self.offloads)
+
+    def without_offload(self) -> Space:
+        """The same space, but for layouts that offload. If the config gives parallel.offload, it keeps its value."""
+        return Space(self.start, self.vocab_size, self.ranks, self.given, self.start.train.device, offloads=False)
 
     @cached_property
     def candidate(self) -> Candidate:
@@ -120,6 +135,8 @@ class Space:
             return (value_of(self.config, key),)
         only = ONLY.get(key)
         if only is not None and not only.test(self._value(only.key, frame, chosen)):
+            return (default_of(key),)
+        if key == OFFLOAD and not self.offloads:
             return (default_of(key),)
         if key == VIRTUAL:  # each virtual stage has a layer; where there are too few, build refuses the least
             return tuple(range(2, max(2, self.resolved.model.num_layers // frame.mesh.pp) + 1))
