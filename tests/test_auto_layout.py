@@ -114,6 +114,7 @@ def test_ranks_of_a_launcher_train_with_the_layout_that_the_first_one_chooses(
     assert_chosen(project, "torchrun", done.stdout, by_hand)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_layout(project: Path) -> None:
     """A resume from the config that chooses again: other sums, other losses. With the word that has chosen gone, only
     the run folder knows the layout. A run folder that chooses again."""

@@ -171,6 +171,7 @@ def test_what_is_no_prediction_is_said(change: dict[str, Any], problem: str) -> 
     assert problem_of({}, 1).startswith("has no cluster, no step_s")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_a_prediction_of_its_own_plan_or_none(tmp_path: Path, forker: Forker) -> None:
     """The memory of one layout beside the prediction of another; a median over both."""
     make_project(tmp_path)

@@ -62,8 +62,8 @@ FULL = ("device.memory=0.35GB", "software.codescent.held_bytes=0.3e9")
 SLOW = ("links.between=1gbit,50us", "node.devices=4")
 SMALL = [
     ("gpt2", 4, "p4000-lab", (), (BATCH, AGAIN)),
-    ("llama", 8, "h100-sxm", FULL, ("parallel.cp", BATCH, "parallel.sequence_parallel")),
-    ("gpt2", 8, "h100-sxm", SLOW, ("parallel.tp", AGAIN, BATCH)),
+    ("llama", 8, "h100-sxm", FULL, ("parallel.cp", BATCH, "parallel.sequence_parallel", AGAIN)),
+    pytest.param("gpt2", 8, "h100-sxm", SLOW, ("parallel.tp", AGAIN, BATCH), marks=pytest.mark.slow),
 ]
 """Model, ranks, cluster, what is changed of it, keys that are given. In one of them most layouts do not fit."""
 
