@@ -21,12 +21,11 @@ from codescent.record.memory import last_rows
 from codescent.results import open_run
 
 MODELS = {
-    "GPT-2 11M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "train.global_batch_size=16"),
+    "GPT-2 11M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "train.global_batch_size=8"),
     "GPT-2 124M": ("model.num_layers=12", "model.num_heads=12", "model.hidden_dim=768", "train.global_batch_size=8"),
 }
 SAME = ("model.preset=auto", "model.kind=gpt2", "model.seq_len=256", "data.seq_len=256", "model.vocab_size=50304",
-        "data.corpus=synthetic", "train.num_threads=1", "train.eval_every=0", "checkpoint.every=0",
-        "log.every=1")  # fmt: skip
+        "train.num_threads=1", "train.eval_every=0", "checkpoint.every=0", "log.every=1")  # fmt: skip
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "one process": (),
     "dp_replicate": ("parallel.dp_replicate=2",),
@@ -38,7 +37,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 MICROBATCH, WARM_UP = 2, 3
 MUST_MEDIAN, MUST_WORST, MUST_MEMORY, MUST_TAU = 0.15, 0.30, 0.10, 0.7
-STEPS = {"GPT-2 11M": 14, "GPT-2 124M": 8}
+STEPS = {"GPT-2 11M": 8, "GPT-2 124M": 6}
 
 
 @dataclass(frozen=True)
