@@ -84,8 +84,7 @@ def assert_chosen(project: Path, name: str, said: str, by_hand: RunFolder) -> No
 def test_ranks_train_with_the_layout_that_is_chosen_and_the_run_folder_keeps_it(
     project: Path, by_hand: RunFolder
 ) -> None:
-    """Ranks with another layout than the one that is told; a run folder that would be resumed with a new choice; a
-    choice that nobody is told."""
+    """Ranks with another layout than the one that is told, a run folder without it, or a choice that is not told."""
     done = codescent(project, "train", "run.toml", "run.name=parent", *AUTO, NO_REPLICAS, *STEPS, "--ranks", "2")
     assert done.returncode == 0, done.stderr
     assert_chosen(project, "parent", done.stdout, by_hand)
@@ -204,8 +203,7 @@ def test_what_nothing_can_be_chosen_for_is_refused_before_a_run_begins(project: 
 
 
 def test_a_plan_and_a_script_say_the_layout_that_a_run_would_choose(project: Path) -> None:
-    """A plan, or a check of memory, of the layout that the keys have by default; a key that is said to have no effect
-    because what it needs is not chosen yet; a winner that is chosen again."""
+    """A plan of the default layout; a key without effect, only because nothing is chosen yet; a winner chosen again."""
     wanted = choose_on_laptop(project, NO_REPLICAS, "parallel.zero_stage=2")
     words = ("run.toml", *AUTO, NO_REPLICAS, "parallel.zero_stage=2")
     done = called(project, "plan", *words, "--ranks", "2")

@@ -15,15 +15,19 @@ from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.clusters.by_links import of_device
+from codescent.clusters.cluster import Cluster
 from codescent.config.decided import with_device
+from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
 from codescent.cost.memory import inside_bytes
+from codescent.cost.price import Price
 from codescent.cost.stage_memory import memory
 from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
+from codescent.planner.links import Links
 from codescent.planner.prediction import has_common_step
 from codescent.preflight import absent, laid_out, notes, plan_of, steps_in_words
 from codescent.verbs import plan_search
@@ -49,19 +53,7 @@ def main(arguments: Namespace) -> int:
     plan_search.refuse_without(arguments)
     arguments.ranks = arguments.ranks[0] if arguments.ranks else None
     file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
-    problems: list[str] = []
-    cluster, links = machines_of(arguments, problems)
-    problems += [] if file is None else list(refusals(file))
-    if arguments.operators and arguments.json:
-        problems.append("--operators: prints a table, and --json the plan; give one of them")
-    if file is None and flops_per_byte is not None:
-        problems.append("--flops-per-byte: scales the pictures of --timeline FILE, which is not given")
-    try:
-        loaded = resolved_of(arguments)
-    except UserError as error:
-        raise UserError(*dict.fromkeys([*problems, *error.problems])) from error
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
+    loaded, cluster, links = _read(arguments)
     missing = absent(loaded.config)
     config = loaded.config
     if cluster is not None and config.train.device == "auto":
@@ -94,16 +86,39 @@ def main(arguments: Namespace) -> int:
         steps = steps_in_words(config, without_data=bool(missing))
         show_plan(plan, steps, config, rows, free)
     if arguments.operators:
-        console = Console(highlight=False)
-        kind = CPU if config.train.device == CPU else CUDA
-        seconds = None
-        if found_price is not None:
-            kind, seconds = found_price.cluster.device.kind, seconds_on(found_price)
-        for one in tables(plan, kind, seconds):
-            console.print(one)
+        _print_operators(plan, config, found_price)
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
+
+
+def _read(arguments: Namespace) -> tuple[LoadedConfig, Cluster | None, Links | None]:
+    """The config and the machines of a command line. Raises UserError: everything that is wrong with it."""
+    file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
+    problems: list[str] = []
+    cluster, links = machines_of(arguments, problems)
+    problems += [] if file is None else list(refusals(file))
+    if arguments.operators and arguments.json:
+        problems.append("--operators: prints a table, and --json the plan; give one of them")
+    if file is None and flops_per_byte is not None:
+        problems.append("--flops-per-byte: scales the pictures of --timeline FILE, which is not given")
+    try:
+        loaded = resolved_of(arguments)
+    except UserError as error:
+        raise UserError(*dict.fromkeys([*problems, *error.problems])) from error
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    return loaded, cluster, links
+
+
+def _print_operators(plan: Plan, config: Config, found: Price | None) -> None:
+    """Print what a rank computes in a step; of a price with seconds."""
+    console = Console(highlight=False)
+    kind, seconds = CPU if config.train.device == CPU else CUDA, None
+    if found is not None:
+        kind, seconds = found.cluster.device.kind, seconds_on(found)
+    for one in tables(plan, kind, seconds):
+        console.print(one)
 
 
 def show_plan(

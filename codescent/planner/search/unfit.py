@@ -35,15 +35,15 @@ def nothing_fits(space: Space, cluster: Cluster, software: Software, least: Foun
 
 def _fewest(space: Space, cluster: Cluster, software: Software, release: str) -> str:
     """The fewest devices, doubled again and again, on which a layout fits."""
-    more = 2 * space.ranks
+    more, why = 2 * space.ranks, ""
     while more <= MOST_RANKS_TRIED:
         try:
             search = LayoutSearch(space.on(more), cluster, software)
             search.admit()
             if search.least_memory().over_bytes <= 0:
                 return f"Give {more:,} ranks, on which one does"
-        except UserError:  # such as a batch that so many ranks cannot share
-            pass
+        except UserError as error:  # such as a batch that so many ranks cannot share
+            why = why or f". {more:,} ranks are refused: {error.problems[0]}"
         more *= 2
     most = max(space.ranks, MOST_RANKS_TRIED)
-    return f"None does on up to {most:,} ranks{kept_words(space.given, release)}"
+    return f"None does on up to {most:,} ranks{kept_words(space.given, release)}{why}"

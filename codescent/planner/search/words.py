@@ -25,9 +25,9 @@ PARTS = {
     "between_s": "messages between nodes",
     "bus_s": "copies to the host",
     "update_s": "optimizer",
-    "microbatch_s": "what is beside micro-batches",
+    "microbatch_s": "fixed time of micro-batches",
     "data_s": "data",
-    "step_s": "what is beside steps",
+    "step_s": "fixed time of steps",
     "bubble_s": "bubble",
 }
 
