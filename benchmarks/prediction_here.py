@@ -68,6 +68,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--cluster", type=Path, metavar="FILE", help="a measured cluster; the default: measure now")
     parsed.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="number format (default fp32)")
     parsed.add_argument("--keep", type=Path, metavar="FILE", help="keep the measured cluster")
+    parsed.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the folders of the runs there")
     return parsed.parse_args()
 
 
@@ -123,7 +124,8 @@ def main() -> int:
     record = hardware()
     say(machine_line(record))
     with tempfile.TemporaryDirectory(prefix="codescent-here-") as name:
-        folder = Path(name)
+        folder = Path(name) if arguments.runs is None else arguments.runs.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         cluster = arguments.cluster.absolute() if arguments.cluster else measured_cluster(folder)
         if arguments.keep is not None:
             arguments.keep.write_text(cluster.read_text("utf-8"), "utf-8")

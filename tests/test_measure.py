@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,10 +23,15 @@ from host_ranks import hosts
 from runs import called, environment
 
 from codescent.base.errors import UserError
+from codescent.clusters.cluster import ClusterDevice
 from codescent.clusters.files import load_cluster
 from codescent.clusters.link import CurvePoint, Link
+from codescent.cost.device_time import spent
+from codescent.cost.operators import ATTENTION, Computed
+from codescent.measure import trial_runs
+from codescent.measure.constants import EXACT, attention_efficiency, waiting_constants
 from codescent.measure.fit import TimedCollective, fit
-from codescent.measure.items import COPY, PRODUCT, Item, joined
+from codescent.measure.items import COPY, PRODUCT, Item, OfAllRanks, joined
 from codescent.measure.nccl_tests import read_table
 from codescent.measure.pairs import PairTime, names_of, outlying_pairs, outlying_ranks
 from codescent.measure.placement import RankPlacement, placement
@@ -245,7 +251,7 @@ def test_ranks_measure_every_collective_and_the_file_loads_as_it_was_written(
     link = "inside" if leaders == [0] else "between"
     assert {one["kind"] for one in first["items"] if one["name"] == link} == set(LOCAL)
     kinds = {one["kind"] for one in first["items"]}
-    assert kinds - {"contention"} == {*LOCAL, PRODUCT, COPY, "element-wise", "attention", "launch"}
+    assert kinds - {"contention"} == {*LOCAL, PRODUCT, COPY, "element-wise", "attention", "launch", "waiting"}
     assert {one["name"] for one in first["items"] if one["kind"] == PRODUCT} == {"fp32", "bf16"}
     for one in first["items"]:
         spread = one["seconds"]
@@ -317,6 +323,45 @@ def test_a_rank_with_slow_messages_is_named_with_its_host() -> None:
     (said,) = outlying_pairs(slow, names, where)
     assert said.startswith("rank 3 on b: 100 MB/s between ")
     assert said.endswith("others 1.00 GB/s")
+
+
+@pytest.mark.parametrize(("name", "efficiency"), [("fp32", 0.15), ("fp32", 0.9), ("bf16", 0.4)])
+def test_an_efficiency_of_attention_gives_back_what_was_measured(name: str, efficiency: float) -> None:
+    """The price of fp32 grows with 1 / efficiency: an efficiency on a straight line was ten times too small."""
+    device = ClusterDevice("", "cpu", 1, 1e10, {"fp32": 1e11, "bf16": 4e11}, units=0)
+    flops = 6e8
+    one = Computed(1, "attn", ATTENTION, (2, 8, 256, 256, 64), flops, 0.0, 0.0, 0.0)
+    taken_s = spent([one], device, replace(EXACT, attention_efficiency=efficiency), name, 1)[0].attention_s
+    item = Item("attention", name, (2, 8, 256, 64), flops, Spread(taken_s, taken_s, taken_s, 5))
+    found = attention_efficiency([OfAllRanks(item, (taken_s,))], device)
+    assert found.value == pytest.approx(efficiency)
+
+
+def waited(mean_s: float, slowest_s: float, met_s: float, alone_s: float) -> list[OfAllRanks]:
+    names = {"mean rank": mean_s, "slowest rank": slowest_s, "with a collective": met_s, "collective": alone_s}
+    return [
+        OfAllRanks(Item("waiting", name, (1,), 1.0, Spread(one, one, one, 8)), (one, one))
+        for name, one in names.items()
+    ]
+
+
+def test_what_ranks_wait_for_is_told_apart() -> None:
+    """The slowest rank, and waking up after a computation: on CUDA no host waits for a collective."""
+    found = waiting_constants(waited(0.010, 0.012, 0.015, 0.001), "cpu")
+    assert found["imbalance"].value == pytest.approx(1.2)
+    assert found["collective_s"].value == pytest.approx(0.002)
+    assert set(waiting_constants(waited(0.010, 0.012, 0.015, 0.001), "cuda")) == {"imbalance"}
+    quick = waiting_constants(waited(0.010, 0.0099, 0.0100, 0.001), "cpu")
+    assert (quick["imbalance"].value, quick["collective_s"].value) == (1.0, 0.0)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_run_is_its_own() -> None:
+    """What the process holds that starts a trial is not counted: getrusage(2) hands it on."""
+    large = bytearray(1_200_000_000)
+    found = trial_runs.measure()
+    assert 1e8 < found.held_bytes < len(large) / 2
+    assert 0.0 <= found.fragments < 1.0
 
 
 BASE = "a100-80gb-sxm"
@@ -425,13 +470,20 @@ def test_the_command_writes_one_file_and_says_what_is_in_it(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("of_trial", [False, True], ids=["in products", "in a trial run"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_command_leaves_no_file_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stopped_command_leaves_no_file_and_no_process(
+    tmp_path: Path, number: signal.Signals, *, of_trial: bool
+) -> None:
     with command(tmp_path, "--ranks", "2", "--out", "here.toml", "--seconds", "600") as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "measuring products of matrices\n"
-        ranks = psutil.Process(process.pid).children(recursive=True)
-        assert len(ranks) == 2
+        for said in ("measuring the memory of short runs\n", "measuring products of matrices\n")[: 2 - of_trial]:
+            assert process.stdout.readline() == said
+        trials = 1 if of_trial else 0
+        ranks = list[psutil.Process]()
+        while len(ranks) < 2 + trials:  # a trial starts a moment after it is told
+            ranks = psutil.Process(process.pid).children(recursive=True)
+        assert len(ranks) == 2 + trials
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)

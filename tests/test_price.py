@@ -28,7 +28,7 @@ from codescent.cost.second_products import kept_shares
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import PARTS as MEMORY_NAMES
 from codescent.cost.stage_memory import Fitting
-from codescent.cost.time_parts import NAMES
+from codescent.cost.time_parts import COMPUTED, NAMES
 from codescent.cost.transfers import transfers_s
 from codescent.plan import AXES, SENDS, Collective, Instruction, Mesh, Plan, Traffic, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
@@ -79,6 +79,16 @@ def test_a_step_on_one_device_computes_its_products_at_the_peak_and_moves_its_st
     assert found.step_s == pytest.approx(sum(getattr(found.parts, name) for name in NAMES))
     assert found.parts.exposed_s == found.parts.bubble_s == 0.0
     assert found.tokens_per_s == pytest.approx(8 * 128 / found.step_s)
+
+
+def test_ranks_wait_for_the_slowest_of_them() -> None:
+    """What ranks compute is longer where one of several is slower; a rank alone waits for nobody."""
+    uneven = dataclasses.replace(IDEAL, imbalance=1.25)
+    for ranks in (1, 2):
+        even, waits = (price(plan_of(ranks, dp_replicate=ranks), CLUSTER, one).parts for one in (IDEAL, uneven))
+        computed_s = sum(getattr(even, name) for name in COMPUTED)
+        assert waits.imbalance_s == pytest.approx(0.25 * computed_s * (ranks > 1))
+        assert waits.total_s == pytest.approx(even.total_s + waits.imbalance_s)
 
 
 def test_small_products_leave_units_idle_and_large_ones_do_not() -> None:

@@ -83,6 +83,7 @@ class Software:
         load_s: seconds of a read of a rank's loader beside its bytes.
         load_bytes_per_s: bytes of batches that a rank's loader makes out of files in the page cache, in a second.
         contention: how many times longer a computation takes while a collective runs beside it.
+        imbalance: how many times as long as the mean of the ranks the slowest one computes, with the same work.
         held_bytes: memory of a device that holds nothing yet: context, libraries, communicators.
         fragments: the share by which an allocator holds more than is in use.
         precision: number format of products; "": that of the run.
@@ -122,6 +123,7 @@ class Software:
     load_s: float = 5e-4
     load_bytes_per_s: float = 2.3e9
     contention: float = 1.15
+    imbalance: float = 1.0
     held_bytes: float = 1.5e9
     fragments: float = 0.03
     precision: str = ""

@@ -123,6 +123,9 @@ class SoftwareKeys(Section):
         gt=0,
     )  # fmt: skip
     contention: float = key(_D.contention, "how many times longer a computation takes beside a collective", gt=0)
+    imbalance: float = key(
+        _D.imbalance, "how many times the mean of the ranks the slowest one computes, with the same work", ge=1, le=100
+    )
     held_bytes: float = key(_D.held_bytes, "memory that an empty rank holds", ge=0)
     fragments: float = key(_D.fragments, "share by which an allocator holds more than is in use", ge=0, le=10)
     precision: NumberFormat = key(_D.precision, "number format of products; empty: that of the run")

@@ -45,12 +45,12 @@ def arithmetic_s(plan: Plan, flops_per_s: float) -> float:
 
 
 def arithmetic_on(plan: Plan, cluster: Cluster, software: Software, slow: Mapping[int, float] | None = None) -> Seconds:
-    """Seconds of each instruction on the devices of a cluster, as a price has them, without messages.
+    """Seconds of each instruction on the devices of a cluster, as a price has them, without messages and waiting.
 
     Where other ranks update, the last one among them, the last backward pass has the update: it belongs to the
     arithmetic, wherever it is made. `slow`: as in `arithmetic`.
     """
-    costs = StageCosts(replace(plan, traffic=()), cluster, software)
+    costs = StageCosts(replace(plan, traffic=()), cluster, replace(software, imbalance=1.0))
     factors, last_s = slow or {}, 0.0
     if all(at.verb is not Verb.STEP for at in plan.schedule.programs[0]):
         held = state_of_rank(plan, plan.world_size - 1)

@@ -108,6 +108,7 @@ class StageCosts:
         self, plan: Plan, cluster: Cluster, software: Software, slow: Mapping[int, float] | None = None
     ) -> None:
         self.slow, self.early = slow or {}, "gathers" in software.overlaps
+        self.imbalance = software.imbalance if plan.mesh.world_size > 1 else 1.0
         self.stages = [StageTime(plan, stage, cluster, software) for stage in range(plan.mesh.pp)]
         self.messages_s = transfers_s(plan.traffic, plan.mesh, cluster, software)
         self.latency_s = 0.0  # it is in `messages_s`
@@ -126,7 +127,7 @@ class StageCosts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
             stage = self.stages[kind[0]]
-            parts = stage.parts_of(at).slower(self.slow.get(kind[0], 1.0))
+            parts = stage.parts_of(at).waiting(self.imbalance).slower(self.slow.get(kind[0], 1.0))
             if self.late_s and stage.loading.begins_step(at):
                 parts += TimeParts(data_s=self.late_s)
             early = self.early and at.verb is Verb.FORWARD and kind[3]

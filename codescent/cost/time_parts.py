@@ -24,6 +24,7 @@ class TimeParts:
         microbatch_s: what each micro-batch takes beside all that.
         step_s: what each step takes beside all that.
         bubble_s: pipeline stages wait for one another.
+        imbalance_s: ranks wait for the slowest of them, which does the same work.
     """
 
     products_s: float = 0.0
@@ -38,6 +39,7 @@ class TimeParts:
     microbatch_s: float = 0.0
     step_s: float = 0.0
     bubble_s: float = 0.0
+    imbalance_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -60,6 +62,11 @@ class TimeParts:
         """On a device that takes so many times longer: what it computes, not what it sends."""
         computed = {name: factor * getattr(self, name) for name in COMPUTED}
         return replace(self, **computed)
+
+    def waiting(self, imbalance: float) -> TimeParts:
+        """Of a rank that waits for others: the slowest computes `imbalance` times as long as a rank in the mean."""
+        computed_s = sum(getattr(self, name) for name in COMPUTED)
+        return replace(self, imbalance_s=(imbalance - 1.0) * computed_s)
 
 
 COMPUTED = ("products_s", "attention_s", "moved_s", "update_s")

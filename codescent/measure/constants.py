@@ -26,9 +26,15 @@ from codescent.measure.items import (
     ELEMENTWISE,
     FROM_DEVICE,
     LAUNCH,
+    MEAN,
+    MET,
     OF_BLOCK,
     PRODUCT,
+    SLOWEST,
     TO_DEVICE,
+    WAITING,
+    WITHOUT_WORK,
+    Item,
     OfAllRanks,
     of_kind,
 )
@@ -39,7 +45,11 @@ from codescent.plan import Collective
 EXACT = Software(product_efficiency=1.0, attention_efficiency=1.0, memory_efficiency=1.0)
 """With it a price is that of peaks and bandwidth alone."""
 ROUNDS = 8
-LEAST_EFFICIENCY = 0.01
+SMALL_RUN, LARGE_RUN = (
+    "a short run of a small GPT-2, less its tensors",
+    "a short run of a larger GPT-2, beside its tensors",
+)
+EMPTY_RANK, TRIAL_STEP = "a rank without a tensor, when all ranks had met", "tensors made and let go of as in a step"
 
 
 class MeasuredNumber(NamedTuple):
@@ -136,10 +146,10 @@ def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Meas
         "hop_s": MeasuredNumber(0.0, "in the latencies of the links"),
         "host_s": MeasuredNumber(each.median, f"measured: operators on one number, {spread_words(each, of_seconds)}"),
         "held_bytes": MeasuredNumber(
-            float(found.held_bytes), "measured: a rank without a tensor, when all ranks had met"
+            float(found.held_bytes), f"measured: {SMALL_RUN if found.has_trained else EMPTY_RANK}"
         ),
-        "fragments": MeasuredNumber(found.fragments, "measured: tensors made and let go of as in a step"),
-        "attention_efficiency": _attention(found, device),
+        "fragments": MeasuredNumber(found.fragments, f"measured: {LARGE_RUN if found.has_trained else TRIAL_STEP}"),
+        "attention_efficiency": attention_efficiency(found.items, device),
     }
     elementwise = of_kind(found.items, ELEMENTWISE)
     if elementwise and found.kind == "cpu":  # on CUDA a run compiles its blocks, and these operators are not compiled
@@ -149,33 +159,55 @@ def software_of(found: MachineFindings, device: ClusterDevice) -> dict[str, Meas
         ratio = beside[0].seconds.times(1.0 / alone.median)
         words = f"measured: products while an all-reduce runs, {spread_words(ratio, '{:.2f}'.format)}"
         constants["contention"] = MeasuredNumber(max(1.0, ratio.median), words)
+    if of_kind(found.items, WAITING):
+        constants |= waiting_constants(found.items, found.kind)
     return constants
 
 
-def attention_share(found: MachineFindings, device: ClusterDevice) -> tuple[Spread, float]:
-    """The share of the speed of other products that attention reaches; which share of it an efficiency of 0.5 takes.
+def waiting_constants(items: Sequence[OfAllRanks], kind: str) -> dict[str, MeasuredNumber]:
+    """How long ranks wait for the slowest, and on a CPU what a collective takes besides: threads sleep and wake up.
 
-    The price lets an efficiency count less in number formats that are slower than bf16.
+    On CUDA no host waits for a collective, so what was measured there has a wait that a run does not have.
     """
-    one = of_kind(found.items, ATTENTION)[0]
-    samples, heads, positions, channels = one.item.sizes
-    sizes = (samples, heads, positions, positions, channels)
-    computed = Computed(1, "attn", ATTENTION_KIND, sizes, one.item.amount, 0.0, 0.0, 0.0)
-    whole_s, half_s = (
-        spent([computed], device, replace(EXACT, attention_efficiency=tried), one.item.name, 1)[0].attention_s
-        for tried in (1.0, 0.5)
+    mean, slowest, met, without_work = (
+        of_kind(items, WAITING, name)[0].seconds for name in (MEAN, SLOWEST, MET, WITHOUT_WORK)
     )
-    return one.seconds.per_second(whole_s), 1.0 - whole_s / half_s
+    ratio = slowest.times(1.0 / mean.median)
+    words = f"measured: the slowest rank beside the mean of all, {spread_words(ratio, '{:.2f}'.format)}"
+    constants = {"imbalance": MeasuredNumber(max(1.0, ratio.median), words)}
+    if kind == "cpu":
+        more_s = max(0.0, met.median - slowest.median - without_work.median)
+        words = f"measured: after {of_seconds(mean.median)} of products, beside the same collective without them"
+        constants["collective_s"] = MeasuredNumber(more_s, words)
+    return constants
 
 
-def _attention(found: MachineFindings, device: ClusterDevice) -> MeasuredNumber:
-    """The efficiency with which the price is what was measured, or the least one that it takes."""
-    share, of_half = attention_share(found, device)
-    item = of_kind(found.items, ATTENTION)[0].item
-    value = 1.0 - (1.0 - share.median) / (2.0 * of_half)
-    least = "; no efficiency says so little" if value < LEAST_EFFICIENCY else ""
+def attention_share(items: Sequence[OfAllRanks], device: ClusterDevice) -> Spread:
+    """The share of the speed of other products that attention reaches."""
+    one = of_kind(items, ATTENTION)[0]
+    return one.seconds.per_second(_attention_s(one.item, device, 1.0))
+
+
+def _attention_s(item: Item, device: ClusterDevice, efficiency: float) -> float:
+    """What a price says that this attention takes with such an efficiency."""
+    samples, heads, positions, channels = item.sizes
+    sizes = (samples, heads, positions, positions, channels)
+    computed = Computed(1, "attn", ATTENTION_KIND, sizes, item.amount, 0.0, 0.0, 0.0)
+    software = replace(EXACT, attention_efficiency=efficiency)
+    return spent([computed], device, software, item.name, 1)[0].attention_s
+
+
+def attention_efficiency(items: Sequence[OfAllRanks], device: ClusterDevice) -> MeasuredNumber:
+    """The efficiency with which the price is what was measured.
+
+    The seconds of the price grow in proportion to 1 / efficiency - 1. They grow by `strain` of the number format from
+    an efficiency of 1 to one of a half.
+    """
+    share, item = attention_share(items, device), of_kind(items, ATTENTION)[0].item
+    strain = _attention_s(item, device, 0.5) / _attention_s(item, device, 1.0) - 1.0
+    value = 1.0 / max(1.0, 1.0 + (1.0 / share.median - 1.0) / strain)
     words = f"measured in {item.name}: {item.sizes[2]} positions, forward and backward, {spread_words(share, of_share)}"
-    return MeasuredNumber(max(LEAST_EFFICIENCY, value), f"{words} of other products{least}")
+    return MeasuredNumber(value, f"{words} of other products")
 
 
 def _fused(elementwise: Sequence[OfAllRanks], device: ClusterDevice) -> MeasuredNumber:

@@ -168,7 +168,7 @@ def _comments(found: MachineFindings | None) -> Iterator[str]:
     yield from table_of(found.items)
     if found.start_s is not None:
         yield f"start of a rank: {_seconds(found.start_s.median, found.start_s.low, found.start_s.high)}"
-    yield f"memory of an empty rank: {of_bytes(found.held_bytes)}"
+    yield f"memory of {'a small run' if found.has_trained else 'an empty rank'}: {of_bytes(found.held_bytes)}"
     yield from (*found.outliers, *found.notes)
 
 

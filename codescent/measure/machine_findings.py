@@ -22,6 +22,7 @@ class MachineFindings:
         memory_bytes: of a rank's device; on a CPU a rank's share of the host's memory.
         held_bytes: of a rank that has no tensor yet, in the middle of all.
         fragments: the share by which an allocator holds more than is in use, in the middle of all ranks.
+        has_trained: these two are of short runs (trial_runs.py).
         start_s: from the start of a rank's process until all ranks had met; None: not known.
         placement: where the ranks are.
         items: all that was repeated.
@@ -37,6 +38,7 @@ class MachineFindings:
     memory_bytes: int
     held_bytes: int
     fragments: float
+    has_trained: bool
     start_s: Spread | None
     placement: RankPlacement
     items: tuple[OfAllRanks, ...]

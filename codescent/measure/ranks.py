@@ -14,7 +14,7 @@ import torch
 from codescent.base.agreement import together
 from codescent.base.cores import memory_bytes
 from codescent.base.errors import UserError
-from codescent.measure import exchanges, memory, operators, pairs, products
+from codescent.measure import exchanges, memory, operators, pairs, products, trial_runs, waiting
 from codescent.measure.groups import make_groups
 from codescent.measure.items import Item, joined
 from codescent.measure.machine_findings import MachineFindings
@@ -22,6 +22,7 @@ from codescent.measure.placement import RankPlacement, placement
 from codescent.measure.spread import Spread
 from codescent.measure.startup import seconds_since_start
 from codescent.measure.timer import Timer
+from codescent.measure.trial_runs import HeldBesides
 from codescent.operators import products as operator_products
 from codescent.train import machine
 from codescent.train.threads import Load, used_by_others
@@ -38,12 +39,13 @@ class Shares(NamedTuple):
     copies: float
     operators: float
     collectives: float
+    waiting: float
     pairs: float
 
     @classmethod
     def of(cls, seconds: float) -> Shares:
         """Of all of them together."""
-        return cls(*(seconds * share for share in (0.4, 0.08, 0.1, 0.35, 0.07)))
+        return cls(*(seconds * share for share in (0.35, 0.08, 0.1, 0.3, 0.1, 0.07)))
 
 
 def measure(world: World, seconds: float, tell: Callable[[str], None]) -> MachineFindings | None:
@@ -63,6 +65,7 @@ def measure(world: World, seconds: float, tell: Callable[[str], None]) -> Machin
         "held_bytes": memory.held_bytes(device),
         "fragments": memory.fragments(device),  # before others have filled the allocator
     }
+    of_runs = _trial_runs(world, seconds, tell)
     wide = _choose_kernels(world)
     shares, groups = Shares.of(seconds), make_groups(where, world.this_rank.rank, world.timeout)
     items: list[Item] = []
@@ -78,7 +81,16 @@ def measure(world: World, seconds: float, tell: Callable[[str], None]) -> Machin
         "load": (torch.get_num_threads(), load.end()),
     }
     everyone = together(UserError, lambda: own)
-    return _found(world, where, names, everyone, wide) if world.is_first else None
+    return _found(world, where, names, everyone, wide, of_runs) if world.is_first else None
+
+
+def _trial_runs(world: World, seconds: float, tell: Callable[[str], None]) -> HeldBesides | None:
+    """What a run holds beside its tensors, which rank 0 tries on a CPU. None: the time is too short. Collective."""
+    if world.device.type != "cpu" or seconds < trial_runs.LEAST_S:
+        return None
+    tell("the memory of short runs")
+    everyone = together(UserError, lambda: trial_runs.measure() if world.is_first else (0, 0.0))
+    return HeldBesides(*everyone[0])
 
 
 def _parts(
@@ -98,6 +110,7 @@ def _parts(
         nearest = next(iter(groups.values()))
         yield "collectives", exchanges.measure(timer, groups, 0.8 * shares.collectives)
         yield "products beside a collective", exchanges.beside(timer, nearest, 0.2 * shares.collectives)
+        yield "waiting for the slowest rank", waiting.measure(timer, shares.waiting)
 
 
 def _choose_kernels(world: World) -> str:
@@ -112,7 +125,12 @@ def _choose_kernels(world: World) -> str:
 
 
 def _found(
-    world: World, where: RankPlacement, names: Sequence[str], everyone: Sequence[dict[str, Any]], wide: str
+    world: World,
+    where: RankPlacement,
+    names: Sequence[str],
+    everyone: Sequence[dict[str, Any]],
+    wide: str,
+    of_runs: HeldBesides | None,
 ) -> MachineFindings:
     """The findings of all ranks. `everyone`: of each rank, as JSON data."""
     device = world.device
@@ -126,8 +144,9 @@ def _found(
         threads=torch.get_num_threads(),
         units=torch.cuda.get_device_properties(device).multi_processor_count if cuda else 0,
         memory_bytes=memory.total_bytes(device, memory_bytes(), where.devices),
-        held_bytes=int(statistics.median(rank["held_bytes"] for rank in everyone)),
-        fragments=statistics.median(rank["fragments"] for rank in everyone),
+        held_bytes=of_runs.held_bytes if of_runs else int(statistics.median(rank["held_bytes"] for rank in everyone)),
+        fragments=of_runs.fragments if of_runs else statistics.median(rank["fragments"] for rank in everyone),
+        has_trained=of_runs is not None,
         start_s=None if None in starts else Spread.of(starts),
         placement=where,
         items=tuple(items),

@@ -12,7 +12,7 @@ from codescent.clusters.link import Link
 from codescent.cost.collective_time import INSIDE
 from codescent.measure import constants
 from codescent.measure.constants import flops, rate
-from codescent.measure.items import ALONE, BESIDE, CONTENTION, COPY, LAUNCH, PRODUCT, OfAllRanks, of_kind
+from codescent.measure.items import ALONE, BESIDE, CONTENTION, COPY, LAUNCH, PRODUCT, WAITING, OfAllRanks, of_kind
 from codescent.measure.machine_findings import MachineFindings
 from codescent.measure.spread import Spread
 from codescent.plan import Collective
@@ -34,20 +34,24 @@ def summary(found: MachineFindings, cluster: Cluster) -> Iterator[str]:
 def _rows(found: MachineFindings, cluster: Cluster) -> Iterator[Row]:
     if found.start_s is not None:
         yield _row("start of a rank", found.start_s, of_seconds)
-    yield "memory of an empty rank", of_bytes(found.held_bytes), ""
+    yield f"memory of {'a small run' if found.has_trained else 'an empty rank'}", of_bytes(found.held_bytes), ""
     yield from _products(found)
     largest = max(of_kind(found.items, COPY), key=lambda one: one.item.amount)
     yield _row(f"copies of {of_bytes(largest.item.sizes[0])}", largest.rate, rate)
     launch = of_kind(found.items, LAUNCH)[0]
     yield _row("launch of an operator", launch.seconds.times(1.0 / launch.item.sizes[0]), of_seconds)
     own = cluster.software[OWN]
-    yield _row("attention, beside products", constants.attention_share(found, cluster.device)[0], of_share)
+    yield _row("attention, beside products", constants.attention_share(found.items, cluster.device), of_share)
     yield "element-wise, beside copies", of_share(own.fused), "of their bytes"
     yield "allocator, beside what is in use", f"+{of_share(own.fragments)}", ""
     yield from _collectives(found)
     if beside := of_kind(found.items, CONTENTION, BESIDE):
         alone = of_kind(found.items, CONTENTION, ALONE)[0].seconds.median
         yield _row("products beside a collective", beside[0].seconds.times(1.0 / alone), "{:.2f} times".format)
+    if of_kind(found.items, WAITING):
+        yield "slowest rank, beside the mean", f"{own.imbalance:.2f} times", ""
+    if own.collective_s:
+        yield "a collective besides", of_seconds(own.collective_s), "waking up after a computation"
     for name, link in (("inside", cluster.inside), ("between", cluster.between), ("bus", cluster.bus)):
         source = cluster.sources[f"links.{name}"]
         yield f"link {name}", link_words(link), "" if source.startswith("measured") else source.partition(";")[0]

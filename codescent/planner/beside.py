@@ -17,7 +17,7 @@ Alike = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
 TIME_PARTS: Alike = {
     COMPUTING: (("products_s", "attention_s", "moved_s", "host_s", "microbatch_s"), ("forward_s", "backward_s")),
-    MESSAGES: (("inside_s", "between_s", "bus_s"), ("communication_s",)),
+    MESSAGES: (("inside_s", "between_s", "bus_s", "imbalance_s"), ("communication_s",)),
     BUBBLE: (("bubble_s",), ("bubble_s",)),
     OPTIMIZER: (("update_s",), ("optimizer_s",)),
     DATA: (("data_s",), ("data_s",)),

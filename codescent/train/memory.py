@@ -3,6 +3,7 @@ Does not declare what a plan needs (plan/state.py does), and does not write a fi
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import weakref
@@ -28,7 +29,9 @@ BEFORE, BETWEEN = -1, -2
 WHERE = {BEFORE: "before the first step", BETWEEN: "between steps"}
 MOST_COUNTS, RUN = 400, 20
 """See `moments`."""
-STATM = Path("/proc/self/statm")
+STATM, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
+HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
+"""proc_pid_status(5). getrusage(2) would also count what the process held that has started this one."""
 NONE = -1.0
 """A number that this device does not have."""
 
@@ -293,6 +296,12 @@ def peak_memory_bytes(device: torch.device) -> int:
         # torch.cuda.max_memory_allocated sorts hundreds of other numbers; this is read after each instruction.
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         return int(stats["allocated_bytes"]["all"]["peak"])
+    try:
+        found = HIGH_WATER.search(STATUS.read_bytes())
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

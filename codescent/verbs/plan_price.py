@@ -36,6 +36,7 @@ MESSAGES = {"inside_s": "inside nodes", "between_s": "between nodes", "bus_s": "
 OTHERS = {
     "host_s": "launching operators",
     "bubble_s": "bubble",
+    "imbalance_s": "waiting for the slowest rank",
     "update_s": "optimizer",
     "microbatch_s": "beside micro-batches",
     "step_s": "beside steps",
@@ -50,6 +51,7 @@ LESS: Mapping[str, str] = {
     "between_s": "tp and dp_shard inside of nodes, more micro-batches in a step, or dp_shard with a smaller zero_stage",
     "bus_s": 'parallel.offload = "none" where memory allows it',
     "bubble_s": 'more micro-batches (a smaller train.microbatch_size), or parallel.schedule = "interleaved"',
+    "imbalance_s": "ranks that are equally fast: see software.NAME.imbalance",
     "update_s": "parallel.dp_shard, which divides the optimizer's state",
     "data_s": "more ranks, or samples that are read faster: see software.NAME.load_bytes_per_s",
     "microbatch_s": "a larger train.microbatch_size",

@@ -29,6 +29,7 @@ PARTS = {
     "data_s": "data",
     "step_s": "fixed time of steps",
     "bubble_s": "bubble",
+    "imbalance_s": "waiting for the slowest rank",
 }
 
 
