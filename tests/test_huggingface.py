@@ -44,7 +44,7 @@ from codescent.huggingface.tokens import CONTROLS, Controls, tokenizer_files, to
 from codescent.huggingface.write import shards, write_weights
 from codescent.models import SIZES, shape_of
 from codescent.models.llama.declare import LlamaShape
-from codescent.operators.rotary import frequencies
+from codescent.operators.frequencies import frequencies
 from codescent.plan import Parameter
 
 GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 24, "vocab_size": 61, "n_positions": 32, "bos_token_id": None}

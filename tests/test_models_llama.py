@@ -27,7 +27,8 @@ from codescent.models.llama.declare import PRESETS, LlamaShape, parameters
 from codescent.models.llama.module import Llama
 from codescent.operators import activations, linear
 from codescent.operators.attention import causal_attention
-from codescent.operators.rotary import frequencies, turn, turns
+from codescent.operators.frequencies import frequencies
+from codescent.operators.rotary import turn, turns
 from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Role
 from codescent.verbs.sample import sample_run

@@ -86,9 +86,13 @@ class Model(Section):
     source_len: int | None = auto("tokens of a sample that the encoder reads (transformer)", ge=1)
     target_len: int | None = auto("tokens after the source, which the decoder reads and predicts (transformer)", ge=1)
     rope_theta: float | None = auto("base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
+    rope_type: Literal["llama3", "linear", "yarn", "longrope"] | None = auto(
+        "how rotary frequencies are scaled for longer sequences, if rope_factor is given (llama); auto: the preset's, "
+        "else llama3"
+    )
     rope_factor: float | None = auto(
-        "long waves of the rotary frequencies are divided by it, as Llama 3.1 and 3.2 do (llama); auto without a "
-        "preset: no frequency is",
+        "how much longer the sequences are: rotary frequencies are divided by it, in llama3 and yarn those of long "
+        "waves (llama); auto without a preset: no frequency is",
         gt=0,
     )
     rope_low_freq_factor: float | None = auto(
@@ -101,6 +105,27 @@ class Model(Section):
     rope_original_seq_len: int | None = auto(
         "longest sequence, in tokens, before the frequencies were scaled (llama); auto: 8192", ge=1
     )
+    rope_beta_fast: float | None = auto(
+        "pairs with more waves in rope_original_seq_len stay (llama with yarn); auto: 32.0", gt=0
+    )
+    rope_beta_slow: float | None = auto(
+        "pairs with fewer waves in rope_original_seq_len are divided by rope_factor; between both the change is "
+        "gradual (llama with yarn); auto: 1.0",
+        gt=0,
+    )
+    rope_truncate: bool | None = auto(
+        "the first and the last pair of the gradual change are rounded to whole pairs (llama with yarn); auto: true"
+    )
+    rope_attention_factor: float | None = auto(
+        "queries and keys are multiplied by it (llama with yarn or longrope); auto: by the method's formula, from "
+        "rope_factor",
+        gt=0,
+    )
+    rope_short_factors: Text | None = auto(
+        "what divides the frequency of each pair, with commas between the numbers, if seq_len is at most "
+        "rope_original_seq_len (llama with longrope)"
+    )
+    rope_long_factors: Text | None = auto("the same, if seq_len is above rope_original_seq_len (llama with longrope)")
     norm_eps: float | None = auto(
         "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
     )

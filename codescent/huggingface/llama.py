@@ -3,24 +3,15 @@ Does not read or write files: folder.py, read.py and write.py use this table."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from codescent.huggingface import rope
 from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
-from codescent.models.llama.declare import ROPE, LlamaShape
+from codescent.models.llama.declare import LlamaShape
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
-_SCALING = {
-    "factor": "rope_factor",
-    "low_freq_factor": "rope_low_freq_factor",
-    "high_freq_factor": "rope_high_freq_factor",
-    "original_max_position_embeddings": "rope_original_seq_len",
-}
-"""Key of the rotary scaling in config.json to our size."""
-_LENGTH = "original_max_position_embeddings"
 
 
 def _rows(queries: int) -> tuple[Row, ...]:
@@ -60,54 +51,19 @@ def _rows(queries: int) -> tuple[Row, ...]:
 
 
 def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """Read head size, tied head and rotary positions from config.json (with the keys of transformers 4 or 5)."""
-    rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
-    theta = rope.pop("rope_theta", settings.get("rope_theta", 10_000.0))
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    rope.pop("type", None)
-    found: dict[str, Any] = {"rope_theta": float(theta), "tie_head": bool(settings.get("tie_word_embeddings", False))}
-    problems = []
+    """Read head size, tied head and rotary positions from config.json."""
+    found, problems = rope.read(settings)
     heads, width = settings.get("num_attention_heads") or 1, settings.get("hidden_size") or 0
     if settings.get("head_dim") not in (None, width // heads):
         problems.append(
             f"head_dim = {settings['head_dim']}: codescent has hidden_size / num_attention_heads = {width // heads}"
         )
-    if rope.get("partial_rotary_factor") == 1.0:  # all channels are turned
-        del rope["partial_rotary_factor"]
-    if kind == "llama3":
-        given = {theirs: rope.pop(theirs, None) for theirs in _SCALING}
-        if given[_LENGTH] is None:  # transformers takes these then
-            given[_LENGTH] = settings.get(_LENGTH) or settings.get("max_position_embeddings")
-        numbers = {theirs: value for theirs, value in given.items() if _is_number(value)}
-        lacking = [f"{theirs} = {json.dumps(value)}" for theirs, value in given.items() if theirs not in numbers]
-        if lacking:
-            problems.append(f"rotary scaling with {', '.join(lacking)}: llama3 needs a number above 0 for each")
-        found |= {
-            _SCALING[theirs]: int(value) if theirs == _LENGTH else float(value) for theirs, value in numbers.items()
-        }
-    elif kind != "default":
-        problems.append(f'rotary positions of the type "{kind}": codescent has "default" and "llama3"')
-        rope = {}
-    problems += [f"rotary positions with {name} = {value}: unknown to codescent" for name, value in rope.items()]
-    return found, problems
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
+    return found | {"tie_head": bool(settings.get("tie_word_embeddings", False))}, problems
 
 
 def _write(shape: LlamaShape) -> dict[str, Any]:
-    scaling = shape.rope_scaling
-    rope = None
-    if scaling is not None:
-        values = {theirs: getattr(scaling, ROPE[ours]) for theirs, ours in _SCALING.items()}
-        rope = {"rope_type": "llama3", **values}
-    return {
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": rope,
-        "head_dim": shape.head_dim,
-        "tie_word_embeddings": shape.tie_head,
-    }
+    positions = rope.write(shape.rope_theta, shape.rope_scaling)
+    return positions | {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head}
 
 
 def _axes(shape: LlamaShape) -> Mapping[str, int]:
@@ -142,7 +98,7 @@ LLAMA = Kind(
     axes=_axes,
     read=_read,
     write=_write,
-    handled=("rope_theta", "rope_scaling", "rope_parameters", _LENGTH, "head_dim", "tie_word_embeddings"),
+    handled=(*rope.HANDLED, "head_dim", "tie_word_embeddings"),
     buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     tied={"lm_head.weight": "model.embed_tokens.weight"},
     fresh=("head.weight",),

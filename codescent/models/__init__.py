@@ -4,7 +4,6 @@ Does not import torch before `construct` builds a module, so planning and `--hel
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import importlib
 from collections.abc import Mapping
@@ -157,7 +156,7 @@ def facts_of(
         encoder_layers=shape.encoder_layers,
         causal_layers=shape.causal_layers,
         head_chunk_tokens=head_chunk_tokens,
-        sizes=dataclasses.asdict(shape),
+        sizes=shape.facts(),
         lora=lora,
         weights=weights,
     )

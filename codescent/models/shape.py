@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from codescent.base.errors import UserError
 from codescent.models.heads import Heads
@@ -57,8 +57,12 @@ class Shape:
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> Self:
-        """Build the shape from its fields: the inverse of `dataclasses.asdict`."""
+        """Build the shape from its fields: the inverse of `facts`."""
         return cls(**sizes)
+
+    def facts(self) -> dict[str, Any]:
+        """The fields as a plan has them; `of` builds the shape from them."""
+        return dataclasses.asdict(cast(Any, self))
 
     @property
     def head_dim(self) -> int:

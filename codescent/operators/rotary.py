@@ -1,9 +1,8 @@
 """In: positions; queries and keys. Out: queries and keys, turned by angles that grow with the position (RoPE).
-Does not know which positions a rank holds: the model passes them."""
+Does not compute frequencies (frequencies.py does) or know which positions a rank holds: the model passes them."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import compiled
 from codescent.operators.compiled import compiled_off_cpu
+from codescent.operators.frequencies import frequencies, gain_of
 from codescent.plan.model import RopeScaling
 
 # Shapes: T positions (or B x T), C = head_dim / 2 pairs of channels, 2: cosine and sine, or the two channels of a pair,
@@ -19,35 +19,20 @@ from codescent.plan.model import RopeScaling
 # heads of a group, E = R + 2, K head_dim.
 
 
-def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
-    """fp64 [C]: radians per position of each pair of channels.
-
-    theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15). `scaling` divides the frequencies of long waves by
-    its factor; between long and short waves it interpolates linearly in original_seq_len / wave length. None: no
-    division.
-    """
-    exponents_C = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    plain_C = theta**-exponents_C
-    if scaling is None:
-        return plain_C
-    waves_C = scaling.original_seq_len * plain_C / (2.0 * math.pi)
-    share_C = (waves_C - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(plain_C / scaling.factor, plain_C, share_C.clamp(0.0, 1.0))
-
-
-def turns(frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cosine and sine of each angle for activations of this dtype: [.., C, 2], in at least fp32.
+def turns(frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype, gain: float = 1.0) -> Tensor:
+    """Cosine and sine of each angle, times `gain`, for activations of this dtype: [.., C, 2], in at least fp32.
 
     `frequencies_C` are on the device of the positions. Angles are computed in fp64: at position 100,000 an angle in
     fp32 has an error of 0.004.
     """
     angles = positions[..., None] * frequencies_C
-    return torch.stack([angles.cos(), angles.sin()], -1).to(torch.promote_types(dtype, torch.float32))
+    return (gain * torch.stack([angles.cos(), angles.sin()], -1)).to(torch.promote_types(dtype, torch.float32))
 
 
 def every_turn(seq_len: int, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
     """`turns` of the positions 0 to seq_len - 1 in fp64, for a `Table`."""
-    return turns(frequencies(head_dim, theta, scaling), torch.arange(seq_len), torch.float64)
+    rates_C = frequencies(head_dim, theta, scaling, seq_len)
+    return turns(rates_C, torch.arange(seq_len), torch.float64, gain_of(scaling))
 
 
 def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:

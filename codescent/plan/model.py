@@ -32,19 +32,31 @@ class Lora:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Scaling of rotary frequencies for sequences longer than in pre-training, as in Llama 3.1.
+    """Scaling of rotary frequencies for sequences longer than in pre-training. operators/frequencies.py has formulas.
 
-    The rule of each frequency depends on its wavelength in tokens:
-    - above original_seq_len / low_freq_factor: it is divided by `factor`;
-    - below original_seq_len / high_freq_factor: it is unchanged;
-    - in between: the change is gradual.
-    Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling.
+    Attributes:
+        factor: how much longer the sequences are; frequencies are divided by it.
+        low_freq_factor, high_freq_factor: llama3: the ends of the gradual change, in waves in `original_seq_len`.
+        original_seq_len: tokens of the longest sequence before the scaling.
+        method: "linear", "llama3", "yarn" or "longrope".
+        beta_fast, beta_slow: yarn: the ends of the gradual change, in waves in `original_seq_len`.
+        truncate: yarn: whether these ends are rounded to whole pairs of channels.
+        attention_factor: yarn, longrope: factor on queries and keys; None: by the formula of the method.
+        short_factors, long_factors: longrope: what divides the frequency of each pair of channels, in models of up to
+            `original_seq_len` positions and of more.
     """
 
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_seq_len: int = 8192
+    method: str = "llama3"
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,6 @@ class ModelFacts:
     encoder_layers: int = 0
     causal_layers: int = 0
     head_chunk_tokens: int = 0
-    sizes: Mapping[str, Size | Mapping[str, Size]] = field(default_factory=dict)
+    sizes: Mapping[str, Size | Mapping[str, Size | tuple[float, ...]]] = field(default_factory=dict)
     lora: Lora | None = None
     weights: str | None = None

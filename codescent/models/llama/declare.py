@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from codescent.models import block_operations, saved_blocks
+from codescent.models.llama.rope import READS, ROPE, fields_of, scaling_of, wrong_scaling
 from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
 from codescent.operators import operations, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
@@ -37,14 +38,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3.1-405b": _405B | _LONG,
     "llama-tiny": _TINY | {"vocab_size": 512, "seq_len": 256},
 }
-
-ROPE = {
-    "rope_factor": "factor",
-    "rope_low_freq_factor": "low_freq_factor",
-    "rope_high_freq_factor": "high_freq_factor",
-    "rope_original_seq_len": "original_seq_len",
-}
-"""Our sizes for the scaling of rotary frequencies, and the field of `RopeScaling` that each of them sets."""
 
 _FFN_MULTIPLE = 64
 
@@ -79,10 +72,12 @@ class LlamaShape(Shape):
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
         """The shape with these fields. `rope_scaling` may be a mapping; a key of ROPE replaces one of its fields."""
         fields = {name: size for name, size in sizes.items() if name not in ROPE}
-        given = {ours: sizes[name] for name, ours in ROPE.items() if sizes.get(name) is not None}
-        scaling = fields.get("rope_scaling")
-        before = scaling if isinstance(scaling, Mapping) else {} if scaling is None else asdict(scaling)
-        return cls(**{**fields, "rope_scaling": RopeScaling(**{**before, **given}) if scaling or given else None})
+        return cls(**{**fields, "rope_scaling": scaling_of(sizes)})
+
+    def facts(self) -> dict[str, Any]:
+        """See `Shape`. Of a scaling of frequencies a plan has what its method reads."""
+        scaling = self.rope_scaling
+        return super().facts() | {"rope_scaling": None if scaling is None else fields_of(scaling)}
 
 
 def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
@@ -102,20 +97,9 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
     if dropout != 0.0:
         yield f"{where}.dropout = {dropout}: a llama has no dropout; leave it out"
     for name in ("rope_theta", "norm_eps", *ROPE):
-        if not full.get(name, 1.0) > 0.0:
+        if isinstance(full.get(name), int | float) and not isinstance(full[name], bool) and not full[name] > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
-    yield from _wrong_scaling(full, where)
-
-
-def _wrong_scaling(full: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Error messages for the scaling of rotary frequencies."""
-    given = [name for name in ROPE if name in full]
-    if given and "rope_factor" not in given and full.get("rope_scaling") is None:
-        yield f"{where}.{given[0]}: given without {where}.rope_factor, which divides the frequencies; give both"
-    scaling = full.get("rope_scaling") or RopeScaling()
-    low, high = (full.get(f"rope_{end}_freq_factor", getattr(scaling, f"{end}_freq_factor")) for end in ("low", "high"))
-    if given and not low < high:
-        yield f"{where}.rope_low_freq_factor = {low}: must be below {where}.rope_high_freq_factor = {high}"
+    yield from wrong_scaling(full, where)
 
 
 def parameters(shape: LlamaShape) -> Iterator[Parameter]:
@@ -189,6 +173,7 @@ KIND = Kind(
     operators,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
+    words={"rope_type": tuple(READS)},
     options=(),
     head_multiple=2,
     generates=True,

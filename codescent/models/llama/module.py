@@ -13,7 +13,8 @@ from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
-from codescent.operators.rotary import every_turn, frequencies, turns
+from codescent.operators.frequencies import frequencies, gain_of
+from codescent.operators.rotary import every_turn, turns
 from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
@@ -33,9 +34,10 @@ class Llama(Decoder):
         self.ties_head, self.pos = shape.tie_head, None
         rope = shape.head_dim, shape.rope_theta, shape.rope_scaling
         self.frequencies, self.turns = (
-            Table(partial(frequencies, *rope)),
+            Table(partial(frequencies, *rope, shape.seq_len)),
             Table(partial(every_turn, shape.seq_len, *rope)),
         )
+        self.gain = gain_of(shape.rope_scaling)
         self.tables = (self.frequencies, self.turns)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
@@ -56,7 +58,7 @@ class Llama(Decoder):
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `Decoder`."""
         if positions_BT is not None:
-            return turns(self.frequencies.on(inputs.device, torch.float64), positions_BT, dtype)
+            return turns(self.frequencies.on(inputs.device, torch.float64), positions_BT, dtype, self.gain)
         turns_TC2: Tensor = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
         if self.tokens_T is not None:
             return turns_TC2[self.tokens_T.to(inputs.device)]
