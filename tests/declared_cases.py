@@ -318,6 +318,26 @@ def kind_cases() -> dict[str, Case]:
     return cases
 
 
+def trait_cases() -> dict[str, Case]:
+    """Traits of a llama that add collectives or parameters that are divided otherwise."""
+    traits: dict[str, dict[str, Any]] = {
+        "qwen 2": {"qkv_bias": True},
+        "qwen 3": {"qk_norm": "head", "head_dim": 12},
+        "olmo 2": {"qk_norm": "all", "norm": "output"},
+    }
+    layouts: dict[str, dict[str, Any]] = {
+        "zero 3 x tp, full": {"dp_shard": 2, "tp": 2, "recompute": "full"},
+        "tp without sequence": {"tp": 2, "sequence_parallel": False, "microbatches": 2},
+        "pp zero-bubble x tp": {"pp": 2, "schedule": "zero-bubble", "tp": 2, "microbatches": 2},
+        "cp x tp, products": {"cp": 2, "tp": 2, "recompute": "products"},
+    }
+    return {
+        f"{kind}: {name}": case("bf16", **layout, model={"kind": "llama", "num_kv_heads": 2, **sizes})
+        for kind, sizes in traits.items()
+        for name, layout in layouts.items()
+    }
+
+
 WIRES = ("none", "bf16", "int8", "int4", "sign", "powersgd:2", "topk:0.1")
 
 
@@ -385,6 +405,7 @@ SLOW = {
         "dp x pp x tp 64",
         *(f"pp x fsdp {schedule} stage {stage}" for schedule, stage in FSDP_SLOW),
     },
+    "traits": {name for name in trait_cases() if name.startswith("qwen 2")},
 }
 """Cases whose siblings are quick."""
 
@@ -396,6 +417,7 @@ CASES = {
     "bert": bert_cases(),
     "lora": lora_cases(),
     "muon": muon_cases(),
+    "traits": trait_cases(),
     "gloo": gloo_cases(),
 }
 

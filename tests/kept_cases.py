@@ -25,6 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model": LLAMA},
     "llama in chunks": {"model": LLAMA, "head_chunk_tokens": 5},
     "llama, tied": {"model": LLAMA | {"num_kv_heads": 1, "tie_head": True}, "head_chunk_tokens": 5},
+    "llama as qwen 2": {"model": LLAMA | {"qkv_bias": True}},
+    "llama as qwen 3": {"model": LLAMA | {"qk_norm": "head", "head_dim": 12}},
+    "llama as olmo 2": {"model": LLAMA | {"qk_norm": "all", "norm": "output"}},
     "mlm": {"model": BERT, "task": "mlm"},
     "mlm in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 4},
     "mlm, the embedding in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 8},
@@ -73,7 +76,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp x tp without sequence": {"cp": 2, "tp": 2, "sequence_parallel": False},
     "pp x cp x tp": {"pp": 2, "cp": 2, "tp": 2, "microbatches": 2},
 }
-IN_LAYOUTS = ("gpt2", "llama", "mlm", "qa", "transformer tied last relu", "transformer untied first relu", "pairs")
+IN_LAYOUTS = (
+    "gpt2",
+    "llama",
+    "llama as qwen 3",
+    "llama as olmo 2",
+    "mlm",
+    "qa",
+    "transformer tied last relu",
+    "transformer untied first relu",
+    "pairs",
+)
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"rank": 3},
     "some": {"rank": 2, "targets": "attn.out, mlp.up", "whole": "norm_2, tok"},
@@ -121,7 +134,7 @@ def layout_cases() -> dict[str, Case]:
     """Without recompute each kind of model in each layout; and with one of the others, in turn."""
     cases = {}
     for (number, name), (place, layout) in product(enumerate(IN_LAYOUTS), enumerate(LAYOUTS)):
-        if "cp" in LAYOUTS[layout] and name not in ("gpt2", "llama"):
+        if "cp" in LAYOUTS[layout] and not name.startswith(("gpt2", "llama")):
             continue
         turn = (number + place) % len(RECOMPUTES)
         for recompute, dropout in (("none", 0.1), (RECOMPUTES[turn], 0.1 if turn == len(RECOMPUTES) - 1 else 0.0)):
@@ -213,6 +226,12 @@ QUICK = {
     "transformer-zero-bubble": lambda: of_kind("transformer tied last relu", 0.0, LAYOUTS["pp zero-bubble"]),
     "llama-4 zero-bubble": lambda: of_kind(
         "llama", 0.0, LAYOUTS["pp 4 zero-bubble"], precision="bf16", recompute="full"
+    ),
+    "llama as qwen 3-cp x tp": lambda: of_kind("llama as qwen 3", 0.0, LAYOUTS["cp x tp"], precision="bf16"),
+    "llama as olmo 2": lambda: of_kind("llama as olmo 2", precision="bf16"),
+    "llama as olmo 2-zero-bubble x tp": lambda: of_kind("llama as olmo 2", 0.0, LAYOUTS["pp zero-bubble x tp"]),
+    "llama as olmo 2-products": lambda: of_kind(
+        "llama as olmo 2", 0.0, LAYOUTS["tp without sequence"], recompute="products"
     ),
     "pairs-full": lambda: of_kind("pairs, not causal", 0.0, LAYOUTS["pp"], recompute="full"),
     "adapters": lambda: of_kind("gpt2", 0.1, {"tp": 2}, lora=ADAPTERS["some"]),

@@ -70,6 +70,7 @@ class Model(Section):
     num_kv_heads: int | None = auto(
         "key and value heads (llama); must divide num_heads; auto without a preset: num_heads", ge=1, le=10_000
     )
+    head_dim: int | None = auto("channels of a head (llama); auto: hidden_dim / num_heads", ge=1, le=1_000_000)
     hidden_dim: int | None = auto("channels of the residual stream", ge=1, le=1_000_000)
     ffn_dim: int | None = auto(
         "hidden channels of the MLP; auto without a preset: 4 x hidden_dim; for a llama 8/3 x hidden_dim, rounded up "
@@ -132,8 +133,13 @@ class Model(Section):
     tie_head: bool | None = auto(
         "the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
     )
-    norm: Literal["last", "first"] | None = auto(
-        "norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
+    qkv_bias: bool | None = auto("queries, keys and values have biases (llama, as in Qwen 2); auto: false")
+    qk_norm: Literal["none", "head", "all"] | None = auto(
+        "norms of queries and keys (llama): head: of each head (Qwen 3); all: over all heads (OLMo 2); auto: none"
+    )
+    norm: Literal["last", "first", "output"] | None = auto(
+        "norms: last: after each residual sum (transformer); first: before each sublayer (transformer, llama); output: "
+        "of its output, before the sum (llama, as in OLMo 2); auto: last, in a llama first"
     )
     activation: Literal["relu", "gelu"] | None = auto("activation of the MLP (transformer); auto: relu")
     causal: bool | None = auto("a target position attends to no later position (transformer); auto: true")

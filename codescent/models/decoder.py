@@ -17,14 +17,23 @@ from codescent.operators.dropout import drop
 
 
 class ResidualBlock(nn.Module):
-    """One layer: named parts, each with a residual connection and a norm, before the part or after the sum.
+    """One layer: named parts, each with a residual connection and a norm.
 
-    `norm` builds the norms norm_1, norm_2, and so on. `dropout` is the dropout probability of a part's output.
+    The norm is before the part (`norm_first`), of its output before the sum (`norm_output`), or after the sum. `norm`
+    builds the norms norm_1, norm_2, and so on. `dropout` is the dropout probability of a part's output.
     """
 
-    def __init__(self, norm: Callable[[], nn.Module], dropout: float, *, norm_first: bool, **parts: nn.Module) -> None:
+    def __init__(
+        self,
+        norm: Callable[[], nn.Module],
+        dropout: float,
+        *,
+        norm_first: bool,
+        norm_output: bool = False,
+        **parts: nn.Module,
+    ) -> None:
         super().__init__()
-        self.dropout, self.norm_first = dropout, norm_first
+        self.dropout, self.norm_first, self.norm_output = dropout, norm_first, norm_output
         for number, (name, part) in enumerate(parts.items(), start=1):
             members = [(name, part), (f"norm_{number}", norm())]
             for member, module in reversed(members) if norm_first else members:  # in the order of the forward pass
@@ -39,15 +48,18 @@ class ResidualBlock(nn.Module):
         rows_T: Tensor | None,
         *reads: object,
     ) -> Tensor:
-        """x + part(norm(x), *reads) if norm_first, else norm(x + part(x, *reads)): [B, T, D].
+        """The residual stream after a part: [B, T, D].
 
+        x + part(norm(x), *reads) if norm_first; x + norm(part(x, *reads)) if norm_output; else norm(x + part(x, *reads)).
         `keys_B`: dropout keys for the part's output; None: no dropout. `rows_T`: positions of the rows of x; None: all.
         """
         y_BTD = part(norm(x_BTD), *reads) if self.norm_first else part(x_BTD, *reads)
         if keys_B is not None:
             y_BTD = drop(y_BTD, keys_B, self.dropout, rows_T)
+        if self.norm_output:
+            y_BTD = norm(y_BTD)
         sum_BTD: Tensor = x_BTD + y_BTD
-        return sum_BTD if self.norm_first else norm(sum_BTD)
+        return sum_BTD if self.norm_first or self.norm_output else norm(sum_BTD)
 
 
 class Block(ResidualBlock):

@@ -34,6 +34,8 @@ def self_attention(
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
     yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)
+    if shape.qk_norm != "none":
+        yield from saved_attention.head_norm(stream, "attn", heads, over_all=shape.qk_norm == "all")
     yield saved_tensors.row_gradient(stream, "attn.out")
     if shape.dropout:
         yield from saved_attention.attention_with_dropout(stream, "attn", heads, stream, causal=causal)

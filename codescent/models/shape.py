@@ -35,6 +35,7 @@ class Shape:
         extras: whether layers at every depth read more of the sample than activations (such as lengths).
         head_share: share of the positions that the head reads, on average.
         ffn_matrices: number of matrices of a feed-forward.
+        qk_norm: norms of queries and keys: "none", "head" (of each head) or "all" (over all heads).
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
     """
 
@@ -52,6 +53,7 @@ class Shape:
     extras: ClassVar[bool] = False
     head_share: ClassVar[float] = 1.0
     ffn_matrices: ClassVar[int] = 2
+    qk_norm: str = "none"
     refuses: ClassVar[Mapping[str, str]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -68,6 +70,11 @@ class Shape:
     def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.hidden_dim // self.num_heads
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.bias
 
     @property
     def causal_layers(self) -> int:
@@ -168,7 +175,7 @@ class Kind:
             raise UserError(*problems, f"{unknown} Presets: {', '.join(self.presets)}")
         full = dict(self.presets[preset]) if preset is not None else {}
         full |= {name: size for name, size in sizes.items() if size is not None and name in self.sizes}
-        keys = full.get("num_kv_heads")
+        keys, channels = full.get("num_kv_heads"), full.get("head_dim")
         derived = self.derived(full)
         full |= {name: size for name, size in derived.items() if size is not None and name not in full}
         needed = [size.name for size in dataclasses.fields(self.shape) if size.default is MISSING]
@@ -180,7 +187,7 @@ class Kind:
         problems += _wrong_sizes(full, dropout if "dropout" in self.options else 0.0, where)
         heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
         if heads > 0 and width > 0 and (keys is None or keys > 0):
-            problems += Heads(heads, keys, width, self.head_multiple, tp).problems(where)
+            problems += Heads(heads, keys, width, self.head_multiple, tp, channels).problems(where)
         problems += [
             f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
             for name, words in self.words.items()
@@ -239,7 +246,11 @@ def attention(
     """The parameters of self-attention (see `operators.attention`)."""
     width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     group = (queries // shape.num_kv_heads, shape.head_dim, shape.head_dim)  # rows of its queries, its key, its value
-    yield from linear(f"{name}.qkv", width, queries + 2 * keys, Role.COLUMN, std, shape.bias, depth, stream, group)
+    yield from linear(f"{name}.qkv", width, queries + 2 * keys, Role.COLUMN, std, shape.qkv_bias, depth, stream, group)
+    over_all = shape.qk_norm == "all"
+    for scale, channels in (("q_norm", queries), ("k_norm", keys)) if shape.qk_norm != "none" else ():
+        size, role = (channels, Role.COLUMN_NORM) if over_all else (shape.head_dim, Role.HEAD_NORM)
+        yield Parameter(f"{name}.{scale}.weight", (size,), role, mean=1.0, depths=(depth,), stream=stream)
     yield from linear(f"{name}.out", queries, width, Role.ROW, out_std, shape.bias, depth, stream)
 
 

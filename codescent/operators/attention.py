@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
 from codescent.operators.dropout import drop
+from codescent.operators.head_norm import HeadNorm, Scale
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear, is_kept
 from codescent.operators.rotary import turn
@@ -43,8 +44,10 @@ class Attention(nn.Module):
     A group is the query heads that read the same key-value head (Ainslie et al. 2023, "GQA"). The rows of `qkv` go
     group by group: the group's queries, then its key, then its value. So a slice of the rows contains whole groups.
     `heads`: number of query heads, number of key-value heads. `dropout`: probability for attention probabilities.
+    `head_dim` None: width / query heads. `qkv_bias` None: as `bias`.
 
     Attributes:
+        head_norm: the norm of queries and keys, with the scales `q_norm` and `k_norm`; None: there is none.
         causal: whether a position sees only itself and earlier positions.
         recompute: whether backward recomputes the probabilities. Fused kernels always recompute them.
         core: computes attention if the sequence is split over ranks; None: the sequence is whole.
@@ -52,16 +55,28 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: tuple[int, int], bias: bool, dropout: float = 0.0, *, causal: bool = True
+        self,
+        width: int,
+        heads: tuple[int, int],
+        bias: bool,
+        dropout: float = 0.0,
+        *,
+        causal: bool = True,
+        head_dim: int | None = None,
+        qkv_bias: bool | None = None,
+        norm: HeadNorm | None = None,
     ) -> None:
         super().__init__()
         queries, groups = heads
-        self.head_dim, self.dropout, self.causal = width // queries, dropout, causal
+        self.head_dim, self.dropout, self.causal = head_dim or width // queries, dropout, causal
         self.group_rows = queries // groups + 2
         self.recompute = False
         self.core: AttentionCore | None = None
         self.first_head = 0
-        self.qkv = Linear(width, groups * self.group_rows * self.head_dim, bias)
+        self.head_norm = norm
+        self.qkv = Linear(width, groups * self.group_rows * self.head_dim, bias if qkv_bias is None else qkv_bias)
+        if norm is not None:
+            self.q_norm, self.k_norm = (Scale(size) for size in norm.widths or (self.head_dim, self.head_dim))
         self.out = Linear(queries * self.head_dim, width, bias)
 
     def forward(
@@ -85,6 +100,8 @@ class Attention(nn.Module):
         qkv_BTW = self.qkv(x_BTD)
         batch, length, _ = qkv_BTW.shape
         qkv_BTGEK = qkv_BTW.view(batch, length, -1, self.group_rows, self.head_dim)
+        if self.head_norm is not None:
+            qkv_BTGEK = self.head_norm(qkv_BTGEK, self.q_norm.weight, self.k_norm.weight)
         if turns_TC2 is not None:
             qkv_BTGEK = turn(qkv_BTGEK, turns_TC2 if turns_TC2.ndim > 3 else turns_TC2[:length])
         if self.causal and keys_B is None and padding_BT is None and cache is None and self.core is None:

@@ -90,6 +90,11 @@ def rotated(stream: Stream, name: str, layer: str, width: int) -> LayerOperator:
     return columns(stream, name, layer, width, **ROTATION)
 
 
+def normed_heads(stream: Stream, name: str, layer: str, width: int) -> LayerOperator:
+    """The norm of queries and keys."""
+    return columns(stream, name, layer, width, **NORM)
+
+
 def attention(
     stream: Stream, name: str, layer: str, heads: AttentionSizes, *, causal: bool, dropout: bool
 ) -> Iterator[LayerOperator]:

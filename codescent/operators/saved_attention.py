@@ -30,6 +30,16 @@ class AttentionSizes:
     keys: int
 
 
+def head_norm(stream: Stream, name: str, heads: AttentionSizes, *, over_all: bool) -> Iterator[SavedTensor]:
+    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys."""
+    projected = (heads.queries + 2 * heads.groups) * heads.channels
+    yield stream.columns(f"{name} norm input", projected)
+    if over_all:
+        yield stream.inputs(f"{name} norm of all heads", 2, dtype=stream.forward.wide)
+    else:
+        yield stream.columns(f"{name} norm of a head", heads.queries + heads.groups, dtype=stream.forward.wide)
+
+
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
     """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
     qkv, formula = f"{name}.qkv by head", by_formula(stream.forward.precision, heads)

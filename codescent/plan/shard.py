@@ -29,6 +29,8 @@ class Role(StrEnum):
     VOCAB = "vocab"  # the vocabulary dim of an embedding or head may be split
     POSITION = "position"  # an embedding of positions or of another small set; replicated
     NORM = "norm"  # scale or bias of a norm
+    HEAD_NORM = "head_norm"  # scale of a norm of each head, the same for all: replicated, with a partial gradient
+    COLUMN_NORM = "column_norm"  # scale of a norm over the outputs of a COLUMN matrix; split like them
     BIAS_COLUMN = "bias_column"  # bias of a COLUMN or VOCAB matrix; split like its output
     BIAS_ROW = "bias_row"  # bias of a ROW matrix (added once, after the sum) or of a replicated matrix
     WHOLE = "whole"  # a matrix that is replicated on all ranks (head.dense)

@@ -52,12 +52,12 @@ def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x, which is the same on every rank. Backward sums the gradients of all ranks."""
-    return _Conjugates.of(x, group, _same, _summed)
+    return _Conjugates.of(x, group, _same, summed)
 
 
 def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of all ranks' x. Backward passes the gradient on to each x unchanged."""
-    return _Conjugates.of(x, group, _summed, _gradient_as_it_is)
+    return _Conjugates.of(x, group, summed, _gradient_as_it_is)
 
 
 Act = Callable[[Tensor, dist.ProcessGroup], Tensor]
@@ -103,7 +103,7 @@ def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _as_view(part_BtD)
 
 
-def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All-reduce into a copy, because x may have other readers (autograd passes one gradient to all terms of a sum)."""
     total = x.clone(memory_format=torch.contiguous_format)
     all_reduce(total, group=group)

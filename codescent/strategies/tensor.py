@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DIM: Mapping[Role, int] = {
     Role.COLUMN: 0,
     Role.BIAS_COLUMN: 0,
+    Role.COLUMN_NORM: 0,
     Role.VOCAB: 0,
     Role.ADAPTER_COLUMN: 0,
     Role.ROW: 1,
@@ -43,6 +44,7 @@ WHATS = (
     INPUTS_AGAIN := "inputs, recomputed",
     OUTPUTS_AGAIN := "outputs, recomputed",
     HEAD_ROWS := "gradients of the head's rows",
+    SQUARES := "sums over all heads, of norms",
     LARGEST := "largest logits",
     SUMS := "sums of exponentials, logits of the targets",
     LOGITS := "logits of all positions",
@@ -90,12 +92,13 @@ class TensorParallel(Strategy):
                 )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Shard by role. Gradients of whole tensors are partial if the sequence is split; of adapters, always."""
+        """Shard by role. Gradients of whole tensors are partial if the sequence is split; of adapters and norms
+        of heads, always."""
         dim = DIM.get(tensor.parameter.role)
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
             return replace(tensor, weights=shard, gradients=shard, optimizer=shard)
-        partial_sum = candidate.layout.sequence_parallel or tensor.parameter.role is Role.ADAPTER
+        partial_sum = candidate.layout.sequence_parallel or tensor.parameter.role in (Role.ADAPTER, Role.HEAD_NORM)
         if partial_sum and tensor.parameter.trained:
             return replace(tensor, partial=(*tensor.partial, self.axis))
         return tensor
@@ -136,7 +139,7 @@ class TensorParallel(Strategy):
         """Shrink parameters to this rank's shards, and set the collectives before or after each matrix."""
         import torch  # noqa: PLC0415 - keeps torch out of planning
 
-        from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum  # noqa: PLC0415
+        from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum, summed  # noqa: PLC0415
         from codescent.strategies.vocabulary import SplitVocabulary  # noqa: PLC0415
 
         plan, group, index = this_rank.plan, this_rank.groups[self.axis], this_rank.coordinates[self.axis]
@@ -158,6 +161,8 @@ class TensorParallel(Strategy):
         for layer in part.modules():
             if hasattr(layer, "first_head"):
                 cast(Any, layer).first_head = index * plan.model.num_heads // degree
+            if getattr(layer, "head_norm", None) is not None:
+                cast(Any, layer).head_norm.sum_ranks = partial(summed, group=group)
         reading = cast(Any, part)
         reading.vocabulary = SplitVocabulary(group, plan.model.vocab_size, sequence_parallel=splits)
         if splits:
@@ -216,6 +221,7 @@ def _of_depths(plan: Plan, held: Sequence[Parameter], depths: range) -> Iterator
         for verb, collective, what, times in _exchanges(plan, read, embeddings, stream, heads):
             yield _record(plan, collective, numel, verb, what, times)
     tokens = work.microbatch_size * work.positions(-1) // plan.mesh.cp
+    yield from _sums_of_norms(plan, sum(parameter.role is Role.COLUMN_NORM for parameter in read) // 2, tokens)
     if vocabulary:
         yield from _losses(plan, round(tokens * plan.task.head_share))
     for small in read if plan.layout.sequence_parallel and head in depths else ():
@@ -252,6 +258,14 @@ def _exchanges(
     for (verb, collective, what), times in found.items():
         if collective is not None and times:
             yield verb, collective, what, times
+
+
+def _sums_of_norms(plan: Plan, times: int, tokens: int) -> Iterator[Traffic]:
+    """The sums of norms over all heads, of queries and keys together: two numbers of each token (`head_norm`)."""
+    again = plan.layout.computes_blocks_again
+    for verb, count in ((Verb.FORWARD, times), (plan.schedule.input_verb, times * (2 if again else 1))):
+        if count:
+            yield _record(plan, Collective.ALL_REDUCE, 2 * tokens, verb, SQUARES, count, WIDE[plan.work.precision])
 
 
 def _recomputed_outputs(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:

@@ -44,13 +44,17 @@ _FFN_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class LlamaShape(Shape):
-    """Sizes of a Llama. It has no biases and no dropout.
+    """Sizes of a Llama, and the traits by which its relatives differ from it. It has no dropout.
 
     Attributes:
         rope_theta: base of the rotary frequencies.
         rope_scaling: how these frequencies are scaled down; None: they are not.
         norm_eps: added to the mean square in the norms.
         tie_head: whether the head reads `tok.weight`.
+        head_dim: channels of a head; 0: hidden_dim / num_heads.
+        qkv_bias: whether queries, keys and values have biases (Qwen 2). No other matrix has one.
+        qk_norm: see `Shape`.
+        norm: "first": norms are before attention and feed-forward; "output": they are of their outputs (OLMo 2).
     """
 
     num_layers: int
@@ -64,9 +68,17 @@ class LlamaShape(Shape):
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     tie_head: bool = False
+    head_dim: int = 0
+    qkv_bias: bool = False
+    qk_norm: str = "none"
+    norm: str = "first"
     bias: bool = False
     dropout: float = 0.0
     ffn_matrices: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        """Fill in head_dim, which plans of earlier versions do not have."""
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_dim // self.num_heads)
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
@@ -93,7 +105,7 @@ def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
 
 def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
     if bias:
-        yield f"{where}.bias = true: a llama has no biases; leave it out"
+        yield f"{where}.bias = true: a llama has no biases but those of {where}.qkv_bias; leave it out"
     if dropout != 0.0:
         yield f"{where}.dropout = {dropout}: a llama has no dropout; leave it out"
     for name in ("rope_theta", "norm_eps", *ROPE):
@@ -118,12 +130,15 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     yield Parameter("tok.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(0, end) if shape.tie_head else (0,))
     for layer in range(shape.num_layers):
         block, depth = f"blocks.{layer}", layer + 1
-        yield from norm(f"{block}.norm_1", width, shape.bias, depth)
-        yield from attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth)
-        yield from norm(f"{block}.norm_2", width, shape.bias, depth)
-        name, both = f"{block}.mlp.gate_up.weight", (ffn, 2, width)
-        yield Parameter(name, both, Role.COLUMN, WEIGHT_STD, depths=(depth,), alternating=(1, 1))
-        yield from linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
+        norms = [list(norm(f"{block}.norm_{number}", width, shape.bias, depth)) for number in (1, 2)]
+        attn = list(attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth))
+        both = (ffn, 2, width)
+        mlp = [
+            Parameter(f"{block}.mlp.gate_up.weight", both, Role.COLUMN, WEIGHT_STD, depths=(depth,), alternating=(1, 1))
+        ]
+        mlp += linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
+        for before, part in zip(norms, (attn, mlp), strict=True):
+            yield from before + part if shape.norm == "first" else part + before
     yield from norm("norm", width, shape.bias, end)
     if not shape.tie_head:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
@@ -137,8 +152,9 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     if forward.selects:  # else they are a table, which no pass makes
         angles, dims = (forward.positions, shape.head_dim), (Dim.POSITION, Dim.WHOLE)
         yield blocks.tensor("rotary angles", angles, dims, dtype=forward.wide, once=True, under=RECOMPUTES)
-    yield from saved_tensors.rms_norm(blocks, "norm_1")
-    yield from saved_blocks.self_attention(blocks, shape, causal=True)
+    first = shape.norm == "first"
+    yield from saved_tensors.rms_norm(blocks, "norm_1", entered=first)
+    yield from saved_blocks.self_attention(blocks, shape, causal=True, entered=not first)
     yield from saved_tensors.rms_norm(blocks, "norm_2", entered=False)
     yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
     yield from saved_blocks.block_inputs(blocks, shape, 0)
@@ -173,7 +189,7 @@ KIND = Kind(
     operators,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
-    words={"rope_type": tuple(READS)},
+    words={"rope_type": tuple(READS), "qk_norm": ("none", "head", "all"), "norm": ("first", "output")},
     options=(),
     head_multiple=2,
     generates=True,

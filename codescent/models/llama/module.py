@@ -14,6 +14,7 @@ from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
 from codescent.operators.frequencies import frequencies, gain_of
+from codescent.operators.head_norm import HeadNorm
 from codescent.operators.rotary import every_turn, turns
 from codescent.operators.tables import Table
 
@@ -23,7 +24,8 @@ from codescent.operators.tables import Table
 class Llama(Decoder):
     """Llama (Touvron et al. 2023; Llama Team 2024), or a part of it.
 
-    A block is x + attn(norm_1(x)), then x + mlp(norm_2(x)). The norms are RMSNorm (Zhang and Sennrich 2019, "Root Mean
+    A block is x + attn(norm_1(x)), then x + mlp(norm_2(x)); with `shape.norm` "output" x + norm_1(attn(x)), then x +
+    norm_2(mlp(x)). The norms are RMSNorm (Zhang and Sennrich 2019, "Root Mean
     Square Layer Normalization").
     """
 
@@ -49,11 +51,22 @@ class Llama(Decoder):
 
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
-        attn = Attention(width, (shape.num_heads, shape.num_kv_heads), shape.bias)
+        over_all = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        norm = HeadNorm(shape.norm_eps, over_all if shape.qk_norm == "all" else None)
+        attn = Attention(
+            width,
+            (shape.num_heads, shape.num_kv_heads),
+            shape.bias,
+            head_dim=shape.head_dim,
+            qkv_bias=shape.qkv_bias,
+            norm=None if shape.qk_norm == "none" else norm,
+        )
         # SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")
         gate_up, down = GateUp(width, shape.ffn_dim), ActivatedThenLinear(shape.ffn_dim, width, False, SWIGLU)
         mlp = nn.Sequential(OrderedDict(gate_up=gate_up, down=down))
-        return Block(partial(nn.RMSNorm, width, shape.norm_eps), 0.0, norm_first=True, attn=attn, mlp=mlp)
+        first = shape.norm == "first"
+        rms_norm = partial(nn.RMSNorm, width, shape.norm_eps)
+        return Block(rms_norm, 0.0, norm_first=first, norm_output=not first, attn=attn, mlp=mlp)
 
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `Decoder`."""
