@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.huggingface import KINDS
+from codescent.huggingface import kind_of
 from codescent.huggingface.folder import open_folder, parts_of
 from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.write import shards, write_weights
@@ -78,7 +78,8 @@ def write_folder(folder: Path, work: Work) -> Path:
         "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim,
         "vocab_size": work.vocab_size, "seq_len": work.max_seq_len,
     }  # fmt: skip
-    kind, shape = KINDS["gpt2"], models.shape_of("gpt2", facts)
+    shape = models.shape_of("gpt2", facts)
+    kind = kind_of("gpt2", shape)
     parameters = {parameter.name: parameter for parameter in models.parameters_of("gpt2", shape)}
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     zeros = {part.parameter.name for part in parts} - set(parameters)

@@ -394,6 +394,7 @@ def named(**kinds: dict[str, Case]) -> dict[str, Case]:
     return {f"{kind}: {name}": of for kind, cases in kinds.items() for name, of in cases.items()}
 
 
+SLOW_TRAITS = {"qwen 3: pp zero-bubble x tp", "qwen 3: cp x tp, products", "olmo 2: zero 3 x tp, full"}
 SLOW = {
     "stages": {
         *(f"recompute: {name}" for name in recompute_cases() if name.endswith(SECOND_DROPOUT)),
@@ -405,7 +406,7 @@ SLOW = {
         "dp x pp x tp 64",
         *(f"pp x fsdp {schedule} stage {stage}" for schedule, stage in FSDP_SLOW),
     },
-    "traits": {name for name in trait_cases() if name.startswith("qwen 2")},
+    "traits": {name for name in trait_cases() if name.startswith("qwen 2") or name in SLOW_TRAITS},
 }
 """Cases whose siblings are quick."""
 

@@ -35,7 +35,7 @@ from codescent.base.errors import UserError
 from codescent.config.sections import Model
 from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from codescent.huggingface import KINDS, tokens
+from codescent.huggingface import kind_of, tokens
 from codescent.huggingface.folder import keys_of_model, open_folder, parts_of
 from codescent.huggingface.kind import INERT, NEUTRAL
 from codescent.huggingface.read import box
@@ -332,7 +332,7 @@ def test_every_declared_parameter_of_a_kind_has_its_place() -> None:
         ("bert", "bert-base-uncased"),
     ):
         shape = models.shape_of(kind, {}, preset)
-        parts = parts_of(KINDS[kind], shape)
+        parts = parts_of(kind_of(kind, shape), shape)
         assert {p.name: p.shape for p in models.parameters_of(kind, shape)} == {
             name: of_one[0].parameter.shape for name, of_one in parts.items()
         }
@@ -375,7 +375,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "no weights"),
     "architecture": (
         lambda path: change(path, model_type="mamba"),
-        "model_type = 'mamba': known are gpt2, llama, bert",
+        "model_type = 'mamba': known are gpt2, llama, mistral, qwen2, qwen3, olmo2, bert",
     ),
     "activation": (
         lambda path: change(path, activation_function="relu"),
@@ -417,10 +417,10 @@ def test_what_our_model_is_not_is_refused_by_name(what: str, saved: Path, tmp_pa
 
 
 def test_llamas_that_ours_is_not(tmp_path: Path) -> None:
-    llama(attention_bias=True, head_dim=8, sliding_window=4, hidden_act="gelu").save_pretrained(tmp_path)
+    llama(attention_bias=True, sliding_window=4, hidden_act="gelu").save_pretrained(tmp_path)
     with pytest.raises(UserError) as caught:
         open_folder(tmp_path)
-    for part in ("attention_bias = true", "head_dim = 8", "sliding_window = 4", 'hidden_act = "gelu"'):
+    for part in ("attention_bias = true", "sliding_window = 4", 'hidden_act = "gelu"'):
         assert part in str(caught.value)
 
 

@@ -48,6 +48,10 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "gpt2": {"model": {"kind": "gpt2", **ONE}},
     "gpt2-dropout": {"model": {"kind": "gpt2", **ONE, "dropout": 0.1}},
     "llama": {"model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96}},
+    "llama-qwen 3": {"model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96, "qk_norm": "head"}},
+    "llama-olmo 2": {
+        "model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96, "qk_norm": "all", "norm": "output"}
+    },
     "transformer": {"model": TWO | {"ffn_dim": 96}},
     "pairs": {
         "model": TWO | {"ffn_dim": 96, "embedding": "untied", "causal": False},

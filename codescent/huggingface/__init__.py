@@ -3,12 +3,33 @@ Does not read runs or checkpoints (codescent/verbs/exchange.py does). Does not i
 
 from __future__ import annotations
 
+from codescent.base.errors import UserError
 from codescent.huggingface.bert import BERT
+from codescent.huggingface.families import FAMILIES, TRAITS
 from codescent.huggingface.gpt2 import GPT2
 from codescent.huggingface.kind import Kind
-from codescent.huggingface.llama import LLAMA
+from codescent.models import Shape
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, BERT)}
-"""The table of each model kind, by its name in codescent. To add a kind, declare it in a file and list it here."""
+KINDS: tuple[Kind, ...] = (GPT2, *(family.kind for family in FAMILIES), BERT)
+"""The table of each kind of `transformers`. To add a kind, declare it in a file and list it here."""
+NAMES = tuple(dict.fromkeys(kind.name for kind in KINDS))
+"""Names of these kinds in codescent; several of `transformers` may be one of ours."""
 
-__all__ = ["KINDS", "Kind"]
+
+def kind_of(name: str, shape: Shape) -> Kind:
+    """The first kind of `transformers` that computes a model of ours of this shape.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in NAMES:
+        raise UserError(f'model.kind = "{name}": only these kinds can be exported: {", ".join(NAMES)}')
+    found = next((kind for kind in KINDS if kind.name == name and kind.fits(shape)), None)
+    if found is None:
+        traits = ", ".join(f"model.{trait} = {getattr(shape, trait)}" for trait in TRAITS)
+        families = "; ".join(f"{one.model_type}: {one.words()}" for one in FAMILIES)
+        raise UserError(f"no family of transformers has {traits} together; families differ in these keys: {families}")
+    return found
+
+
+__all__ = ["KINDS", "NAMES", "Kind", "kind_of"]

@@ -4,6 +4,7 @@ Does not read the tensors' values or import torch, because preflight opens the f
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import re
@@ -22,7 +23,7 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.reading import open_regular, read_json, refuse_unreadable
 from codescent.base.safetensors_header import read_header
-from codescent.huggingface import KINDS, Kind, tokens
+from codescent.huggingface import KINDS, NAMES, Kind, tokens
 from codescent.huggingface.correspond import TheirTensor, correspond
 from codescent.huggingface.kind import is_same
 from codescent.plan import Parameter
@@ -180,7 +181,7 @@ def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | No
         raise UserError(*(f"model.weights: {problem}" for problem in error.problems)) from error
     if folder.kind.name != kind:
         of_run = f'model.kind = "{kind}"'
-        if kind not in KINDS:
+        if kind not in NAMES:
             of_run += ", which cannot be read from a Hugging Face folder"
         raise UserError(f"model.weights: {path / CONFIG} is of a {folder.kind.name}, but {of_run}")
     names = [field.name for field in dataclasses.fields(shape) if field.name not in folder.kind.free]
@@ -248,11 +249,12 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _kind(path: Path, settings: Mapping[str, Any]) -> Kind:
-    by_type = {kind.model_type: kind for kind in KINDS.values()}
+    by_type = {kind.model_type: kind for kind in KINDS}
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in by_type:
-        known = ", ".join(by_type)
-        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {known}; {models.OTHER_MODELS}")
+        known, near = ", ".join(by_type), difflib.get_close_matches(str(name), by_type, n=2)
+        nearest = f"; the nearest: {', '.join(near)}" if near else ""
+        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {known}{nearest}; {models.OTHER_MODELS}")
     return by_type[name]
 
 

@@ -30,6 +30,7 @@ class Kind:
     write: Callable[[Any], dict[str, Any]]  # the other keys of config.json, from our shape
     handled: Collection[str]  # the keys that `read` reads
     defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}  # sizes for keys that are missing or null
+    fits: Callable[[Any], bool] = lambda shape: True  # whether transformers computes a model of this shape by this kind
     full: Callable[[Any], Shape] = lambda shape: shape  # the shape with all the folder's parameters; export adds zeros
     buffers: str = r"(?!)"  # pattern of buffers that old folders store
     spare: str = r"(?!)"  # pattern of tensors that our model does not use; import reports and skips them

@@ -1,41 +1,34 @@
-"""In: nothing. Out: a table from codescent's Llama to a Hugging Face folder: tensor names, dims and config.json keys.
-Does not read or write files: folder.py, read.py and write.py use this table."""
+"""In: nothing. Out: a table from codescent's Llama to a Hugging Face folder: tensor names and their dims.
+Does not say which families of transformers have which traits (families.py does), and does not read or write files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from codescent.huggingface import rope
 from codescent.huggingface.correspond import Row, Theirs, same
-from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
 from codescent.models.llama.declare import LlamaShape
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
+_NORMS = {
+    "first": ("input_layernorm", "post_attention_layernorm"),
+    "output": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
+"""Their names of our norm_1 and norm_2, by `LlamaShape.norm`."""
 
 
-def _rows(queries: int) -> tuple[Row, ...]:
-    """The table for `queries` query heads per key-value head.
+def rows(shape: LlamaShape) -> tuple[Row, ...]:
+    """The table of a shape's parameters.
 
     Letters of dims: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; u gate and up. Attention: g groups; e
-    heads of a group (its queries, key, value); c rotary pairs of channels; p the two channels of a pair. In codescent
-    the two channels are adjacent; in Hugging Face they are half a head apart.
+    heads of a group (its queries, key, value); q query heads of a group; c rotary pairs of channels; p the two channels
+    of a pair. In codescent the two channels are adjacent; in Hugging Face they are half a head apart.
     """
-    keys, values = (queries, queries + 1), (queries + 1, queries + 2)
+    first, second = _NORMS[shape.norm]
     return (
         same("tok.weight", "model.embed_tokens.weight", "v d"),
-        same(f"{_BLOCK}.norm_1.weight", f"{_THEIRS}.input_layernorm.weight", "d"),
-        Row(
-            f"{_BLOCK}.attn.qkv.weight",
-            "(g e c p) d",
-            (
-                Theirs(f"{_THEIRS}.self_attn.q_proj.weight", "(g e p c) d", {"e": (0, queries)}),
-                Theirs(f"{_THEIRS}.self_attn.k_proj.weight", "(g p c) d", {"e": keys}),
-                Theirs(f"{_THEIRS}.self_attn.v_proj.weight", "(g c p) d", {"e": values}),
-            ),
-        ),
-        same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i"),
-        same(f"{_BLOCK}.norm_2.weight", f"{_THEIRS}.post_attention_layernorm.weight", "d"),
+        same(f"{_BLOCK}.norm_1.weight", f"{_THEIRS}.{first}.weight", "d"),
+        *_attention(shape.num_heads // shape.num_kv_heads, over_all=shape.qk_norm == "all"),
+        same(f"{_BLOCK}.norm_2.weight", f"{_THEIRS}.{second}.weight", "d"),
         Row(
             f"{_BLOCK}.mlp.gate_up.weight",
             "f u d",
@@ -50,63 +43,24 @@ def _rows(queries: int) -> tuple[Row, ...]:
     )
 
 
-def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """Read head size, tied head and rotary positions from config.json."""
-    found, problems = rope.read(settings)
-    heads, width = settings.get("num_attention_heads") or 1, settings.get("hidden_size") or 0
-    if settings.get("head_dim") not in (None, width // heads):
-        problems.append(
-            f"head_dim = {settings['head_dim']}: codescent has hidden_size / num_attention_heads = {width // heads}"
+def _attention(queries: int, *, over_all: bool) -> Iterator[Row]:
+    """The rows of attention, for `queries` query heads per key-value head. A shape may lack biases and norms."""
+    keys, values = (queries, queries + 1), (queries + 1, queries + 2)
+    for leaf, inputs in (("weight", " d"), ("bias", "")):
+        theirs = (
+            Theirs(f"{_THEIRS}.self_attn.q_proj.{leaf}", f"(g e p c){inputs}", {"e": (0, queries)}),
+            Theirs(f"{_THEIRS}.self_attn.k_proj.{leaf}", f"(g p c){inputs}", {"e": keys}),
+            Theirs(f"{_THEIRS}.self_attn.v_proj.{leaf}", f"(g c p){inputs}", {"e": values}),
         )
-    return found | {"tie_head": bool(settings.get("tie_word_embeddings", False))}, problems
+        yield Row(f"{_BLOCK}.attn.qkv.{leaf}", f"(g e c p){inputs}", theirs)
+    heads = {"q_norm": "g q ", "k_norm": "g "} if over_all else {"q_norm": "", "k_norm": ""}
+    for name, which in heads.items():
+        norm, theirs_norm = f"{_BLOCK}.attn.{name}.weight", f"{_THEIRS}.self_attn.{name}.weight"
+        yield same(norm, theirs_norm, f"({which}c p)", f"({which}p c)")
+    yield same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i")
 
 
-def _write(shape: LlamaShape) -> dict[str, Any]:
-    positions = rope.write(shape.rope_theta, shape.rope_scaling)
-    return positions | {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head}
-
-
-def _axes(shape: LlamaShape) -> Mapping[str, int]:
+def axes(shape: LlamaShape) -> Mapping[str, int]:
+    """Sizes of axes of the table that a parameter's shape does not give."""
     queries = shape.num_heads // shape.num_kv_heads
-    return {"e": queries + 2, "c": shape.head_dim // 2, "p": 2}
-
-
-LLAMA = Kind(
-    name="llama",
-    model_type="llama",
-    architectures=lambda _: ("LlamaForCausalLM",),
-    prefix="model.",
-    sizes={
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "num_kv_heads": "num_key_value_heads",
-        "hidden_dim": "hidden_size",
-        "ffn_dim": "intermediate_size",
-        "vocab_size": "vocab_size",
-        "seq_len": "max_position_embeddings",
-        "norm_eps": "rms_norm_eps",
-    },
-    defaults=lambda settings: {"num_kv_heads": settings.get("num_attention_heads"), "norm_eps": 1e-6},
-    fixed={
-        "hidden_act": ("silu", "swish"),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "attention_dropout": (0.0,),
-    },
-    ignored=COMMON_IGNORED + "pretraining_tp",
-    rows=lambda shape: _rows(shape.num_heads // shape.num_kv_heads),
-    axes=_axes,
-    read=_read,
-    write=_write,
-    handled=(*rope.HANDLED, "head_dim", "tie_word_embeddings"),
-    buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
-    tied={"lm_head.weight": "model.embed_tokens.weight"},
-    fresh=("head.weight",),
-    free=("dropout", "seq_len"),
-    inert="is_decoder is_llama_config resid_pdrop embd_pdrop",
-    neutral={
-        "rope_interleaved": (False,),  # true: the channels of a pair are adjacent, as in our own order
-        "partial_rotary_factor": (1.0, None),
-        "layer_types": (None,),
-    },
-)
+    return {"e": queries + 2, "q": queries, "c": shape.head_dim // 2, "p": 2}

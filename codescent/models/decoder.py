@@ -50,7 +50,8 @@ class ResidualBlock(nn.Module):
     ) -> Tensor:
         """The residual stream after a part: [B, T, D].
 
-        x + part(norm(x), *reads) if norm_first; x + norm(part(x, *reads)) if norm_output; else norm(x + part(x, *reads)).
+        x + part(norm(x)) if norm_first; x + norm(part(x)) if norm_output; else norm(x + part(x)). `reads`: what part
+        reads beside.
         `keys_B`: dropout keys for the part's output; None: no dropout. `rows_T`: positions of the rows of x; None: all.
         """
         y_BTD = part(norm(x_BTD), *reads) if self.norm_first else part(x_BTD, *reads)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Shapes: B samples, T positions, G groups of heads, E heads of a group (its queries, key and value), K head_dim; N = E - 1
-# heads of a group that are normed. 2: the queries, and the keys.
+# Shapes: B samples, T positions, G groups of heads, E heads of a group (its queries, key and value), K head_dim; N
+# heads of a group that are normed: all but the value. 2: the queries, and the keys.
 
 SumRanks = Callable[[Tensor], Tensor]
 """[B, T, 2] of this rank's heads -> the sum over the ranks that share the heads."""

@@ -34,7 +34,7 @@ from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
-from codescent.huggingface import KINDS, peft
+from codescent.huggingface import kind_of, peft
 from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, more_rows, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
@@ -94,11 +94,13 @@ def export_run(
         raise UserError(f"{folder}: exists already; give the name of a new folder")
     trained = find(run, best=best, step=step)
     name, shape, dtype = trained.resolved.model.kind, trained.resolved.shape, dtype or trained.config.train.precision
-    if name not in KINDS:
-        raise UserError(f'{run}: model.kind = "{name}": only these kinds can be exported: {", ".join(KINDS)}')
+    try:
+        kind = kind_of(name, shape)
+    except UserError as error:
+        raise UserError(*(f"{run}: {problem}" for problem in error.problems)) from error
     if as_adapters:
-        return _export_adapters(trained, folder, dtype)
-    kind, values = KINDS[name], Values(trained)
+        return _export_adapters(trained, folder, dtype, kind)
+    values = Values(trained)
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     zeros = {part.parameter.name for part in parts} - {parameter.name for parameter in trained.declared}
     files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
@@ -116,7 +118,7 @@ def export_run(
     return [*lines, str(folder)]
 
 
-def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
+def _export_adapters(trained: Trained, folder: Path, dtype: str, kind: Kind) -> list[str]:
     """Write the trained adapters as a folder of `peft`. Returns lines to print."""
     lora, base, run = trained.resolved.model.lora, trained.resolved.model.weights, trained.folder.path
     if lora is None:
@@ -124,8 +126,7 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     if base is None:
         why = "the adapters need this run's frozen random weights, which no other folder has"
         raise UserError(f"{run}: --adapters: {why}; leave it out to write merged weights")
-    kind, shape = KINDS[trained.resolved.model.kind], trained.resolved.shape
-    adapters = peft.Adapters(kind, shape, lora)
+    adapters = peft.Adapters(kind, trained.resolved.shape, lora)
     parts = adapters.parts
     if problems := [f"{run}: --adapters: {why}; leave it out" for why in adapters.refusals()]:
         raise UserError(*problems)

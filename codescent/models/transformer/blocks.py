@@ -4,6 +4,7 @@ Does not read tokens and does not compute a loss."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Layer(ResidualBlock):
         decodes, first = number >= shape.num_encoder_layers, shape.norm == "first"
         width, heads, bias, dropout = shape.hidden_dim, shape.num_heads, shape.bias, shape.dropout
         attn = Attention(width, (heads, heads), bias, dropout, causal=decodes and shape.causal)
-        cross = {"cross": CrossAttention(width, heads, bias, dropout)} if decodes else {}
+        cross: dict[str, Any] = {"cross": CrossAttention(width, heads, bias, dropout)} if decodes else {}
         norm = partial(nn.LayerNorm, width, bias=bias)
         super().__init__(norm, dropout, norm_first=first, attn=attn, **cross, mlp=FeedForward(shape))
         self.decodes = decodes

@@ -1,0 +1,211 @@
+"""In: small models of the families of transformers that are llamas with other traits. Out: the same tensors and logits.
+Does not test layouts (test_trajectories and test_declared do) or rotary scaling (test_rotary_scaling does)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_huggingface import LLAMA, change, difference, llama, ours, random_
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from codescent import models
+from codescent.base.errors import UserError
+from codescent.config.load import load
+from codescent.config.sections import Model
+from codescent.huggingface import kind_of
+from codescent.huggingface.folder import keys_of_model, open_folder
+from codescent.models import SIZES, shape_of
+from codescent.models.generate import generate
+from codescent.models.llama.declare import LlamaShape
+from codescent.verbs.exchange import export_run, import_folder
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0}
+WINDOWLESS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}
+
+
+def mistral(**changes: Any) -> Any:
+    sizes = LLAMA | {"head_dim": 10, "sliding_window": None} | changes
+    return random_(MistralForCausalLM(MistralConfig(**sizes)))
+
+
+def qwen2(**changes: Any) -> Any:
+    return random_(Qwen2ForCausalLM(Qwen2Config(**LLAMA | WINDOWLESS | changes)))
+
+
+def qwen3(**changes: Any) -> Any:
+    return random_(Qwen3ForCausalLM(Qwen3Config(**LLAMA | WINDOWLESS | {"head_dim": 6} | changes)))
+
+
+def olmo2(**changes: Any) -> Any:
+    return random_(Olmo2ForCausalLM(Olmo2Config(**LLAMA | {"pad_token_id": None, "eos_token_id": None} | changes)))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: llama(head_dim=6),
+    "mistral": mistral,
+    "qwen2": lambda: qwen2(tie_word_embeddings=True),
+    "qwen2, yarn": lambda: qwen2(rope_parameters=YARN),
+    "qwen3": qwen3,
+    "qwen3, tied": lambda: qwen3(tie_word_embeddings=True, num_key_value_heads=6),
+    "olmo2": olmo2,
+    "olmo2, one key": lambda: olmo2(num_key_value_heads=1),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_family_has_the_logits_texts_and_tensors_of_transformers(name: str, tmp_path: Path) -> None:
+    """Catches: a trait that is read otherwise, a tensor in another order, a wrong norm, a cache without a trait."""
+    theirs = MODELS[name]()
+    theirs.save_pretrained(tmp_path / "hf")
+    mine = ours(tmp_path / "hf")
+    assert difference(theirs, mine) < 1e-5
+    prompt = [5, 3, 8]
+    expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=None)
+    found = [step[0] for step in generate(mine, [prompt], 20, 0.0, seed=4)]
+    assert found == expected[0, len(prompt) :].tolist()
+    # through a run folder and back: the same bytes, and transformers computes the same
+    import_folder(tmp_path / "hf", tmp_path / "run", load("finetune"))
+    export_run(tmp_path / "run", tmp_path / "out")
+    before, after = (load_file(tmp_path / place / "model.safetensors") for place in ("hf", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[one], after[one]) for one in before)
+    again = type(theirs).from_pretrained(tmp_path / "out").eval()
+    tokens = torch.arange(24)[None]
+    assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+    family = json.loads((tmp_path / "out" / "config.json").read_text())["model_type"]
+    assert family == ("llama" if "mistral" in name else name.split(",")[0])  # without a window they are one
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2"])
+def test_gradients_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Catches: a wrong backward pass of the norms of queries and keys, or of biases."""
+    theirs = MODELS[name]()
+    theirs.save_pretrained(tmp_path)
+    mine = ours(tmp_path, dtype)
+    tokens = torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(1))
+    mine.train()
+    mine(tokens, tokens.roll(-1, 1)).backward()
+    logits = theirs(tokens).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum").backward()
+    folder = open_folder(tmp_path)
+    bound = 1e-4 if dtype == torch.float64 else 0.2
+    for name_of_ours, parts in folder.parts.items():
+        gradient = mine.get_parameter(name_of_ours).grad
+        expected = [theirs.get_parameter(part.tensor).grad for part in parts]
+        both = torch.cat([one.flatten() for one in expected]).double()
+        # the elements are in another order, so their norms are compared, and their sum
+        assert abs(gradient.double().norm() / both.norm() - 1) < bound, name_of_ours
+        assert abs(gradient.double().sum() - both.sum()) < bound * both.norm(), name_of_ours
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Qwen3-0.6B": (
+        {
+            "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+            "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16,
+            "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+            "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+        },
+        596_049_920,
+    ),
+    "Qwen2.5-0.5B": (
+        {
+            "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
+            "bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896,
+            "initializer_range": 0.02, "intermediate_size": 4864, "max_position_embeddings": 32768,
+            "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+        494_032_768,
+    ),
+    "OLMo-2-0425-1B": (
+        {
+            "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096,
+            "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 100277,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+            "torch_dtype": "float32", "transformers_version": "4.47.0", "use_cache": False, "vocab_size": 100352,
+        },
+        1_484_916_736,
+    ),
+    "Mistral-7B-v0.3": (
+        {
+            "model_type": "mistral", "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+            "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.0.dev0", "use_cache": True, "vocab_size": 32768,
+        },
+        7_248_023_552,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_taken_by_their_config_alone(name: str, tmp_path: Path) -> None:
+    """Catches: a key of a released config.json that is refused or read as another size."""
+    settings, parameters = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    keys = Model(**keys_of_model(tmp_path)).model_dump()
+    shape = shape_of("llama", {size: keys[size] for size in SIZES if size != "head"})
+    assert sum(one.numel for one in models.parameters_of("llama", shape)) == parameters
+    module = models.construct(models.facts_of("llama", shape))
+    assert sum(tensor.numel() for tensor in module.parameters()) == parameters
+
+
+def test_a_family_that_is_not_known_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    """Catches: a model that would be read as its relative, and computed otherwise."""
+    qwen2().save_pretrained(tmp_path)
+    for keys, message in (
+        ({"model_type": "qwen2_moe"}, r"model_type = 'qwen2_moe': known are .*; the nearest: qwen2"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
+        ({"layer_types": None, "attention_bias": True}, r"attention_bias = true: not known for qwen2"),
+    ):
+        change(tmp_path, **keys)
+        with pytest.raises(UserError, match=message):
+            open_folder(tmp_path)
+
+
+def test_traits_that_no_family_has_together_are_not_exported() -> None:
+    """Catches: an export that transformers would compute otherwise."""
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "vocab_size": 9, "seq_len": 8}
+    mixed = shape_of("llama", sizes | {"qkv_bias": True, "qk_norm": "head"})
+    with pytest.raises(UserError, match=r"no family of transformers has model\.qkv_bias = True, .*; qwen2: qkv_bias"):
+        kind_of("llama", mixed)
+    assert isinstance(mixed, LlamaShape)
+    assert mixed.head_dim == 4
+    for wrong, message in (
+        (
+            {"head_dim": 5},
+            r"head_dim: 5 channels of a head; .*must be even; nearest that would do: model\.head_dim = 4 or 6",
+        ),
+        ({"head_dim": 6, "num_kv_heads": 3}, r"3 heads of keys and values cannot be shared equally by 2 heads"),
+        ({"qk_norm": "each"}, r"qk_norm: 'each' is none of none, head, all"),
+        ({"norm": "last"}, r"norm: 'last' is none of first, output"),
+    ):
+        with pytest.raises(UserError, match=message):
+            shape_of("llama", sizes | wrong)
