@@ -28,6 +28,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama as qwen 2": {"model": LLAMA | {"qkv_bias": True}},
     "llama as qwen 3": {"model": LLAMA | {"qk_norm": "head", "head_dim": 12}},
     "llama as olmo 2": {"model": LLAMA | {"qk_norm": "all", "norm": "output"}},
+    "llama with a window": {"model": LLAMA | {"window": 5}},
+    "llama with a window, three blocks of queries": {
+        "model": {"kind": "llama", "num_layers": 1, "seq_len": 300, "hidden_dim": 256, "window": 100}
+    },
     "mlm": {"model": BERT, "task": "mlm"},
     "mlm in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 4},
     "mlm, the embedding in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 8},
@@ -233,6 +237,8 @@ QUICK = {
     "llama as olmo 2-products": lambda: of_kind(
         "llama as olmo 2", 0.0, LAYOUTS["tp without sequence"], recompute="products"
     ),
+    "llama with a window-cp": lambda: of_kind("llama with a window", 0.0, LAYOUTS["cp x tp"]),
+    "llama with a window, blocks": lambda: of_kind("llama with a window, three blocks of queries"),
     "pairs-full": lambda: of_kind("pairs, not causal", 0.0, LAYOUTS["pp"], recompute="full"),
     "adapters": lambda: of_kind("gpt2", 0.1, {"tp": 2}, lora=ADAPTERS["some"]),
     "large": lambda: case("fp32", model=LARGE),

@@ -26,6 +26,7 @@ QUICK = {
     "gpt2, pp": of_kind("gpt2", layout=LAYOUTS["pp zero-bubble"]),
     "gpt2, zero 3": of_kind("gpt2", layout=LAYOUTS["zero 3"]),
     "llama, tp": of_kind("llama", layout=LAYOUTS["tp"], recompute="full"),
+    "llama with a window": of_kind("llama with a window, three blocks of queries", recompute="products"),
     "pairs, with dropout": of_kind("pairs", 0.1, recompute="products"),
     "mlm, tp": of_kind("mlm", layout=LAYOUTS["tp"]),
     "qa": of_kind("qa", recompute="products"),

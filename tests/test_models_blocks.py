@@ -110,7 +110,7 @@ def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatc
 def test_attention_of_several_heads_that_read_one_key_as_blocks_keep_it(batch: int, groups: int, length: int) -> None:
     """One sample with one group: its queries are not copied, so their gradients are written where they belong."""
     qkv = values(batch, length, groups, 4, 16, dtype=torch.float32, seed=0).requires_grad_()
-    y_BTD, _ = torch.ops.codescent.block_attention(qkv)
+    y_BTD, _ = torch.ops.codescent.block_attention(qkv, 0)
     expected = results(causal_attention(qkv), [qkv])
     compare(results(y_BTD, [qkv]), expected, torch.float32)
 
@@ -124,7 +124,7 @@ def test_what_the_compiler_sees_of_attention_returns_memory_of_its_own(batch: in
     """
     qkv_BTGEK = torch.randn(batch, 4, groups, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     products.widen_bf16(widens)
-    y_BTD, qkv_EPTK = torch.ops.codescent.block_attention(qkv_BTGEK)
+    y_BTD, qkv_EPTK = torch.ops.codescent.block_attention(qkv_BTGEK, 0)
     expected = causal_attention(qkv_BTGEK)
     products.widen_bf16(False)
     assert qkv_EPTK.data_ptr() != qkv_BTGEK.data_ptr()

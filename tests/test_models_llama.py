@@ -26,10 +26,11 @@ from codescent.models.initialize import initialize_
 from codescent.models.llama.declare import PRESETS, LlamaShape, parameters
 from codescent.models.llama.module import Llama
 from codescent.operators import activations, linear
-from codescent.operators.attention import causal_attention
+from codescent.operators.attention import causal_attention, seen_keys
 from codescent.operators.frequencies import frequencies
 from codescent.operators.rotary import turn, turns
-from codescent.plan.model import RopeScaling
+from codescent.operators.saved_attention import pairs_in_blocks
+from codescent.plan.model import RopeScaling, pairs_seen
 from codescent.plan.shard import Role
 from codescent.verbs.sample import sample_run
 
@@ -347,6 +348,33 @@ def test_attention_of_groups(
     for one, other in ((mine, y), (found, expected)):
         assert one.dtype == dtype
         assert relative(one.double(), other) < bound
+
+
+@pytest.mark.parametrize("small_bytes", [0, 1 << 40], ids=["made again", "kept"])
+@pytest.mark.parametrize(("length", "window"), [(7, 1), (7, 3), (130, 129), (300, 100), (300, 128), (300, 290)])
+def test_attention_in_a_window(length: int, window: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a block of queries that sees a key too many or too few, a gradient that a later block overwrites."""
+    monkeypatch.setattr(linear, "SMALL_BYTES", small_bytes)
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, length, 2, 4, 40, dtype=torch.float64, generator=generator).requires_grad_()
+    q, k, v = qkv.transpose(1, 2).split([2, 1, 1], dim=3)
+    q = q.permute(0, 1, 3, 2, 4).flatten(1, 2)
+    apart = torch.arange(length)[:, None] - torch.arange(length)
+    mask = (apart >= 0) & (apart < window)
+    y = F.scaled_dot_product_attention(q, k.squeeze(3), v.squeeze(3), attn_mask=mask, enable_gqa=True)
+    y = y.transpose(1, 2).flatten(2)
+    upstream = torch.randn(y.shape, dtype=torch.float64, generator=generator)
+    (expected,) = torch.autograd.grad(y, qkv, upstream)
+    mine = causal_attention(qkv, window=window)
+    (found,) = torch.autograd.grad(mine, qkv, upstream)
+    assert relative(mine, y) < 1e-12
+    assert relative(found, expected) < 1e-12
+    assert torch.equal(seen_keys(length, window, torch.device("cpu")), mask)  # what other devices read
+    (kept,) = torch.autograd.grad(torch.ops.codescent.block_attention(qkv, window)[0], qkv, upstream)
+    assert relative(kept, expected) < 1e-12
+    assert pairs_seen(length, window) == int(mask.sum())
+    blocks = sum(len(rows) * int((rows.sum(0) > 0).sum()) for rows in mask.split(128))
+    assert pairs_in_blocks(length, window) == blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

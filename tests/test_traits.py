@@ -31,7 +31,8 @@ TRAITS: dict[str, tuple[str, ...]] = {
     "qwen 2": ("model.qkv_bias=true", "model.tie_head=true"),
     "qwen 3": ("model.qk_norm=head", "model.head_dim=12", *YARN),
     "olmo 2": ("model.qk_norm=all", "model.norm=output"),
-    "all": ("model.qk_norm=all", "model.norm=output", "model.qkv_bias=true", "model.head_dim=6"),
+    "all": ("model.qk_norm=all", "model.norm=output", "model.qkv_bias=true", "model.head_dim=6", "model.window=6"),
+    "mistral": ("model.window=5",),
 }
 QUICK = (
     ("all", 4, "cp=2 tp=2 recompute=full"),
@@ -68,7 +69,7 @@ def walk(runs: Runs, ranks: int, layout: str, *words: str) -> None:
 
 @pytest.mark.parametrize(("traits", "ranks", "layout"), QUICK)
 def test_a_layout_has_the_losses_of_one_process(runs: Runs, traits: str, ranks: int, layout: str) -> None:
-    """Catches: a scale whose gradient lacks heads, a mean over the heads of one rank, a bias that is cut wrongly."""
+    """Catches: a scale whose gradient lacks heads, a mean over the heads of one rank, a window of local positions."""
     walk(runs, ranks, layout, *TRAITS[traits])
 
 

@@ -127,6 +127,7 @@ class Model(Section):
         "rope_original_seq_len (llama with longrope)"
     )
     rope_long_factors: Text | None = auto("the same, if seq_len is above rope_original_seq_len (llama with longrope)")
+    window: int | None = auto("a position attends to so many positions, itself included (llama); auto: to all", ge=1)
     norm_eps: float | None = auto(
         "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
     )

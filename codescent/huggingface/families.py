@@ -4,7 +4,7 @@ Does not say which tensor is which parameter (llama.py does), and does not read 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,31 +47,50 @@ class Family:
             problems.append(f"head_dim = {channels!r}: not a size")
         elif channels is not None:
             found["head_dim"] = channels
-        return found, [*problems, *self._windows(settings)]
+        window, wrong = self._window(settings)
+        return found | ({"window": window} if window else {}), problems + wrong
 
-    def _windows(self, settings: Settings) -> Iterator[str]:
-        """Error messages for windows of attention that are shorter than the longest sequence."""
-        longest, width = settings.get("max_position_embeddings") or 0, settings.get("sliding_window", _WINDOW)
-        types = settings.get("layer_types") or ()
+    def _window(self, settings: Settings) -> tuple[int, list[str]]:
+        """The window of all layers, 0 if there is none, and error messages."""
+        width, layers = settings.get("sliding_window", _WINDOW), settings.get("num_hidden_layers") or 0
+        windowed = layers if self.windows else 0  # how many layers have it
         if self.windows == "chosen":
-            used = settings.get("use_sliding_window", False)
-            width = (
-                width if used and settings.get("max_window_layers", 28) < settings.get("num_hidden_layers", 0) else None
-            )
-            if any(one != "full_attention" for one in types):
-                yield f"layer_types = {json.dumps(types)}: codescent has only full_attention"
-        if self.windows and width is not None and width < longest:
-            yield f"sliding_window = {json.dumps(width)}: codescent has no sliding windows"
+            types = settings.get("layer_types")
+            if types is None:
+                windowed = max(0, layers - settings.get("max_window_layers", 28))
+            else:
+                windowed = sum(one == "sliding_attention" for one in types)
+                if unknown := sorted({*types} - {"sliding_attention", "full_attention"}):
+                    return 0, [f"layer_types: {', '.join(unknown)}: codescent has no such attention"]
+            windowed = windowed if settings.get("use_sliding_window", False) else 0
+        if not windowed or width is None:
+            return 0, []
+        if type(width) is not int or width < 1:
+            return 0, [f"sliding_window = {json.dumps(width)}: not a size"]
+        if windowed != layers:
+            return 0, [
+                f"{windowed} of {layers} layers have a sliding window: codescent has windows on all layers or on none"
+            ]
+        return width, []
 
     def write(self, shape: LlamaShape) -> dict[str, Any]:
         """See `Kind.write`."""
         positions = rope.write(shape.rope_theta, shape.rope_scaling)
-        return positions | {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head}
+        found = positions | {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head}
+        if self.windows:
+            found["sliding_window"] = shape.window or None
+        if self.windows == "chosen":
+            found |= {
+                "use_sliding_window": shape.window > 0,
+                "max_window_layers": 0 if shape.window else shape.num_layers,
+            }
+        return found
 
     def fits(self, shape: LlamaShape) -> bool:
         """Whether transformers computes a model of this shape by this family."""
         plain = {name: LlamaShape.__dataclass_fields__[name].default for name in TRAITS}
-        return all(getattr(shape, name) == value for name, value in (plain | dict(self.traits)).items())
+        alike = all(getattr(shape, name) == value for name, value in (plain | dict(self.traits)).items())
+        return alike and bool(self.windows or not shape.window)
 
     def words(self) -> str:
         """The traits in words, for messages."""

@@ -159,6 +159,7 @@ def facts_of(
         sizes=shape.facts(),
         lora=lora,
         weights=weights,
+        window=shape.window,
     )
 
 

@@ -14,7 +14,7 @@ from codescent.plan.operators import LayerOperator
 
 def self_attention(stream: Stream, shape: Shape, *, causal: bool) -> Iterator[LayerOperator]:
     """What a layer "attn" computes, and the sum with the residual stream."""
-    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions)
+    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions, shape.window)
     if shape.qk_norm != "none":
         normed = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
         yield operations.normed_heads(stream, "attn norm", "attn.qkv", normed)

@@ -30,7 +30,7 @@ def self_attention(
     stream: Stream, shape: Shape, *, causal: bool, padding: str = "", entered: bool = False
 ) -> Iterator[SavedTensor]:
     """What a layer "attn" keeps. `entered`: it reads the residual stream as it comes in."""
-    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions)
+    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions, shape.window)
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
     yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)

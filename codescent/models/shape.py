@@ -13,7 +13,7 @@ from codescent.base.errors import UserError
 from codescent.models.heads import Heads
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
-from codescent.plan.model import Size
+from codescent.plan.model import Size, pairs_seen
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
@@ -36,6 +36,7 @@ class Shape:
         head_share: share of the positions that the head reads, on average.
         ffn_matrices: number of matrices of a feed-forward.
         qk_norm: norms of queries and keys: "none", "head" (of each head) or "all" (over all heads).
+        window: of how many positions a query of causal self-attention sees the keys, its own included; 0: of all.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
     """
 
@@ -54,6 +55,7 @@ class Shape:
     head_share: ClassVar[float] = 1.0
     ffn_matrices: ClassVar[int] = 2
     qk_norm: str = "none"
+    window: int = 0
     refuses: ClassVar[Mapping[str, str]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -103,7 +105,8 @@ def flops_of_blocks(shape: Shape, seq_len: int) -> tuple[float, ...]:
     al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", appendix). An embedding is a look-up: 0.
     """
     width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    block = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim) + 4.0 * seq_len * queries
+    seen = pairs_seen(seq_len, shape.window) / seq_len
+    block = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim) + 4.0 * seen * queries
     return (0.0, *[block] * shape.num_layers, 2.0 * width * shape.head_rows * shape.head_share)
 
 

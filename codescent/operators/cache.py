@@ -38,6 +38,13 @@ class LayerCache:
         used = self.mask_B1TS.shape[-1]
         return self.k_BSHK[:, :used], self.v_BSHK[:, :used]
 
+    def seen(self, window: int) -> Tensor:
+        """bool [B, 1, T, S]: the slots that a new token sees: its own and those of window - 1 tokens before; 0: all."""
+        if not window:
+            return self.mask_B1TS
+        slots_S = torch.arange(self.mask_B1TS.shape[-1], device=self.slots_BT.device)
+        return self.mask_B1TS & (slots_S > self.slots_BT[:, None, :, None] - window)
+
 
 class KVCache:
     """Key/value cache of all layers. Slot s of a row holds the token at position s of that row.

@@ -107,11 +107,12 @@ def attention(
         yield from _step_by_step(stream, name, layer, heads)
         return
     queries, forward = stream.positions, stream.forward
-    on_cuda = (queries + 1) / (2 * queries) if causal else 1.0
+    masked = 0 < heads.window < queries  # a mask: the pairs that it hides are computed, too
+    on_cuda = (queries + 1) / (2 * queries) if causal and not masked else 1.0
     yield from _products(stream, name, layer, heads, on_cuda, CUDA if causal else "", scores=OF_BLOCKS, anew=True)
     if causal:
         # A CPU computes blocks of queries. It keeps small probabilities, see `saved_attention.causal_attention`.
-        pairs = pairs_in_blocks(queries)
+        pairs = pairs_in_blocks(queries, heads.window)
         size = forward.samples * heads.queries // forward.divides * pairs * 4
         keeps = heads.keys <= KEEP_HEAD_DIMS * heads.channels and (
             forward.precision != forward.wide or size <= SMALL_BYTES

@@ -22,12 +22,16 @@ LSE_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys."""
+    """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys.
+
+    `window`: of how many positions a query sees the keys; 0: there is no window.
+    """
 
     queries: int
     groups: int
     channels: int
     keys: int
+    window: int = 0
 
 
 def head_norm(stream: Stream, name: str, heads: AttentionSizes, *, over_all: bool) -> Iterator[SavedTensor]:
@@ -46,7 +50,7 @@ def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterat
     projected = (heads.queries + 2 * heads.groups) * heads.channels
     yield stream.columns(qkv, projected, core=True, on=CPU if formula else "")
     if heads.keys <= KEEP_HEAD_DIMS * heads.channels:
-        shape = (stream.forward.samples, heads.queries, pairs_in_blocks(heads.keys))
+        shape = (stream.forward.samples, heads.queries, pairs_in_blocks(heads.keys, heads.window))
         small = qkv if stream.forward.precision == stream.forward.wide else ""
         dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
         yield stream.tensor(f"{name} probabilities", shape, dims, **more | {"under": UNLESS_RECOMPUTED})
@@ -99,10 +103,17 @@ def rounded_up(queries: int) -> int:
     return -(-queries // LSE_MULTIPLE) * LSE_MULTIPLE
 
 
-def pairs_in_blocks(positions: int) -> int:
+def pairs_in_blocks(positions: int, window: int = 0) -> int:
     """Pairs of a query and a key for which causal attention on a CPU computes probabilities, of one head."""
-    whole, rest = divmod(positions, BLOCK_QUERIES)
-    return BLOCK_QUERIES**2 * whole * (whole + 1) // 2 + rest * positions
+    window = window if window < positions else 0
+    starts = range(0, positions, BLOCK_QUERIES)
+    ends = (min(start + BLOCK_QUERIES, positions) for start in starts)
+    return sum((end - start) * (end - first_key(start, window)) for start, end in zip(starts, ends, strict=True))
+
+
+def first_key(start: int, window: int) -> int:
+    """The first key that a block of queries from `start` on sees. `window` 0: there is none."""
+    return max(0, start - window + 1) if window else 0
 
 
 def fused_attention(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from codescent.plan.model import ModelFacts
+from codescent.plan.model import ModelFacts, pairs_seen
 from codescent.plan.shard import Parameter, Role
 from codescent.plan.work import TaskFacts, Work
 
@@ -84,7 +84,7 @@ def step_flops(
         )
         again = 2.0 * macs(rows) + (4.0 * _pairs(model, work) * width if splits_sequence or model.dropout else 0.0)
     elif recompute == "selective" and not (splits_sequence or model.dropout):
-        again = 2.0 * model.causal_layers * work.positions(-1) ** 2 * width
+        again = 2.0 * model.causal_layers * pairs_seen(work.positions(-1), model.window) * width
     return StepFlops(
         dense_flops=(4.0 * macs(read) + 2.0 * macs(trained)) * work.global_batch_size,
         attention_flops=12.0 * _pairs(model, work) * width * work.global_batch_size,
@@ -123,7 +123,7 @@ def _positions(model: ModelFacts, task: TaskFacts, work: Work, parameter: Parame
 def _pairs(model: ModelFacts, work: Work) -> int:
     """Number of query-key pairs in a sample, summed over all layers."""
     if not work.streams:
-        return model.num_layers * work.seq_len**2
+        return model.num_layers * pairs_seen(work.seq_len, model.window)
     source, target = work.streams
     decoder_layers = model.num_layers - model.encoder_layers
     return model.encoder_layers * source**2 + decoder_layers * target * (target + source)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from codescent.plan.brief import brief
+
 Size = int | float | bool | str
 """A size or an option of a model in the config."""
 
@@ -71,6 +73,7 @@ class ModelFacts:
         sizes: all fields of the shape class of this kind of model. `models.shape_of_facts` rebuilds the shape.
         lora: the adapters; None: every parameter is trained.
         weights: folder of the initial weights; None: weights are initialised at random.
+        window: of how many positions a query sees the keys; 0: of all.
     """
 
     kind: str
@@ -88,3 +91,15 @@ class ModelFacts:
     sizes: Mapping[str, Size | Mapping[str, Size | tuple[float, ...]]] = field(default_factory=dict)
     lora: Lora | None = None
     weights: str | None = None
+    window: int = brief(0)
+
+
+def pairs_seen(positions: int, window: int) -> int:
+    """Pairs of a query and a key of one head that count as attention: all of a sample, or those inside of a window.
+
+    Without a window they are counted as if no mask hid later keys (Chowdhery et al. 2022, "PaLM", appendix B). With one
+    a query sees `window` keys, fewer at the beginning. A window of all positions is none.
+    """
+    if not 0 < window < positions:
+        return positions**2
+    return window * (window + 1) // 2 + (positions - window) * window

@@ -54,7 +54,8 @@ class Tile:
 class CausalTiles:
     """Attention of the queries of rank `index` to the keys and values of each source rank, tile by tile.
 
-    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout` and `first_head`: see `ring.split_attention`.
+    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout`, `first_head` and `window`: see
+    `ring.split_attention`.
     """
 
     degree: int
@@ -63,6 +64,7 @@ class CausalTiles:
     keys_B: Tensor | None = None
     dropout: float = 0.0
     first_head: int = 0
+    window: int = 0
 
     def __post_init__(self) -> None:
         if self.length % 2 != 0:
@@ -102,12 +104,16 @@ class CausalTiles:
         k_PTK, v_PTK = kv_2PTK
         for tile in self.tiles(source):
             v_PSK = v_PTK[:, tile.keys]
-            scores_PNS = _scores(q_PRTK, k_PTK, tile).to(y_PRTK.dtype)
+            scores_PNS = self._scores(source, q_PRTK, k_PTK, tile).to(y_PRTK.dtype)
             top_PN1 = scores_PNS.amax(-1, keepdim=True)
+            if self.window:  # a query may see none of these keys: its share of the softmax is 0 then
+                top_PN1.clamp_(min=torch.finfo(top_PN1.dtype).min / 2)
             p_PNS = scores_PNS.sub_(top_PN1).exp_()
             sum_PN1 = p_PNS.sum(-1, keepdim=True)
             if self.keys_B is not None:
                 p_PNS.masked_fill_(self._dropped(self.keys_B, source, tile, p_PNS), 0.0)
+            if self.window:
+                sum_PN1.clamp_(min=torch.finfo(sum_PN1.dtype).tiny)
             new_PNK = products.bmm(p_PNS.to(v_PSK.dtype), v_PSK).to(y_PRTK.dtype) / sum_PN1
             y_PRQK, lse_PRQ = y_PRTK[:, :, tile.queries], lse_PRT[:, :, tile.queries]
             new_lse_PRQ = top_PN1.add_(sum_PN1.log_()).view_as(lse_PRQ)
@@ -136,7 +142,12 @@ class CausalTiles:
         for tile in self.tiles(source):
             k_PSK, v_PSK = k_PTK[:, tile.keys], v_PTK[:, tile.keys]
             q_PNK, d_y_PNK = _rows(q_PRTK, tile), _rows(d_y_PRTK, tile)
-            p_PNS = _scores(q_PRTK, k_PTK, tile).to(d_q_PRTK.dtype).sub_(_rows(lse_PRT, tile).unsqueeze(-1)).exp_()
+            p_PNS = (
+                self._scores(source, q_PRTK, k_PTK, tile)
+                .to(d_q_PRTK.dtype)
+                .sub_(_rows(lse_PRT, tile).unsqueeze(-1))
+                .exp_()
+            )
             d_p_PNS = products.bmm(d_y_PNK, v_PSK.transpose(1, 2)).to(d_q_PRTK.dtype)
             kept_PNS = p_PNS
             if self.keys_B is not None:
@@ -148,6 +159,18 @@ class CausalTiles:
             d_q_PRQK = d_q_PRTK[:, :, tile.queries]
             d_q_PRQK += products.bmm(d_s_PNS, k_PSK).view_as(d_q_PRQK)
             d_k_PTK[:, tile.keys] += products.bmm(d_s_PNS.transpose(1, 2), q_PNK)
+
+    def _scores(self, source: int, q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
+        """q k^T, -inf where the key is later than the query, or before its window."""
+        scores_PNS = _scores(q_PRTK, k_PTK, tile)
+        if self.window:
+            seq_len = self.degree * self.length
+            queries_T = balanced_positions(seq_len, self.degree, self.index, q_PRTK.device)
+            keys_T = balanced_positions(seq_len, self.degree, source, q_PRTK.device)
+            past_QS = queries_T[tile.queries, None] - keys_T[tile.keys] >= self.window
+            by_head = scores_PNS.view(len(q_PRTK), -1, *past_QS.shape)
+            by_head.masked_fill_(past_QS, -math.inf)
+        return scores_PNS
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
         """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""

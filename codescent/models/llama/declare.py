@@ -54,6 +54,7 @@ class LlamaShape(Shape):
         head_dim: channels of a head; 0: hidden_dim / num_heads.
         qkv_bias: whether queries, keys and values have biases (Qwen 2). No other matrix has one.
         qk_norm: see `Shape`.
+        window: see `Shape`.
         norm: "first": norms are before attention and feed-forward; "output": they are of their outputs (OLMo 2).
     """
 
@@ -72,6 +73,7 @@ class LlamaShape(Shape):
     qkv_bias: bool = False
     qk_norm: str = "none"
     norm: str = "first"
+    window: int = 0
     bias: bool = False
     dropout: float = 0.0
     ffn_matrices: ClassVar[int] = 3

@@ -60,6 +60,7 @@ class Llama(Decoder):
             head_dim=shape.head_dim,
             qkv_bias=shape.qkv_bias,
             norm=None if shape.qk_norm == "none" else norm,
+            window=shape.window,
         )
         # SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")
         gate_up, down = GateUp(width, shape.ffn_dim), ActivatedThenLinear(shape.ffn_dim, width, False, SWIGLU)
