@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from forker import Forker
+from peft import PeftModel
+from runs import make_project
 from safetensors.torch import load_file
 from test_huggingface import LLAMA, change, difference, llama, ours, random_
+from test_interchange import UNTRAINED, a_folder, same, weights
+from test_interchange import ours as trained
 from transformers import (
+    AutoModelForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
@@ -223,3 +229,47 @@ def test_traits_that_no_family_has_together_are_not_exported() -> None:
     ):
         with pytest.raises(UserError, match=message):
             shape_of("llama", sizes | wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "olmo2"])
+def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
+    name: str, tmp_path: Path, forker: Forker
+) -> None:
+    """Catches: a slice of a bias or a scale that is read from the wrong place; an adapter of another matrix."""
+    builders: dict[str, Callable[..., Any]] = {"mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2}
+    make_project(tmp_path)
+    folder = a_folder(tmp_path / "hf", builders[name](vocab_size=260))
+    import_folder(folder, tmp_path / "run", load("finetune"))
+    expected = weights(tmp_path / "run")
+    _, _, rest = (tmp_path / "run.toml").read_text().partition("[data]")
+    keys = keys_of_model(folder) | {"weights": str(folder)}
+    sizes = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    (tmp_path / "run.toml").write_text(f"[model]\n{sizes}\n[data]{rest}")
+    common = (f"data.tokenizer={folder}/tokenizer.json", "data.seq_len=16", "train.global_batch_size=8")
+    for number, layout in enumerate(("tp=2", "dp_shard=2", "pp=2")):
+        words = (*common, *UNTRAINED, f"parallel.{layout}", "train.microbatch_size=2")
+        found = forker.train(tmp_path, f"begins{number}", 2, *words)
+        assert same(weights(found.path), expected), layout
+    adapted = forker.train(
+        tmp_path,
+        "adapted",
+        2,
+        *common,
+        "lora.rank=3",
+        "parallel.tp=2",
+        "train.num_steps=3",
+        "optimizer.learning_rate=3e-2",
+    )
+    export_run(adapted.path, tmp_path / "merged")
+    export_run(adapted.path, tmp_path / "adapters", as_adapters=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    with_adapters = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder), tmp_path / "adapters"
+    ).eval()
+    tokens = torch.randint(0, 260, (2, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours_now, *others = (model(tokens) for model in (trained(adapted.path), merged, with_adapters))
+    for other in others:
+        assert float((ours_now - other.logits).abs().max()) < 1e-5

@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def rates(shape: LlamaShape) -> Tensor:
     return frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling)
 
 
-def small(scaling: RopeScaling | None = None, **sizes: float) -> LlamaShape:
+def small(scaling: RopeScaling | None = None, **sizes: Any) -> LlamaShape:
     shape = models.shape_of("llama", SIZES | sizes)
     assert isinstance(shape, LlamaShape)
     return dataclasses.replace(shape, rope_scaling=scaling)
@@ -492,6 +493,11 @@ def test_planning_needs_no_torch(project: Path) -> None:
     done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=8", "parallel.dp_shard=2")
     assert done.returncode == 0, done.stderr
     assert "8,030,261,248" in done.stdout
+    done = called(
+        project, "plan", "big.toml", "--ranks", "16", "parallel.tp=8", "parallel.dp_shard=2", "model.window=512"
+    )
+    assert "12 x layers x channels x keys in the window x tokens" in done.stdout
+    assert "not known on cuda with a window" in done.stdout
     done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=16", "train.global_batch_size=16")
     assert done.returncode == 2
     assert "8 key-value heads do not divide into 16 parts; nearest that would do: parallel.tp = 8" in done.stderr
@@ -518,9 +524,12 @@ def test_every_layout_walks_the_same_trajectory(project: Path, tied: str, layout
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_compiled_blocks_follow_eager() -> None:
+@pytest.mark.parametrize(
+    "traits", [{}, {"qk_norm": "head", "window": 40}, {"qk_norm": "all", "norm": "output"}], ids=str
+)
+def test_compiled_blocks_follow_eager(traits: dict[str, Any]) -> None:
     torch.compiler.reset()
-    shape = small(SCALING)
+    shape = small(SCALING, **traits)
     eager, compiled = build(shape, torch.float32, 100), build(shape, torch.float32, 100)
     for block in compiled.blocks.values():
         block.compile()

@@ -121,6 +121,17 @@ def test_a_model_with_scaled_frequencies_has_a_plan_that_is_read_again() -> None
         assert list(plan.differing(other)) == list(other.differing(plan)) == ["model.rope_scaling"]
 
 
+def test_a_window_counts_the_pairs_inside_and_is_in_the_plan_that_is_read_again() -> None:
+    """Catches: FLOPs of pairs that nobody computes; a plan that forgets the window."""
+    keys = {"model.kind": "llama", "data.seq_len": 16}
+    whole, windowed = planned(keys, 1), planned(keys | {"model.window": 5}, 1)
+    assert plan_of(json.loads(json.dumps(windowed.to_json()))) == windowed
+    pairs = sum(min(query + 1, 5) for query in range(16))
+    assert windowed.flops().attention_flops / whole.flops().attention_flops == pytest.approx(pairs / 16**2)
+    assert list(whole.differing(windowed)) == ["model.window"]
+    assert planned(keys | {"model.window": 16}, 1).flops() == whole.flops()
+
+
 def test_a_plan_that_computes_what_is_no_operator_is_refused() -> None:
     wrongs = ({"shape": []}, {"dims": []}, {"flops": [1.0]}, {"dtype": "fp1"}, {"shared": 2}, {"shape": [-1, 2, 3]})
     for wrong in wrongs:

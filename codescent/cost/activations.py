@@ -15,11 +15,11 @@ def is_known(plan: Plan, device: str) -> bool:
 
     With cp, CUDA has no kernel for attention in fp64. With a window, torch chooses its kernel by the mask.
     """
-    unknown = device == CUDA and (_is_windowed(plan) or (plan.work.precision == "fp64" and plan.mesh.cp > 1))
+    unknown = device == CUDA and (is_windowed(plan) or (plan.work.precision == "fp64" and plan.mesh.cp > 1))
     return bool(plan.activations) and not unknown
 
 
-def _is_windowed(plan: Plan) -> bool:
+def is_windowed(plan: Plan) -> bool:
     """Whether attention sees a window that is shorter than the samples."""
     return 0 < plan.model.window < plan.work.seq_len
 
@@ -32,7 +32,7 @@ def has_kernel(plan: Plan, device: str) -> bool:
     model, precision = plan.model, plan.work.precision
     groups = model.num_heads if plan.mesh.cp > 1 else model.num_kv_heads
     sizes = AttentionSizes(model.num_heads, groups, model.head_dim, plan.work.seq_len)
-    return not (device == CUDA and (by_formula(precision, sizes) or _is_windowed(plan)))
+    return not (device == CUDA and (by_formula(precision, sizes) or is_windowed(plan)))
 
 
 def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:

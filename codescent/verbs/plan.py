@@ -19,6 +19,7 @@ from codescent.clusters.cluster import Cluster
 from codescent.config.decided import with_device
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
+from codescent.cost.activations import is_windowed
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.lengths import FLOPS_PER_BYTE
 from codescent.cost.memory import inside_bytes
@@ -140,7 +141,8 @@ def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tup
     """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
     flops = plan.flops()
     applied = "positions" if plan.work.streams else "tokens"
-    pairs = "channels x pairs of positions" if plan.work.streams else "layers x channels x sequence x tokens"
+    keys = "keys in the window" if is_windowed(plan) else "sequence"
+    pairs = "channels x pairs of positions" if plan.work.streams else f"layers x channels x {keys} x tokens"
     again = f"{flops.recomputed_flops:.4g} more are recomputed, as in hfu"
     frozen = ", 4 x frozen parameters" if len(plan.trained) < len(plan.tensors) else ""
     return [

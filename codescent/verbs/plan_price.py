@@ -227,7 +227,7 @@ def _memory_rows(found: Price) -> Rows:
 def _highest(found: Price) -> str:
     """The stage and the instruction of the peak."""
     if found.peak is None:
-        return "it is not declared what operators keep in this number format"
+        return "it is not declared what operators keep here"
     stage = f"stage {found.peak.stage}, " if len(found.memory) > 1 else ""
     return f"{stage}{found.peak.words}"
 
