@@ -36,11 +36,11 @@ TRAITS: dict[str, tuple[str, ...]] = {
 }
 QUICK = (
     ("all", 4, "cp=2 tp=2 recompute=full"),
-    ("qwen 3", 4, "pp=2 tp=2 sequence_parallel=false"),
+    ("qwen 3", 2, "tp=2 sequence_parallel=false"),
 )
 LAYOUTS = {
     "tp=2": 2,
-    "tp=2 sequence_parallel=false": 2,
+    "pp=2 tp=2 sequence_parallel=false": 4,
     "cp=2 context=all-gather": 2,
     "pp=2 schedule=zero-bubble": 2,
     "pp=2 tp=2 schedule=zero-bubble": 4,
