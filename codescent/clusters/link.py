@@ -99,8 +99,8 @@ class Link:
         rate, latency = (_number(found[1]) * RATES[found[2].lower()], _number(found[3])) if found else (math.nan, 0.0)
         if found is None or not (0 < rate <= MOST * RATES["gb"] and latency <= MOST):
             raise ValueError(
-                f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, tbit, kB, MB, GB or TB a second, and a "
-                "latency in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
+                f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, tbit, kB, MB, GB or TB a second, and "
+                "a latency in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
             )
         return cls(rate, latency_s if found[3] is None else latency / PER_SECOND[found[4].lower()])
 
