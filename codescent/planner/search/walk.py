@@ -4,6 +4,7 @@ Does not know which depths a pass has (passes.py does). cost/stage_time.py walks
 from __future__ import annotations
 
 import math
+from operator import add
 from typing import NamedTuple
 
 from codescent.clusters.cluster import Software
@@ -98,7 +99,8 @@ def walk(
         waits_s = within_s + computed.beside_s
         taken_s = (1.0 - 1.0 / contention) * max(0.0, min(hidden_s, computed.device_s) - waits_s)
     computing_s = max(alone_s, computed.device_s + within_s + taken_s)
-    least_s = max(opening_s + computing_s, max(before) + ends.total_s)
+    layers = [sum(both) for both in zip(computed.within, computed.beside, strict=True)]
+    least_s = max(opening_s + computing_s, max(before) + ends.total_s, *(map(add, before, layers)))
     most_s, longer = _most_s(computed, contention), _longer(computed, sent)
     queued_s = sum(left_s for gathered_s, left_s in zip(before, after, strict=True) if gathered_s)
     rest_s = most_s + sum(before) + queued_s - begins.total_s  # from the first depth's end, when it sends gradients
@@ -112,7 +114,7 @@ def walk(
             )
             for at, all_s in enumerate(after)
         )
-    all_s = max(least_s + left_s, *(before[at] + after[at] for at in range(len(before))))
+    all_s = max(least_s + left_s, *map(sum, zip(before, after, layers, strict=True)))
     shorter_s = min(computed.beside_s + sum(longer), (contention - 1.0) * computed.device_s)
     most_s += opened_s + sum(longer) if exact else math.inf
     return Walked(opening_s, opened_s, shorter_s, least_s, most_s, left_s, all_s)
