@@ -8,16 +8,19 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from test_price import CLUSTER, DEVICE, IDEAL, plan_of
+from test_price import CLUSTER, CURVED, DEVICE, IDEAL, plan_of
 
+from codescent.clusters.by_links import of_links
 from codescent.clusters.cluster import Cluster
 from codescent.clusters.link import Link
 from codescent.cost.collective_time import BETWEEN, INSIDE, seconds
 from codescent.cost.device_time import Spent
+from codescent.cost.events import Clock
+from codescent.cost.network import Network
 from codescent.cost.price import StageCosts, price
 from codescent.cost.stage_time import DepthMessages, StageTime
 from codescent.cost.transfers import transfers
-from codescent.plan import SENDS, Instruction, Plan, Verb
+from codescent.plan import SENDS, Collective, Instruction, Mesh, Plan, Traffic, Verb
 
 AT_ONCE = dataclasses.replace(DEVICE, memory_bytes_per_s=1e30, peaks={"fp32": 1e30, "bf16": 1e30})
 """Computes in no time: messages take all of it."""
@@ -88,3 +91,67 @@ def test_messages_between_stages_share_a_link_with_the_collectives_of_their_stag
     assert costs.parts_of((0, Verb.FORWARD, 0, False), at) == costs.stages[0].parts_of(at)
     found = price(plan, crossed, IDEAL)
     assert found.simulate().makespan_s == pytest.approx(found.step_s)
+
+
+def network_of(ranks: int, cluster: Cluster) -> tuple[Clock, Network]:
+    clock = Clock()
+    return clock, Network(clock, cluster, [rank // cluster.devices for rank in range(ranks)])
+
+
+@pytest.mark.parametrize("size", [500.0, 1e4, 1e6, 2e7])
+def test_messages_of_simulated_ranks_take_what_the_curve_of_their_link_says(size: float) -> None:
+    """A simulation with the bandwidth alone; pieces that are as slow as small messages."""
+    clock, network = network_of(3, of_links(CURVED))
+    alone = network.send(0, 1, size)
+    clock.run()
+    assert alone.at_s == pytest.approx(CURVED.seconds(size))
+    clock, network = network_of(3, of_links(CURVED))
+    small = size / 4
+    together = [network.share(0, 1, size), network.share(0, 2, small, size)]
+    clock.run()
+    ends = [one.at_s or 0.0 for one in together]
+    both_s = CURVED.moved_s(size) + CURVED.moved_s(small)
+    assert max(ends) == pytest.approx(both_s + CURVED.latency_s, rel=1e-3)
+    assert network.cards[0].sending_s == pytest.approx(both_s)
+
+
+def test_copies_of_simulated_ranks_take_the_curve_of_their_bus() -> None:
+    """Offloaded state that is copied as if each copy were large."""
+    clock, network = network_of(1, dataclasses.replace(of_links(CURVED), bus=CURVED))
+    copied = network.copy(0, 1e5)
+    clock.run()
+    assert copied.at_s == pytest.approx(CURVED.seconds(1e5))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axis", "collective"),
+    [
+        (Mesh(tp=4), "tp", Collective.ALL_REDUCE),
+        (Mesh(tp=4), "tp", Collective.ALL_TO_ALL),
+        (Mesh(dp_shard=8), "dp_shard", Collective.ALL_GATHER),  # two nodes: a ring over both cards
+    ],
+)
+def test_a_collective_of_simulated_ranks_takes_the_curve_that_its_price_takes(
+    mesh: Mesh, axis: str, collective: Collective
+) -> None:
+    """A curve that is read at another size of message; a reached link whose curve is still that of the data sheet."""
+    reached = dataclasses.replace(IDEAL, inside_efficiency=0.5, between_efficiency=0.5, hop_s=2e-5)
+    cluster = dataclasses.replace(CLUSTER, inside=CURVED, between=CURVED)
+    size = mesh.degree(axis) * 5 * 10**6  # at half of the rate a message of 5e6 is one of 1e7
+    record = Traffic(collective, axis, size, "fp32", Verb.REDUCE, None, "gradients")
+    clock, network = network_of(mesh.world_size, cluster.reached(reached))
+    done = [network.join(rank, mesh.group(axis, rank), record) for rank in range(mesh.world_size)]
+    clock.run()
+    expected_s = seconds(record, mesh, 0, cluster, reached)[1]
+    at_once = 1 if collective is Collective.ALL_TO_ALL else 0  # its messages leave at once: they have one latency
+    expected_s -= at_once * (mesh.degree(axis) - 2) * (CURVED.latency_s + reached.hop_s)
+    assert max(one.at_s or 0.0 for one in done) == pytest.approx(expected_s)
+
+
+def test_each_message_to_each_other_rank_has_its_own_size() -> None:
+    """gloo scatters sums by messages: their bytes together are as fast as one large message."""
+    clock, network = network_of(4, of_links(CURVED))
+    record = Traffic(Collective.REDUCE_SCATTER, "dp_shard", 4 * 10**5, "fp32", Verb.REDUCE, None, "gradients")
+    done = [network.join(rank, (0, 1, 2, 3), record, times=2.0) for rank in range(4)]
+    clock.run()
+    assert done[0].at_s == pytest.approx(2 * (3 * CURVED.moved_s(1e5) + CURVED.latency_s))
