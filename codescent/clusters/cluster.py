@@ -200,4 +200,6 @@ class Cluster:
 
 
 def _reached(link: Link, efficiency: float, hop_s: float) -> Link:
-    return replace(link, bytes_per_s=efficiency * link.bytes_per_s, latency_s=link.latency_s + hop_s)
+    share = link.shared(efficiency)
+    curve = tuple(one.later(hop_s) for one in share.curve)
+    return replace(share, latency_s=link.latency_s + hop_s, curve=curve)

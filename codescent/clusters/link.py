@@ -31,6 +31,10 @@ class CurvePoint(NamedTuple):
         """Of the message."""
         return self.message_bytes / self.bytes_per_s
 
+    def later(self, seconds: float) -> CurvePoint:
+        """The same message, which takes so much longer."""
+        return self._replace(bytes_per_s=self.message_bytes / (self.seconds + seconds)) if seconds else self
+
 
 @dataclass(frozen=True)
 class Link:
