@@ -61,7 +61,7 @@ def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
 def _advice(config: Config, plan: Plan, device: Device, rank: int, held: StageMemory) -> str:
     """The nearest changes with which the rank fits: with room for what is not counted."""
     split = {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}
-    full = Shortage(rank, device.memory_bytes, split, held.activations - held.again, CUDA)
+    full = Shortage(rank, device.memory_bytes, split, held.activations - held.again, CUDA, compiles(config, CUDA))
     found = less_memory(config, plan, plan.model.vocab_size or None, full)
     fitting = [one for one in found if one.needed_bytes <= SHARE * device.memory_bytes][:SHOWN]
     if not fitting:
