@@ -125,18 +125,21 @@ def test_compiled_blocks_would_keep_on_cuda_what_is_declared_in_all_cases(kind: 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_inductor_keeps_what_the_partitioner_chose(kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a backend of these tests that keeps other tensors than the one that runs use. On the CPU, for real."""
-    case, found, backend = of_kind(kind, precision=precision), [], ""
+    case = of_kind(kind, precision=precision)
 
-    def compiling(*args: Any, **more: Any) -> Any:
-        trainer = trainer_of(*args, **more)
-        for chunk in trainer.executor.chunks:
-            for block in chunk.part.blocks.values():
-                block.compile(backend=backend)
-        return trainer
+    def kept_with(backend: str) -> list[int]:
+        def compiling(*args: Any, **more: Any) -> Any:
+            trainer = trainer_of(*args, **more)
+            for chunk in trainer.executor.chunks:
+                for block in chunk.part.blocks.values():
+                    block.compile(backend=backend)
+            return trainer
 
-    monkeypatch.setattr(kept_ranks, "trainer_of", compiling)
-    for backend in (PARTITIONED, "inductor"):
         torch.compiler.reset()
-        found.append(kept_ranks.kept_by_rank(case, 0)["chunks"])
-    assert found[0] == found[1]
-    assert found[0] != bytes_by_chunk(kept_ranks.plan_of(case), 0, CPU)  # a CPU keeps other tensors: not declared
+        monkeypatch.setattr(kept_ranks, "trainer_of", compiling)
+        chunks: list[int] = kept_ranks.kept_by_rank(case, 0)["chunks"]
+        return chunks
+
+    kept = kept_with("inductor")
+    assert kept == kept_with(PARTITIONED)
+    assert kept != bytes_by_chunk(kept_ranks.plan_of(case), 0, CPU)  # which is why it is not declared for a CPU
