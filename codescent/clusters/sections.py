@@ -140,7 +140,6 @@ class SoftwareKeys(Section):
         list(_D.overlaps), "what is sent while it computes: gathers, sums, layers (tensor parallelism in pieces)"
     )
     rings: int = key(_D.rings, "most cards of a node that a collective uses; 0: those of all its ranks there", ge=0)
-    compiles: bool = key(_D.compiles, "torch.compile compiles the blocks, which on CUDA keep what the compiler chooses")
     by_tensor: bool = key(_D.by_tensor, "weights and gradients are sent tensor by tensor, each with its latency")
     units: Literal["", "again", "kept"] = key(
         _D.units, "gathered weights: again: let go of after each micro-batch; kept: for all of them; empty: as the plan"
@@ -148,6 +147,7 @@ class SoftwareKeys(Section):
     second_products: bool = key(
         _D.second_products, 'with parallel.recompute = "products" every second product of a block is kept'
     )
+    compiles: bool = key(_D.compiles, "torch.compile compiles the blocks, which on CUDA keep what the compiler chooses")
     shards_over_cp: bool = key(
         _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
     )
