@@ -14,6 +14,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
+from codescent.build.compiled import refusals
 from codescent.build.resolve import Resolved
 from codescent.build.waiting import gradients_that_wait
 from codescent.operators.saved_tensors import ForwardPass
@@ -180,6 +181,7 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         seed=config.run.seed,
         update=candidate.update,
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
+        uncompiled=next(refusals(candidate), ""),
     )
     return dataclasses.replace(plan, decides=decides(plan))
 

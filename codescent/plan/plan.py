@@ -52,6 +52,7 @@ class Plan:
         again: where backward computes blocks again, what a block keeps meanwhile; of one block at a time.
         deferred: where gradients of weights are deferred, what a micro-batch keeps until they are computed.
         operators: what a rank computes of a micro-batch beside products with matrices, which follow from `tensors`.
+        uncompiled: why torch.compile compiles none of its blocks, on any device; "": it may.
     """
 
     mesh: Mesh
@@ -71,6 +72,7 @@ class Plan:
     again: tuple[SavedTensor, ...] = brief(())
     deferred: tuple[SavedTensor, ...] = brief(())
     operators: tuple[LayerOperator, ...] = brief(())
+    uncompiled: str = brief("")
 
     @property
     def computing(self) -> Schedule:

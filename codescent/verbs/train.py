@@ -217,8 +217,10 @@ def _of_memory(config: Config, rank: int) -> list[str]:
     if row is None:
         return []
     split = {part: row[part] for part in PARTS}
-    kind = CPU if folder.read_environment().get("device", CPU) == CPU else CUDA
-    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind)
+    environment = folder.read_environment()
+    kind = CPU if environment.get("device", CPU) == CPU else CUDA
+    compiled = str(environment.get("levers", {}).get("compile", "none"))
+    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind, compiled)
     more, change = advice(config, plan, plan.model.vocab_size or None, short)
     lines = [f"rank {rank} at step {row['step']}, its last row in memory.csv: {held_in_words(plan, short)}", more]
     if change is not None:
