@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forker import TESTS, Forker
+from forker import TESTS, Forker, Prepared
 from runs import assert_same, losses, make_project
 from sentence_order import REGISTERED
 
@@ -36,9 +36,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("order")
     make_project(folder)
     (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(
-        "import sentence_order\nfrom codescent import tasks\ntasks.TASKS = sentence_order.REGISTERED\n"
-    )
+    (folder / "site" / "sitecustomize.py").write_text("import sentence_order\nsentence_order.register()\n")
     with pytest.MonkeyPatch.context() as patch:
         python_path = (str(folder / "site"), str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", ""))
         patch.setenv("PYTHONPATH", os.pathsep.join(python_path))
@@ -53,11 +51,9 @@ def alone(project: Path, ranks: Forker) -> RunFolder:
 
 
 @pytest.fixture(scope="module")
-def ranks(project: Path) -> Iterator[Forker]:
-    """A process of its own: the one that other tests share does not know the task."""
-    forker = Forker()
-    yield forker
-    forker.close()
+def ranks(forker: Forker) -> Forker:
+    """Ranks that know the task."""
+    return Prepared(forker, "sentence_order:register")
 
 
 def test_two_ranks_and_a_resumed_run_walk_its_trajectory(project: Path, ranks: Forker, alone: RunFolder) -> None:

@@ -300,6 +300,8 @@ _SCALARS = {int, float, bool, str, types.NoneType}
 
 
 def _encode(value: Any) -> Any:
+    if type(value) in _SCALARS:  # most values, by far
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
         return {field.name: _encode(item) for field, item in fields if not is_left_out(field, item)}
