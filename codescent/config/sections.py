@@ -184,7 +184,10 @@ class Data(Section):
     validation_fraction: float = key(
         0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
     )
-    text_key: Text = key("text", "key of a JSONL line that holds the text")
+    text_key: Text | None = auto(
+        "the column of a table, or the key of a JSON line, that holds the text; auto: text, content, or the only one "
+        "that holds strings"
+    )
     as_text: bool = key(
         False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
     )

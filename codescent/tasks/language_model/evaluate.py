@@ -16,7 +16,8 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
-from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.text.records import Reading
+from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
