@@ -139,9 +139,10 @@ class Data(Section):
 
     corpus: TextOrPath = key(
         "python-stdlib",
-        "python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a JSONL file "
-        "or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file (.h5, "
-        ".pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "python-stdlib, shakespeare, openwebtext or squad; or the path of a file (text, JSON lines, CSV, TSV, Parquet, "
+        "Arrow), a folder, a glob, a data set of Hugging Face on disk, or a folder of token shards; for data.task qa a "
+        "file in SQuAD's format; for data.task tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or "
+        "synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "

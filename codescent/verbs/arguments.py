@@ -20,7 +20,8 @@ CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or 
 TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
 CORPUS_HELP = (
-    "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; for a file of "
+    "python-stdlib, shakespeare, openwebtext, or the path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a "
+    "folder or a glob; for a file of "
     "tensors (.h5, .pt, .safetensors): print its description"
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"

@@ -25,7 +25,7 @@ NAMES = ("python-stdlib", "shakespeare", "openwebtext")
 STDLIB_LEFT_OUT = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data")
 )
-OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".xz", ".gz", ".bz2", ".tar", ".tgz", ".txz")
+OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet", ".xz", ".gz", ".bz2", ".zst", *TAR_SUFFIXES)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 
 BLOCK_BYTES = 1 << 16  # larger decoded blocks fragment glibc's heap by hundreds of MiB
@@ -37,6 +38,13 @@ class Noticed:
     columns: set[str] = field(default_factory=set)
     nulls: int = 0
     empty: int = 0
+
+    def remarks(self) -> Iterator[str]:
+        """Sentences: which column was taken, and how many records were left out because they have no text."""
+        if self.columns:
+            yield f'data.text_key = "auto": the text is {" or ".join(sorted(self.columns))}'
+        if self.nulls:
+            yield f"{counted(self.nulls, 'record')} without a text (null) left out"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.base.reading import read_json
+from codescent.base.reading import read_json, read_text
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 """`Dataset.save_to_disk` writes STATE and INFO, `DatasetDict.save_to_disk` also SPLITS. The cache has INFO alone."""
@@ -32,7 +32,7 @@ def data_root(folder: Path) -> Path:
     if not (folder.name.startswith("datasets--") and snapshots.is_dir()):
         return folder
     main = folder / "refs" / "main"
-    named = main.read_text().strip() if main.is_file() else ""
+    named = read_text(main).strip() if main.is_file() else ""
     found = sorted(path for path in snapshots.iterdir() if path.is_dir())
     if (snapshots / named).is_dir() and named:
         return snapshots / named

@@ -65,10 +65,7 @@ class Scan:
             if names:
                 more = f" and {counted(len(names) - 1, 'more file')}" if len(names) > 1 else ""
                 yield f"{names[0]}{more}: read as {form}, as the content is; {AS_TEXT}"
-        if self.columns:
-            yield f'data.text_key = "auto": the text is {" or ".join(self.columns)}'
-        if self.nulls:
-            yield f"{counted(self.nulls, 'record')} without a text (null) left out"
+        yield from Noticed(columns={*self.columns}, nulls=self.nulls).remarks()
 
 
 def scan(
