@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,22 @@ def test_tokens_of_json_that_an_earlier_version_read_as_text_are_not_used_again(
     assert locate(str(path), "byte", out) == old
 
 
+def test_a_missing_package_is_said_once(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caught: a message for each of a thousand files."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError) as caught:
+        prepare(str(mixed), "byte", tmp_path / "out")
+    told = sorted(caught.value.problems)
+    assert [problem.rpartition(": pip")[0].rpartition(": ")[2] for problem in told] == [
+        "Parquet needs pyarrow, which is not installed",
+        "Arrow needs pyarrow, which is not installed",
+        "Zstandard needs zstandard, which is not installed",
+    ]
+    assert all("as_text" not in problem for problem in told)
+    assert told[1].count(".arrow") == 2
+
+
 def names_of(corpus: Path | str) -> set[str]:
     return {source.name for source in corpora.resolve(str(corpus)).sources}
 
@@ -256,13 +273,15 @@ def hub(tmp_path: Path, files: dict[str, bytes], revision: str = "0123abcd", mai
     return root
 
 
-def test_the_cache_of_the_hub(tmp_path: Path) -> None:
+def test_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caught: the data card is trained on; blobs are read a second time beside their links; an old revision is read."""
     beside = {"README.md": b"# A data card\n", "LICENSE": b"Some rights\n", "corpus.py": b"import datasets\n"}
     root = hub(tmp_path, {"en/c4-train.00000-of-00002.json.gz": gzip.compress(lines(DOCUMENTS[:30])), **beside})
     hub(tmp_path, {"en/c4-train.00000-of-00002.json.gz": gzip.compress(lines(DOCUMENTS[30:]))}, "old")
     assert names_of(root) == names_of(root / "snapshots" / "0123abcd") == {"en/c4-train.00000-of-00002.json.gz"}
     assert sorted(texts_of(open_dataset(prepare(str(root), "byte", tmp_path / "out")))) == sorted(DOCUMENTS[:30])
+    monkeypatch.chdir(root / "snapshots")  # names of parents are not in the path
+    assert names_of("0123abcd") == {"en/c4-train.00000-of-00002.json.gz"}
     (root / "refs" / "main").unlink()
     with pytest.raises(UserError, match=r"which snapshot\? give one of its folders in .*: 0123abcd, old"):
         corpora.resolve(str(root))

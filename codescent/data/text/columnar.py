@@ -15,7 +15,7 @@ from codescent.data.text.records import NULL_TYPE, TEXT_TYPE, DocumentPiece, Rea
 
 BATCH_BYTES = 1 << 20
 """Rows are converted in batches of about so many bytes."""
-_MOST_ROWS = 1024
+_MOST_ROWS = 128  # of equal texts a Parquet file holds one, and a batch each of them
 _NO_MORE = bytes(4)  # an Arrow stream ends with a message of length 0
 
 
@@ -32,7 +32,7 @@ def columnar_documents(
         UserError: the file is damaged (in which row group or record batch); pyarrow is not installed; no column of
             strings, or several (`text_column`).
     """
-    pyarrow = library("pyarrow", "Parquet" if form == PARQUET else "Arrow", "parquet")
+    pyarrow = needed(form)
     with _damage(str(path), pyarrow), pyarrow.OSFile(str(path)) as file:
         if form == PARQUET:
             yield from _parquet(path, file, pyarrow, reading, advance)
@@ -40,6 +40,11 @@ def columnar_documents(
             yield from _arrow_stream(path, file, pyarrow, reading, advance)
         else:
             yield from _arrow_file(path, file, pyarrow, reading, advance)
+
+
+def needed(form: str) -> Any:
+    """The library that reads such a file, pyarrow. Raises UserError: it is not installed."""
+    return library("pyarrow", "Parquet" if form == PARQUET else "Arrow", "parquet")
 
 
 def _parquet(
@@ -51,12 +56,15 @@ def _parquet(
     name, facts = _column(path, table.schema_arrow, pyarrow, reading), table.metadata
     for number in range(facts.num_row_groups):
         group = facts.row_group(number)
-        chunks = (group.column(place) for place in range(group.num_columns))
-        num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == name)
-        rows = _rows_at_once(group.num_rows, num_bytes)
-        with _damage(f"{path}: row group {number + 1} of {facts.num_row_groups}", pyarrow):
+        # of all columns: damaged facts of one column end the process in pyarrow, without an exception
+        rows = _rows_at_once(group.num_rows, group.total_byte_size)
+        where, found = f"{path}: row group {number + 1} of {facts.num_row_groups}", 0
+        with _damage(where, pyarrow):
             for batch in table.iter_batches(rows, row_groups=[number], columns=[name], use_threads=False):
                 yield from _texts(batch.column(0), reading)
+                found += len(batch)
+        if found != group.num_rows:
+            raise UserError(f"{where}: damaged: {found} rows, and its footer says {group.num_rows}")
         advance((number + 1) / facts.num_row_groups)
 
 

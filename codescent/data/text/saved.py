@@ -29,7 +29,7 @@ def data_root(folder: Path) -> Path:
     Raises UserError: it has no snapshot, or several and none of them is `main`.
     """
     snapshots = folder / "snapshots"
-    if not (folder.name.startswith("datasets--") and snapshots.is_dir()):
+    if not (folder.absolute().name.startswith("datasets--") and snapshots.is_dir()):
         return folder
     main = folder / "refs" / "main"
     named = read_text(main).strip() if main.is_file() else ""
@@ -52,7 +52,7 @@ def data_files(folder: Path, names: list[str]) -> list[str]:
     if INFO in names and (arrows := [name for name in names if name.endswith(".arrow")]):
         splits = _fields(folder / INFO).get("splits") or {}
         return [name for name in arrows if _cached_split(name) in splits]
-    if _snapshot_of(folder) == folder:
+    if _snapshot_of(folder) == folder.absolute():
         return [name for name in kept if not _DESCRIBES.fullmatch(name)]
     return kept
 
@@ -100,7 +100,7 @@ def _split_of(file: Path) -> tuple[Path, str, str] | None:
     if (folder / INFO).is_file() and not (folder / STATE).is_file() and (split := _cached_split(file.name)):
         return folder, split, str(folder / f"*-{split}*.arrow")
     if root := _snapshot_of(folder):
-        words = _SPLIT_OF_NAME.findall(file.relative_to(root).as_posix().lower())
+        words = _SPLIT_OF_NAME.findall(file.absolute().relative_to(root).as_posix().lower())
         if words:
             return root, words[-1], str(root / "**" / f"*{words[-1]}*")
     return None
@@ -114,7 +114,8 @@ def _cached_split(name: str) -> str | None:
 
 def _snapshot_of(folder: Path) -> Path | None:
     """The snapshot of the hub's cache in which a folder lies: datasets--NAME/snapshots/REVISION."""
-    for path in (folder, *folder.parents):
+    here = folder.absolute()
+    for path in (here, *here.parents):
         if path.parent.name == "snapshots" and path.parent.parent.name.startswith("datasets--"):
             return path
     return None

@@ -14,8 +14,9 @@ import numpy as np
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.data.text import columnar
 from codescent.data.text.corpora import Corpus, CorpusFile
-from codescent.data.text.forms import JSON_LINES, READ
+from codescent.data.text.forms import COLUMNAR, JSON_LINES, READ
 from codescent.data.text.records import Noticed, Reading
 from codescent.data.text.sources import AS_TEXT, looked_at, read_blocks
 
@@ -125,22 +126,23 @@ def scan(
 
 
 def _refused(corpus: Corpus, reading: Reading, num_threads: int) -> list[str]:
-    """Which files have a form that is not read, by their first bytes: a problem for each form, with all its files."""
+    """Which files cannot be read, by their first bytes: a problem for each form, with all its files."""
 
     def problem(source: CorpusFile) -> tuple[str, str] | None:
         try:
             form = looked_at(source.path, reading.text_key)
-        except UserError as error:
-            return "".join(error.problems), str(source.path)
-        return None if form in READ else (f"is {form}", str(source.path))
+            if form in COLUMNAR:
+                columnar.needed(form)
+        except UserError as error:  # a library is not installed
+            return "; ".join(error.problems), str(source.path)
+        return None if form in READ else (f"is {form}; {AS_TEXT}", str(source.path))
 
     files: dict[str, list[str]] = {}
     with ThreadPoolExecutor(num_threads) as threads:
         for found in filter(None, threads.map(problem, corpus.sources)):
             files.setdefault(found[0], []).append(found[1])
     return [
-        f"{', '.join(paths[:MAX_PROBLEMS])}{_more(len(paths) - MAX_PROBLEMS)}: {why}; {AS_TEXT}"
-        for why, paths in files.items()
+        f"{', '.join(paths[:MAX_PROBLEMS])}{_more(len(paths) - MAX_PROBLEMS)}: {why}" for why, paths in files.items()
     ]
 
 
