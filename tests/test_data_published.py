@@ -280,6 +280,7 @@ def test_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     hub(tmp_path, {"en/c4-train.00000-of-00002.json.gz": gzip.compress(lines(DOCUMENTS[30:]))}, "old")
     assert names_of(root) == names_of(root / "snapshots" / "0123abcd") == {"en/c4-train.00000-of-00002.json.gz"}
     assert sorted(texts_of(open_dataset(prepare(str(root), "byte", tmp_path / "out")))) == sorted(DOCUMENTS[:30])
+    assert names_of(root.parent) == {f"{root.name}/snapshots/0123abcd/en/c4-train.00000-of-00002.json.gz"}
     monkeypatch.chdir(root / "snapshots")  # names of parents are not in the path
     assert names_of("0123abcd") == {"en/c4-train.00000-of-00002.json.gz"}
     (root / "refs" / "main").unlink()

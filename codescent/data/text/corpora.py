@@ -206,7 +206,7 @@ def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
     for folder, names, files in os.walk(root):  # does not follow links to folders, which may form circles
         names[:] = sorted(
             name
-            for name in names
+            for name in saved.data_folders(Path(folder), names)
             if not name.startswith(".") and name not in left_out and not _is_our_own(Path(folder, name))
         )
         shown = sorted(name for name in files if not name.startswith("."))

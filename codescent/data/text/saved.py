@@ -42,6 +42,18 @@ def data_root(folder: Path) -> Path:
     return found[0]
 
 
+def data_folders(folder: Path, names: list[str]) -> list[str]:
+    """The subfolders of one folder that are read, of the given ones: in the hub's cache those of one snapshot alone.
+    Raises UserError: see `data_root`.
+    """
+    here = folder.absolute()
+    if here.name.startswith("datasets--") and "snapshots" in names:
+        return ["snapshots"]
+    if here.name == "snapshots" and here.parent.name.startswith("datasets--"):
+        return [data_root(here.parent).name]
+    return names
+
+
 def data_files(folder: Path, names: list[str]) -> list[str]:
     """The names of the files of one folder that hold documents; `names`: all its files that are not hidden.
     Raises UserError: what describes a saved data set is damaged, or names a file that is not there.
