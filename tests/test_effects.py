@@ -156,9 +156,10 @@ def test_the_key_of_json_lines_needs_json_lines(config: Path, suffix: str) -> No
     for words in ((f"data.corpus={more}",), (f"data.corpus={corpus}", f"data.validation={more}")):
         found = said(config, *words, "data.text_key=body")
         assert bool(found) == (suffix == "txt")
-        assert all("needs JSON lines, and there are none in the corpus" in one for one in found.values())
+        assert all("needs JSON lines or tables, and there are none in the corpus" in one for one in found.values())
     as_text = said(config, f"data.corpus={more}", "data.text_key=body", "data.as_text=true")
-    assert as_text["data.text_key"].endswith("is for JSON lines, and data.as_text reads every file as plain text")
+    why = "is for JSON lines and tables, and data.as_text reads every file as plain text"
+    assert as_text["data.text_key"].endswith(why)
 
 
 def test_what_token_shards_make_useless(config: Path) -> None:

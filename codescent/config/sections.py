@@ -139,9 +139,10 @@ class Data(Section):
 
     corpus: TextOrPath = key(
         "python-stdlib",
-        "python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a JSONL file "
-        "or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file (.h5, "
-        ".pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "python-stdlib, shakespeare, openwebtext or squad; or the path of a file (text, JSON lines, CSV, TSV, Parquet, "
+        "Arrow), a folder, a glob, a data set of Hugging Face on disk, or a folder of token shards; for data.task qa a "
+        "file in SQuAD's format; for data.task tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or "
+        "synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
@@ -184,7 +185,10 @@ class Data(Section):
     validation_fraction: float = key(
         0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
     )
-    text_key: Text = key("text", "key of a JSONL line that holds the text")
+    text_key: Text | None = auto(
+        "the column of a table, or the key of a JSON line, that holds the text; auto: text, content, or the only one "
+        "that holds strings"
+    )
     as_text: bool = key(
         False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
     )

@@ -74,7 +74,7 @@ def _how_to_prepare(config: Config, *, is_text: bool) -> str:
         return "run it once here: codescent train prepares the data before its first step"
     words = [data.corpus, "--tokenizer", data.tokenizer, "--folder", str(data.folder)]
     words += ["--validation-fraction", str(data.validation_fraction)]
-    words += ["--text-key", data.text_key] if data.text_key != "text" else []
+    words += ["--text-key", data.text_key] if data.text_key is not None else []
     words += ["--as-text"] if data.as_text else []
     return f"prepare it here: {command('data', *words)}"
 

@@ -37,6 +37,10 @@ FILES = (
     ".jsonl",
     ".ndjson",
     ".txt",
+    ".csv",
+    ".tsv",
+    ".parquet",
+    ".arrow",
     ".h5",
     ".hdf5",
     ".pt",
@@ -46,6 +50,7 @@ FILES = (
     ".xz",
     ".lzma",
     ".bz2",
+    ".zst",
 )
 """Endings of a corpus that is a file, not a name."""
 

@@ -15,6 +15,7 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
+from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.plan import Plan, TaskFacts, Work
 
@@ -218,6 +219,8 @@ class Task:
             values.pop("validation_fraction", None)
         if not request.data.as_text:  # earlier runs do not have the key
             values.pop("as_text", None)
+        if "text_key" in values:  # as earlier runs recorded it
+            values["text_key"] = values["text_key"] or FIRST_NAMES[0]
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         extras = self.extras or shape.extras
         return TaskFacts(self.name, extras, shape.head_share, equal_losses=self.equal_losses, identity=identity)

@@ -20,7 +20,8 @@ CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or 
 TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
 CORPUS_HELP = (
-    "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; for a file of "
+    "python-stdlib, shakespeare, openwebtext, or the path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a "
+    "folder or a glob; for a file of "
     "tensors (.h5, .pt, .safetensors): print its description"
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
@@ -286,7 +287,7 @@ def _data(verb: argparse.ArgumentParser) -> None:
     add("--train-bpe", type=positive, metavar="VOCAB", help="train a BPE of this many tokens on the corpus")
     add("--folder", type=path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
     add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
-    add("--text-key", default="text", help="key of the text in each JSONL line (default text)")
+    add("--text-key", help="column or JSON key of the text (default: text, content or the only one of strings)")
     add("--as-text", action="store_true", help="every file is plain text, whatever it looks like: JSON, CSV, questions")
     add("--workers", type=positive, metavar="N", help="number of processes (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")

@@ -9,6 +9,7 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
+from codescent.config.keys import AUTO
 from codescent.data.text import corpora
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.prepare import prepare
@@ -55,7 +56,7 @@ def _tokens(arguments: Namespace) -> ShownDataset:
         arguments.folder,
         train_bpe=arguments.train_bpe,
         validation_fraction=arguments.validation_fraction,
-        text_key=arguments.text_key,
+        text_key=None if arguments.text_key == AUTO else arguments.text_key,
         as_text=arguments.as_text,
         num_workers=arguments.workers,
         progress=True,

@@ -16,7 +16,8 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
-from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.text.records import Reading
+from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
 from codescent.tasks.task import ScoreRequest
@@ -38,7 +39,7 @@ def text_lines(request: ScoreRequest) -> list[str]:
         assert isinstance(dataset, Dataset)
         name, (tokens, num_bytes, remarks) = request.validation_name(dataset), _of_split(dataset)
     else:
-        name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)
+        name, (tokens, num_bytes, remarks) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: at least 2 are needed, to predict one")
     nats = _nats(module, tokens, seq_len, request.device)
@@ -99,15 +100,17 @@ def _front(tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.opening or separator)
 
 
-def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
-    """The tokens of a text and the number of bytes that are predicted.
+def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int, list[str]]:
+    """The tokens of a text, the number of bytes that are predicted, and lines about how it was read.
+
     Each text begins and ends as the tokenizer says, such as with <s>. If nothing begins it, the separator is put in
     front, if there is one. So the first token is predicted too.
     """
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
-    texts = list(_documents(data, Reading(request.task.data.text_key, request.task.data.as_text)))
+    reading = Reading(request.task.data.text_key, request.task.data.as_text)
+    texts = list(_documents(data, reading))
     begin, front = list(tokenizer.opening), _front(tokenizer)
     parts = [np.array(front[len(begin) :], np.int64)]
     for number, text in enumerate(texts):
@@ -117,7 +120,7 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
     if not front and len(tokens):  # the first token is not predicted
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
-    return tokens, num_bytes
+    return tokens, num_bytes, list(reading.noticed.remarks())
 
 
 def _documents(data: Path, reading: Reading) -> Iterator[str]:
