@@ -14,6 +14,7 @@ from codescent import models
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.config.rate_schedules import learning_rate
 from codescent.coupling import Services, reads_ahead
 from codescent.coupling import of as coupling_of
 from codescent.data.loader import Loader, Sampler
@@ -25,7 +26,7 @@ from codescent.strategies.gradients import gradients_of
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight, learning_rate
+from codescent.train.optimize import Optimizer, Weight
 from codescent.train.server_weights import server_weights
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer

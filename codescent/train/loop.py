@@ -19,6 +19,7 @@ from codescent.base.rank import Rank
 from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
 from codescent.checkpoint.checkpoints import Saved
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
@@ -28,7 +29,6 @@ from codescent.train.generation import Generation
 from codescent.train.loggers import Logger, load
 from codescent.train.memory import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
-from codescent.train.optimize import learning_rate
 from codescent.train.out_of_memory import Explained
 from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler

@@ -39,27 +39,6 @@ def _alone(square: torch.Tensor) -> torch.Tensor:
     return square[None]
 
 
-def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, step: int) -> float:
-    """Learning rate of the step with number `step` (from 0): linear warm-up, then the schedule, then its minimum.
-
-    cosine: Loshchilov and Hutter 2017, "SGDR", eq. 5, one period. With `scale_learning_rate` the whole curve is
-    multiplied by the number of data-parallel workers ("linear": Goyal et al. 2017, 2.1) or its square root ("sqrt":
-    Krizhevsky 2014, "One weird trick", 3.2); "none" leaves it, since the global batch does not grow with the workers.
-    """
-    scale = {"none": 1.0, "linear": float(num_workers), "sqrt": math.sqrt(num_workers)}[config.scale_learning_rate]
-    peak, lowest = config.learning_rate * scale, config.min_learning_rate * scale
-    if step < config.warmup_steps:
-        return peak * (step + 1) / (config.warmup_steps + 1)
-    decay_steps = num_steps if config.decay_steps is None else config.decay_steps
-    if config.schedule == "constant":
-        return peak
-    if step >= decay_steps:
-        return lowest
-    progress = (step - config.warmup_steps) / max(1, decay_steps - config.warmup_steps)
-    remaining = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return lowest + remaining * (peak - lowest)
-
-
 @dataclass(frozen=True)
 class Weight:
     """A trainable tensor on this rank.
