@@ -115,6 +115,8 @@ class Decay(RateSchedule):
     def rate(self, at: RatePoint) -> float:
         """Between `peak` and `lowest`, by the form."""
         begin = self.begins(at.optimizer, at.end)
+        if at.step <= begin < at.end:  # the peak itself, not rounded: a constant run has the same bits
+            return at.peak
         progress = min(1.0, max(0, at.step - begin) / max(1, at.end - begin))
         return at.lowest + self.form(at.optimizer, progress) * (at.peak - at.lowest)
 
