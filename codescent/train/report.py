@@ -28,7 +28,7 @@ from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
-from codescent.train.display import Display
+from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
@@ -218,7 +218,9 @@ class Report:
         if (advice := self.slow_steps.add(seconds)) is not None:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}")
-        self.display.step(step, result.train_loss, tokens / seconds, mfu, row["peak_memory_bytes"], due=due)
+        peak = int(row["peak_memory_bytes"])
+        shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak)
+        self.display.step(shown, due=due)
         if val_loss is not None:
             self.display.validation(step, val_loss)
             if not math.isfinite(val_loss):
