@@ -180,6 +180,8 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         seed=config.run.seed,
         update=candidate.update,
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
+        ema=config.train.ema,
+        ema_every=config.train.ema_every if config.train.ema else 1,
     )
     return dataclasses.replace(plan, decides=decides(plan))
 
@@ -221,4 +223,5 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         weights=Placement(),
         gradients=Placement(),
         optimizer=Placement(),
+        averaged=config.train.ema > 0 and parameter.trained,
     )

@@ -51,6 +51,13 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
 def beyond_the_run(config: Config) -> Iterator[Contradiction]:
     """What does not fit into `train.num_steps`: a schedule of the learning rate, a window of the profile."""
     yield from of_optimizer(config.optimizer).refuse(config.optimizer, config.train.num_steps)
+    train = config.train
+    if train.ema and train.ema_every > train.num_steps:
+        yield (
+            ("train.ema_every", "train.num_steps"),
+            f"given {train.ema_every}, so the average would stay at the initial weights in the {train.num_steps} steps "
+            f"of the run (train.num_steps); give at most {train.num_steps}",
+        )
     yield from late_windows(config)
 
 

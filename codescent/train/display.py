@@ -109,9 +109,10 @@ class Display:
             del parts[-2]
         return "  ".join(parts)
 
-    def validation(self, step: int, loss: float) -> None:
-        """Print a validation loss."""
-        self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}")
+    def validation(self, step: int, loss: float, of_ema: float | None = None) -> None:
+        """Print a validation loss, and that of the moving average of the weights, if there is one."""
+        average = "" if of_ema is None else f", of the averaged weights {of_ema:.4f}"
+        self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}{average}")
 
 
 def _loss(loss: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from codescent.checkpoint.box import Box
+from codescent.train.ema import Ema
 from codescent.train.host_copy import HostCopy
 from codescent.train.muon import MatrixRound, Muon
 from codescent.train.norm import gradient_square
@@ -112,6 +113,7 @@ class Optimizer:
         config: the section [optimizer].
         matrices: rounds of the weights that Muon updates; empty unless optimizer.kind is "muon".
         device: of this rank, for the sums of a rank that trains nothing.
+        ema: the moving average of the weights, which is saved as state; None: there is none.
 
     Attributes:
         decides_on_device: whether the host never waits for the norm: fused kernels clip and skip by themselves. Other
@@ -124,7 +126,9 @@ class Optimizer:
         config: OptimizerConfig,
         matrices: Sequence[MatrixRound] = (),
         device: torch.device | None = None,
+        ema: Ema | None = None,
     ) -> None:
+        self.ema = ema
         self.weights = list(weights)
         self.device = device
         self.config = config
@@ -278,13 +282,15 @@ class Optimizer:
             master.grad = None
 
     def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
-        """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"."""
+        """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"; averages."""
         of_muon = {} if self.muon is None else self.muon.state_of_masters()
         for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             yield weight, f"model.{weight.name}", master.detach()
             for state, value in of_muon.get(index, self.torch.state.get(master, {})).items():
                 if isinstance(value, torch.Tensor):
                     yield weight, f"optimizer.{state}.{weight.name}", value
+        if self.ema is not None:
+            yield from self.ema.named()
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """Memory that it keeps between steps, beside weights and state: for copies of gradients and weights."""

@@ -127,6 +127,9 @@ def _checkpoint_arguments(verb: argparse.ArgumentParser) -> None:
     which = verb.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the checkpoint with the lowest validation loss")
     which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    verb.add_argument(
+        "--ema", action="store_true", help="the moving average of its weights (train.ema), not the weights"
+    )
 
 
 def _train(verb: argparse.ArgumentParser) -> None:

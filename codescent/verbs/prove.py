@@ -195,6 +195,7 @@ class Prover:
             f"train.eval_every={max(1, steps // 2 // period) * period if given.train.eval_every else 0}",
             *_schedule(given.optimizer, given.optimizer.decay_steps or given.train.num_steps, steps),
             "train.num_epochs=auto",
+            "train.ema=0.0",  # it changes no loss, and some methods have none
             "train.stop_after=0",
             "checkpoint.every=0",
             *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
