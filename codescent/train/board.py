@@ -75,7 +75,7 @@ class Board:
 
     def _write(self, row: Mapping[str, float | int | None]) -> None:
         values = {f"train/{name}": value for name, value in row.items() if name not in NOT_OF_TRAINING}
-        values |= {"validation/loss": row["val_loss"], "validation/loss_ema": row["val_loss_ema"]}
+        values |= {"validation/loss": row["val_loss"], "validation/loss_ema": row.get("val_loss_ema")}
         of = self.summaries.Summary
         known = [of.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None]
         self._event(row["step"], summary=of(value=known))
