@@ -111,12 +111,12 @@ def test_the_weights_are_those_of_a_run_without_it(project: Path, forker: Forker
 
 
 LAYOUTS = (
-    (2, "parallel.dp_replicate=2"),
-    (2, "parallel.dp_shard=2", "parallel.zero_stage=1"),
+    pytest.param((2, "parallel.dp_replicate=2"), marks=pytest.mark.slow),
+    pytest.param((2, "parallel.dp_shard=2", "parallel.zero_stage=1"), marks=pytest.mark.slow),
     (2, "parallel.dp_shard=2", "parallel.zero_stage=3"),
     (2, "parallel.tp=2", "parallel.sequence_parallel=true"),
-    (2, "parallel.pp=2", "train.microbatch_size=2"),
-    (2, "parallel.cp=2"),
+    pytest.param((2, "parallel.pp=2", "train.microbatch_size=2"), marks=pytest.mark.slow),
+    pytest.param((2, "parallel.cp=2"), marks=pytest.mark.slow),
 )
 
 
