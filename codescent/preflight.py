@@ -15,8 +15,10 @@ from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.build.accept import changed
+from codescent.build.rates_so_far import SCHEDULE_KEYS, same_rates
+from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
-from codescent.config.contradictions import late_windows
+from codescent.config.contradictions import beyond_the_run
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -176,7 +178,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
-    problems = [f"{keys[0]}: {problem}" for keys, problem in late_windows(config)]  # epochs are steps now
+    problems = [f"{keys[0]}: {problem}" for keys, problem in beyond_the_run(config)]  # epochs are steps now
     if train.num_samples < size:
         samples = f"{counted(train.num_samples, 'sample')} of {counted(work.seq_len, 'position')}"
         problems.append(
@@ -357,6 +359,7 @@ def check_same_trajectory(
     The layout, logging and the number of stored checkpoints may change, and the place of files with the same content
     (`_is_moved`). In two cases the keys of the optimizer may change, too, but not its kind. One: the run has failed,
     because numbers were not finite (`ruined_step`). Two: its schedule has ended, and the command gives it more steps.
+    The schedule may always change where no step so far had another rate: a constant run goes on with a decay.
 
     Args:
         folder: the run.
@@ -380,6 +383,8 @@ def check_same_trajectory(
         changes = {key: differs[key] for key in free}
     elif free and _schedule_is_over(folder, saved.trajectory().get(DECAY_STEPS), num_steps):
         changes = {key: differs[key] for key in free if key.startswith("optimizer.")}
+    elif free and SCHEDULE_KEYS.issuperset(free) and same_rates(saved, plan, _steps_done(folder)):
+        changes = {key: differs[key] for key in free}
     problems = [
         f"{key}: the run in {folder.path} has {old!r}, this config {new!r}{_keep_schedule(key, old, new, num_steps)}"
         for key, (old, new) in differs.items()
@@ -400,6 +405,11 @@ def _is_moved(key: str, folder: RunFolder, plan: Plan, dataset: AnyDataset) -> b
     began = next((event for event in folder.read_events() if event.get("kind") == "start"), {})
     weights, now = began.get("weights"), open_folder(Path(plan.model.weights))
     return isinstance(weights, dict) and now.fingerprint() == weights.get("fingerprint")
+
+
+def _steps_done(folder: RunFolder) -> int:
+    """The steps of the newest checkpoint."""
+    return max(by_step(folder.checkpoints), default=0)
 
 
 def _schedule_is_over(folder: RunFolder, decay_steps: Scalar, num_steps: int) -> bool:

@@ -182,6 +182,8 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         update=candidate.update,
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
         uncompiled=next(refusals(candidate), ""),
+        ema=config.train.ema,
+        ema_every=config.train.ema_every if config.train.ema else 1,
     )
     return dataclasses.replace(plan, decides=decides(plan))
 
@@ -223,4 +225,5 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         weights=Placement(),
         gradients=Placement(),
         optimizer=Placement(),
+        averaged=config.train.ema > 0 and parameter.trained,
     )

@@ -255,6 +255,14 @@ class Train(Section):
         ge=0,
         only=other_than("train.eval_every", 0),
     )
+    ema: float = key(
+        0.0,
+        "decay of an exponential moving average of the weights, such as 0.999, which is validated, saved and exported "
+        "beside them; 0: none",
+        ge=0,
+        lt=1,
+    )
+    ema_every: int = key(1, "steps from one update of the average to the next", ge=1, only=other_than("train.ema", 0.0))
     check_every: int = key(
         100, "steps between checks that the replicas are equal; 0: only at the start and before checkpoints", ge=0
     )

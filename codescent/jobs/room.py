@@ -97,7 +97,7 @@ def checkpoint_bytes(plan: Plan) -> int:
         tensor.parameter.numel
         * (
             DTYPE_BYTES[tensor.master_dtype or tensor.weight_dtype]
-            + tensor.optimizer_tensors * DTYPE_BYTES[tensor.optimizer_dtype]
+            + (tensor.optimizer_tensors + tensor.averaged) * DTYPE_BYTES[tensor.optimizer_dtype]
         )
         for tensor in plan.trained
     )

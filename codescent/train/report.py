@@ -28,7 +28,7 @@ from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
-from codescent.train.display import Display
+from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
@@ -37,6 +37,7 @@ from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
+from codescent.train.validate import Validated
 from codescent.train.validations import Validations
 
 SAMPLES_NAMED = 3
@@ -176,9 +177,9 @@ class Report:
         except UserError as error:
             self.display.say(f"its control tokens are not kept for an export: {error}")
 
-    def step(self, step: int, rate: float, result: StepResult, val_loss: float | None, *, last: bool) -> None:
+    def step(self, step: int, rate: float, result: StepResult, found: Validated, *, last: bool) -> None:
         """Write one row of metrics and update the terminal. The `last` step has a row and a line always."""
-        run = self.run
+        run, val_loss = self.run, found.loss
         if run.folder is None:
             return
         tokens, seconds = self.tokens, result.step_s
@@ -200,6 +201,7 @@ class Report:
             "peak_memory_bytes": peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
+            "val_loss_ema": found.of_ema,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
@@ -218,9 +220,11 @@ class Report:
         if (advice := self.slow_steps.add(seconds)) is not None:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}")
-        self.display.step(step, result.train_loss, tokens / seconds, mfu, row["peak_memory_bytes"], due=due)
+        peak = int(row["peak_memory_bytes"])
+        shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak)
+        self.display.step(shown, due=due)
         if val_loss is not None:
-            self.display.validation(step, val_loss)
+            self.display.validation(step, val_loss, found.of_ema)
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")

@@ -128,6 +128,9 @@ def _checkpoint_arguments(verb: argparse.ArgumentParser) -> None:
     which = verb.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the checkpoint with the lowest validation loss")
     which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    verb.add_argument(
+        "--ema", action="store_true", help="the moving average of its weights (train.ema), not the weights"
+    )
 
 
 def _train(verb: argparse.ArgumentParser) -> None:
@@ -326,9 +329,12 @@ def _evaluate(verb: argparse.ArgumentParser) -> None:
 
 def _plot(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("runs", type=path, nargs="+", metavar="RUN", help="run folder, of a run that has ended or still trains")
+    add("runs", type=path, nargs="*", metavar="RUN", help="run folder, of a run that has ended or still trains")
     add("--out", type=path, required=True, metavar="FILE", help="picture to write: .png or .svg")
     add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
+    add = verb.add_argument_group("instead of runs").add_argument
+    schedule_help = "the learning rate of each step of a config, with the overrides behind it; several in one picture"
+    add("--schedule", type=text, nargs="+", metavar="CONFIG", help=schedule_help)
 
 
 def _report(verb: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ def main(arguments: Namespace) -> int:
     elif data is None:
         raise UserError("codescent evaluate --predictions: also give the questions: --data dev-v1.1.json")
     else:
-        for name in ("out", "best", "step"):
+        for name in ("out", "best", "step", "ema"):
             if getattr(arguments, name):
                 raise UserError(f"--{name}: needs a RUN; leave it out with --predictions FILE")
         scores = score_files(predictions, data)
@@ -38,6 +38,7 @@ def evaluate_run(
     out: Path | None = None,
     best: bool = False,
     step: int | None = None,
+    ema: bool = False,
     device: str = "auto",
 ) -> list[str]:
     """Score a checkpoint with the task of its run. Returns lines to print.
@@ -48,6 +49,7 @@ def evaluate_run(
         out: file for predictions, for tasks that write them; None: in the run folder.
         best: score the checkpoint with the lowest validation loss.
         step: score the checkpoint of this step.
+        ema: the moving average of its weights, not the weights.
         device: "auto", "cpu" or "cuda".
 
     Raises:
@@ -58,7 +60,7 @@ def evaluate_run(
     where = device_of(device)
     if isinstance(where, str):
         raise UserError(where)
-    trained = find(run, best=best, step=step)
+    trained = find(run, best=best, step=step, ema=ema)
     if data is None and (missing := trained.saved.state.get("imported", {}).get("missing")):
         keys = " ".join(f"data.{key}=FILE" for key in missing)
         can_score = trained.request.kind in trained.task.scores_files
@@ -82,7 +84,7 @@ def evaluate_run(
     )
     if problems := list(trained.task.refuse_score(request)):
         raise UserError(*problems)
-    scores = [f"{run}, step {trained.saved.step}", *trained.task.score(request)]
+    scores = [f"{run}, {trained.which}", *trained.task.score(request)]
     most = trained.config.train.eval_samples
     if data is None and most is not None:
         scores.append(f"(validation losses during the run were those of at most {most:,} samples: train.eval_samples)")

@@ -69,6 +69,7 @@ def export_run(
     *,
     best: bool = False,
     step: int | None = None,
+    ema: bool = False,
     dtype: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
     as_adapters: bool = False,
@@ -80,6 +81,7 @@ def export_run(
         folder: to create; must not exist.
         best: write the checkpoint with the lowest validation loss.
         step: write the checkpoint of this step. The default is the newest checkpoint.
+        ema: the moving average of its weights, not the weights.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
         max_shard_bytes: largest size of a file of tensors, unless one tensor is larger.
         as_adapters: write only the trained adapters, as a folder of `peft`; otherwise adapters are merged.
@@ -92,7 +94,7 @@ def export_run(
     """
     if os.path.lexists(folder):
         raise UserError(f"{folder}: exists already; give the name of a new folder")
-    trained = find(run, best=best, step=step)
+    trained = find(run, best=best, step=step, ema=ema)
     name, shape, dtype = trained.resolved.model.kind, trained.resolved.shape, dtype or trained.config.train.precision
     if name not in KINDS:
         raise UserError(f'{run}: model.kind = "{name}": only these kinds can be exported: {", ".join(KINDS)}')
@@ -107,7 +109,7 @@ def export_run(
     rounding = _publish(folder, files, dtype, values.box, zeros, texts)
     size = sum(shard.size_bytes for shard in files)
     where = f"{len(files)} files" if len(files) > 1 else files[0].file
-    lines = [f"step {trained.saved.step} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
+    lines = [f"{trained.which} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
     lines += rounding.lines()
     if zeros:
         lines.append(f"{len(zeros)} biases are zeros: this model has none, but a {name} of transformers needs them")
@@ -135,7 +137,7 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     texts = {peft.ADAPTER_CONFIG: adapters.settings(trained.task.peft_task_type, base), **texts}
     rounding = _publish(folder, [file], dtype, Values(trained).trained, set(), texts)
     count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
-    lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}", *rounding.lines()]
+    lines = [f"{trained.which} of {run}: adapters of rank {lora.rank}: {count}", *rounding.lines()]
     return [*lines, f"load them together with {base}", str(folder)]
 
 

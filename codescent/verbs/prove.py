@@ -23,7 +23,8 @@ from codescent.base.errors import UserError
 from codescent.base.writing import remove_folder
 from codescent.config.decided import with_samples
 from codescent.config.load import load
-from codescent.config.sections import Config, Parallel
+from codescent.config.rate_schedules import of_optimizer
+from codescent.config.sections import Config, Optimizer, Parallel
 from codescent.plan import AXES, Plan
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
@@ -118,6 +119,19 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
                 yield LayoutCase(_keys({**used, **variant}), number)
 
 
+def _schedule(optimizer: Optimizer, end: int, steps: int) -> list[str]:
+    """Words that give the first steps the learning rates of the whole run. A decay may begin after them.
+
+    Args:
+        optimizer: of the config.
+        end: the step at which a decay of the whole run has ended.
+        steps: of the proof.
+    """
+    whole = optimizer.model_copy(update={"decay_steps": end})
+    begins_later = any(of_optimizer(whole).refuse(whole, steps))
+    return ["optimizer.schedule=constant"] if begins_later else [f"optimizer.decay_steps={end}"]
+
+
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Keys and values, spelled as on a command line."""
     return tuple((key, _spelled(value)) for key, value in values.items())
@@ -179,8 +193,9 @@ class Prover:
             "parallel.layout=given",  # each layout is tried as it is
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2 // period) * period if given.train.eval_every else 0}",
-            f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
+            *_schedule(given.optimizer, given.optimizer.decay_steps or given.train.num_steps, steps),
             "train.num_epochs=auto",
+            "train.ema=0.0",  # it changes no loss, and some methods have none
             "train.stop_after=0",
             "checkpoint.every=0",
             *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
