@@ -185,7 +185,7 @@ class Prover:
             *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
             "log.sample_tokens=0",
             "log.tensorboard=false",
-            "log.to=auto",
+            *(f"log.{key}=auto" for key in ("to", "wandb", "mlflow", "trackio")),
             "profile.active=0",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
             "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
