@@ -3,6 +3,7 @@ Does not test the tasks that come with the package."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -69,6 +70,10 @@ def test_it_is_scored_as_it_was_validated(alone: RunFolder, capsys: pytest.Captu
     said = capsys.readouterr().out
     assert re.search(r"validation split: loss [\d.]+ of \d+ pairs of lines", said)
     assert (alone.path / "tokenizer.json").is_file()
+    assert cli(["evaluate", "runs/alone", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["run"], facts["task"], facts["unit"]) == ("runs/alone", "order", "pairs of lines")
+    assert f"loss {facts['loss']:.4f} of {facts['count']:,} pairs of lines" in said
     assert cli(["evaluate", "runs/alone", "--data", "corpus.txt"]) == 2
     assert 'with data.task = "order" only the run\'s own validation split can be scored' in capsys.readouterr().err
 

@@ -320,6 +320,9 @@ class Log(Section):
         gt=0,
     )
     tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
+    wandb: Text | None = auto("project of Weights & Biases that also gets the metrics (docs/loggers.md); auto: none")
+    mlflow: Text | None = auto("experiment of MLflow that also gets the metrics; auto: none")
+    trackio: Text | None = auto("project of Trackio that also gets the metrics; auto: none")
     to: Functions | None = auto(
         'Python functions that also get metrics and events, as "module:function", several with commas between '
         "(docs/loggers.md); auto: none"

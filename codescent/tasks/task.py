@@ -18,6 +18,7 @@ from codescent.data.text.foreign import GPT2_VOCAB_SIZE
 from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.plan import Plan, TaskFacts, Work
+from codescent.tasks.scores import Scores
 
 if TYPE_CHECKING:
     import torch
@@ -288,13 +289,14 @@ class Task:
                 "the run's own validation split can be scored"
             )
 
-    def score(self, request: ScoreRequest) -> list[str]:
-        """Lines for `codescent evaluate` to print; by default the validation split's mean loss. Raises UserError."""
+    def score(self, request: ScoreRequest) -> Scores:
+        """What `codescent evaluate` prints; by default the validation split's mean loss. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
         name, source = request.validation(self)
         loss, count = mean_loss(request.make_module(), source, request.work.seq_len, request.device)
-        return [f"{name}: loss {loss:.4f} of {count:,} {self.unit}"]
+        facts = {"data": name, "loss": loss, "count": count, "unit": self.unit}
+        return Scores([f"{name}: loss {loss:.4f} of {count:,} {self.unit}"], facts)
 
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """The encoder of prompts. Raises UserError: a file that it needs in the run's folder is damaged or missing."""

@@ -26,7 +26,6 @@ from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
 from codescent.train.continuing import done_already
 from codescent.train.dues import Dues
 from codescent.train.generation import Generation
-from codescent.train.loggers import Logger, load
 from codescent.train.memory import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.out_of_memory import Explained
@@ -40,6 +39,7 @@ from codescent.train.skips import SKIPS_ALLOWED, Culprit, Skips
 from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
+from codescent.train.trackers import Logger, loggers_of
 from codescent.train.validate import Validated, validated
 from codescent.train.validations import Validations
 
@@ -68,7 +68,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
-        world.from_first(lambda: loggers.extend(load(config.log.to)))
+        world.from_first(lambda: loggers.extend(loggers_of(config.log)))
         resume = world.from_first(lambda: resume)
         folder = open_resumed(config, world) if resume else None
         refuse_idle(folder, world)

@@ -37,6 +37,7 @@ from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
+from codescent.train.trackers import continue_in, trackers_of
 from codescent.train.validate import Validated
 from codescent.train.validations import Validations
 
@@ -121,15 +122,23 @@ class Report:
         if self.board.missing:
             what = "to write them: pip install tensorboard; without this line: log.tensorboard = false"
             self.display.say(f"no TensorBoard files, because tensorboard is not installed; {what}")
+        trackers = trackers_of(self.loggers.loggers)
         for logger in self.loggers.loggers:
-            self.display.say(f"metrics and events also go to {logger.name} ({logger.file})")
+            if logger.function not in trackers:
+                self.display.say(f"metrics and events also go to {logger.name} ({logger.file})")
+        if trackers and self.run.folder is not None:
+            continue_in(trackers, self.run.folder.read_events())
         self.loggers.send(START, description(self.run))
+        for tracker in (one for one in trackers if one.where):
+            self.display.say(f"metrics also go to {tracker.package}, project {tracker.project}: {tracker.where}")
+            self._event("logger_started", logger=tracker.package, project=tracker.project, id=tracker.id)
 
     def _logger_failed(self, failure: Failure) -> None:
-        """Report an exception of a function of log.to."""
+        """Report an exception of a function of log.to, or of a tracker."""
         then = "it is not called any more" if failure.given_up else "it is called again, and this is not repeated"
+        key = "log.to = " if ":" in failure.logger else "log."  # the name of a function has a colon
         self.display.say(
-            f"warning: log.to = {failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
+            f"warning: {key}{failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
         )
         self._event("logger_failed", **asdict(failure))
 

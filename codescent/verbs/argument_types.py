@@ -92,13 +92,14 @@ def path(word: str) -> Path:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that refuses an option that is given twice, unless its action is "append".
+    """An argument parser that refuses abbreviated options: an option of a later version could make them ambiguous. It
+    also refuses an option that is given twice, unless its action is "append".
 
     Its error messages are one line, in which control characters are shown as text and long words are shortened.
     """
 
     def __init__(self, *words: Any, **named: Any) -> None:
-        super().__init__(*words, **named)
+        super().__init__(*words, **{"allow_abbrev": False, **named})
         for name, action in ((None, _Once), ("store", _Once), ("store_true", _OnceTrue)):
             self.register("action", name, action)
 
@@ -111,8 +112,10 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
     def near(self, word: str) -> str:
-        """The option that is most like a word; empty: none is."""
+        """The option that begins with a word, or is most like it; empty: none is."""
         options = list(self._option_string_actions)
+        if len(longer := [option for option in options if word.startswith("--") and option.startswith(word)]) == 1:
+            return longer[0]
         return next(iter(difflib.get_close_matches(word, options, n=1, cutoff=0.7)), "")
 
 

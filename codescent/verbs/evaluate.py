@@ -7,15 +7,18 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.output import say, warn
 from codescent.build import saved_plan
 from codescent.tasks import ScoreRequest, beside_text
 from codescent.tasks.answers.predictions import score_files
+from codescent.tasks.scores import Scores
 
 
 def main(arguments: Namespace) -> int:
     """Print the scores of a run, or of a file of answers (without importing torch)."""
     predictions, data = vars(arguments).pop("predictions"), arguments.data
+    as_json = vars(arguments).pop("json")
     if (arguments.run is None) == (predictions is None):
         raise UserError("codescent evaluate: give a RUN, or --predictions FILE with --data FILE")
     if predictions is None:
@@ -27,7 +30,10 @@ def main(arguments: Namespace) -> int:
             if getattr(arguments, name):
                 raise UserError(f"--{name}: needs a RUN; leave it out with --predictions FILE")
         scores = score_files(predictions, data)
-    say(scores)
+    if as_json:
+        print(json_text(scores.facts))
+    else:
+        say(scores.lines)
     return 0
 
 
@@ -40,8 +46,8 @@ def evaluate_run(
     step: int | None = None,
     ema: bool = False,
     device: str = "auto",
-) -> list[str]:
-    """Score a checkpoint with the task of its run. Returns lines to print.
+) -> Scores:
+    """Score a checkpoint with the task of its run. Returns lines to print, and the same facts as data.
 
     Args:
         run: the run folder.
@@ -84,8 +90,10 @@ def evaluate_run(
     )
     if problems := list(trained.task.refuse_score(request)):
         raise UserError(*problems)
-    scores = [f"{run}, {trained.which}", *trained.task.score(request)]
-    most = trained.config.train.eval_samples
-    if data is None and most is not None:
-        scores.append(f"(validation losses during the run were those of at most {most:,} samples: train.eval_samples)")
-    return scores
+    scores = trained.task.score(request)
+    said = [f"{run}, {trained.which}", *scores.lines]
+    most = trained.config.train.eval_samples if data is None else None
+    if most is not None:
+        said.append(f"(validation losses during the run were those of at most {most:,} samples: train.eval_samples)")
+    facts = {"run": run, "step": trained.saved.step, "ema": ema, "task": trained.task.name, **scores.facts}
+    return Scores(said, {**facts, "validation_samples_of_the_run": most})

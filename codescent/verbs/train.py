@@ -42,6 +42,7 @@ from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
 from codescent.train.starts import counted_if_stopped
+from codescent.train.trackers import find_packages
 from codescent.verbs.resume import config_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
@@ -108,6 +109,8 @@ def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
     if not restarts and (rank is None or not rank.child):  # else the process that replaces this one says it
         for sentence in found:
             warn(sentence)
+    if rank is None or not rank.rank:
+        find_packages(config.log)  # before torch is imported and the data is prepared
     if config.log.to is not None:
         origin = loaded.origins["log.to"].rpartition(":")[0]
         files = [Path(word) for word in (arguments.config, origin) if word]

@@ -12,6 +12,7 @@ from codescent.base.output import warn
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import read_chat_files
 from codescent.tasks.conversations.kept import CHAT, exported, file_of, has_chat_template, saved_chat
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest, TaskRequest
 from codescent.tasks.text import TextTask
 
@@ -50,8 +51,8 @@ class LanguageModel(TextTask):
         chat = saved_chat(request)
         return (texts if chat is None else exported(chat, texts)), ends
 
-    def score(self, request: ScoreRequest) -> list[str]:
+    def score(self, request: ScoreRequest) -> Scores:
         """See `Task`; for a decoder the loss, perplexity and bits per byte of the whole text."""
-        from codescent.tasks.language_model.evaluate import text_lines  # noqa: PLC0415 - planning does without torch
+        from codescent.tasks.language_model.evaluate import score_text  # noqa: PLC0415 - planning does without torch
 
-        return text_lines(request) if request.task.kind in models.GENERATING else super().score(request)
+        return score_text(request) if request.task.kind in models.GENERATING else super().score(request)

@@ -1,4 +1,4 @@
-"""In: a trained decoder; a text file, or the run's validation text. Out: lines with loss, perplexity, bits per byte.
+"""In: a trained decoder; a text file, or the run's validation text. Out: its loss, perplexity and bits per byte.
 Does not read the run folder (verbs/trained.py does). Does not stream: all tokens of the text are in memory."""
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from codescent.data.text.records import Reading
 from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest
 
 DECODED_AT_ONCE = 1 << 16
@@ -28,7 +29,7 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
-def text_lines(request: ScoreRequest) -> list[str]:
+def score_text(request: ScoreRequest) -> Scores:
     """Score a text, or the run's validation split: each token is predicted from the tokens before it in its window.
     Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
@@ -44,12 +45,25 @@ def text_lines(request: ScoreRequest) -> list[str]:
         raise UserError(f"{name}: {len(tokens)} tokens: at least 2 are needed, to predict one")
     nats = _nats(module, tokens, seq_len, request.device)
     loss = nats / (len(tokens) - 1)
-    bits = f", {nats / math.log(2) / num_bytes:.4f} bits per byte" if num_bytes else ""
-    return [
+    perplexity = math.exp(min(loss, LARGEST_LOSS))
+    bits_per_byte = nats / math.log(2) / num_bytes if num_bytes else None
+    bits = "" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte"
+    said = [
         f"{name}: {len(tokens) - 1:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
-        f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}",
+        f"loss {loss:.4f}, perplexity {perplexity:.4g}{bits}",
         *remarks,
     ]
+    facts = {
+        "data": name,
+        "tokens": len(tokens) - 1,
+        "bytes": num_bytes or None,
+        "window": seq_len,
+        "loss": loss,
+        "perplexity": perplexity,
+        "bits_per_byte": bits_per_byte,
+        "remarks": remarks,
+    }
+    return Scores(said, facts)
 
 
 def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device) -> float:
