@@ -11,7 +11,18 @@ from pathlib import Path
 
 from codescent import __version__
 from codescent.base.sizes import memory_size, size_bytes
-from codescent.verbs.argument_types import Parser, amount, names, nodes, numbers, path, positive, text, whole
+from codescent.verbs.argument_types import (
+    Parser,
+    amount,
+    names,
+    nodes,
+    numbers,
+    path,
+    path_or_hub,
+    positive,
+    text,
+    whole,
+)
 
 MOST_KEYS = ("train.microbatch_size", "data.seq_len", "model.num_layers")
 """planner/most.py finds the largest value of these. It is not imported here: it would make `--help` slow."""
@@ -386,10 +397,16 @@ def _export(verb: argparse.ArgumentParser) -> None:
 
 def _import(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("folder", type=path, metavar="DIR", help="Hugging Face folder")
+    add("folder", type=path_or_hub, metavar="DIR", help="Hugging Face folder, or hf://OWNER/NAME of the hub")
     add("run", type=path, metavar="RUN", help="run folder to create")
     add("--config", type=text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
     add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
+
+
+def _fetch(verb: argparse.ArgumentParser) -> None:
+    fetch_help = "a config: all that it names of the hub; or hf://OWNER/NAME, hf://datasets/OWNER/NAME/PATH"
+    _config_arguments(verb, meaning=fetch_help)
+    verb.add_argument("--dry-run", action="store_true", help="list the files and their sizes, and download none")
 
 
 VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
@@ -410,5 +427,6 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("study", "measure one config at many points, and say how it scales", _study),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
+    ("fetch", "download weights, tokenizers and corpora of the hub, for machines without internet", _fetch),
 )
 """Name, help text and arguments of each subcommand."""

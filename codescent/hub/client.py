@@ -1,0 +1,65 @@
+"""In: a name of a hub. Out: its commit with a listing of the files, or one file of it in the cache.
+Does not decide which files are needed (needed.py does). Only this file and errors.py send requests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, hf_hub_download
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from codescent import __version__
+from codescent.base.hub_name import HubName, is_inside
+from codescent.hub.errors import explained
+from codescent.hub.listing import HubFile, Listing
+
+TIMEOUT_S = 30.0
+"""For the answer about a repository; a data set may have many thousands of files."""
+
+
+def ask(name: HubName) -> tuple[str, Listing]:
+    """The commit of a name now, and its files. Raises UserError: the hub cannot be reached, or lacks it."""
+    with explained(name):
+        api = HfApi(endpoint=constants.ENDPOINT, library_name="codescent", library_version=__version__)
+        info = api.repo_info(
+            name.repo, repo_type=name.kind, revision=name.revision, files_metadata=True, timeout=TIMEOUT_S
+        )
+    assert isinstance(info, ModelInfo | DatasetInfo) and info.sha is not None, "the hub names no commit"
+    files = {}
+    for one in info.siblings or ():
+        if not is_inside(one.rfilename):  # no file of the cache may lie elsewhere
+            continue
+        sha256 = None if one.lfs is None else one.lfs.sha256
+        size_bytes = one.size if one.lfs is None else one.lfs.size
+        files[one.rfilename] = HubFile(one.rfilename, size_bytes or 0, sha256, one.blob_id)
+    return info.sha, Listing(files)
+
+
+def download(name: HubName, file: HubFile, *, anew: bool = False) -> Path:
+    """The path of a file of a pinned name in the cache; it is downloaded if the cache lacks it.
+
+    A download that was interrupted goes on where it ended. Several processes download a file once.
+
+    Args:
+        name: pinned.
+        file: of its listing.
+        anew: download it although the cache has it.
+
+    Raises:
+        UserError: the hub cannot be reached or refuses, or the disk is full.
+    """
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    with explained(name, file.path):
+        found = hf_hub_download(
+            name.repo,
+            file.path,
+            repo_type=name.kind,
+            revision=name.revision,
+            endpoint=constants.ENDPOINT,
+            library_name="codescent",
+            library_version=__version__,
+            force_download=anew,
+        )
+    return Path(found)
