@@ -143,7 +143,8 @@ class Data(Section):
         "python-stdlib",
         "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME@REVISION/PATH of the hub; or the "
         "path of a text file, a folder, a glob, a JSONL file or a folder of token shards; for data.task qa a file in "
-        "SQuAD's format; for data.task tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "SQuAD's format; for data.task tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or "
+        "synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "

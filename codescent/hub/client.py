@@ -3,6 +3,7 @@ Does not decide which files are needed (needed.py does). Only this file and erro
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -20,12 +21,14 @@ TIMEOUT_S = 30.0
 
 def ask(name: HubName) -> tuple[str, Listing]:
     """The commit of a name now, and its files. Raises UserError: the hub cannot be reached, or lacks it."""
+    _quiet()
     with explained(name):
         api = HfApi(endpoint=constants.ENDPOINT, library_name="codescent", library_version=__version__)
         info = api.repo_info(
             name.repo, repo_type=name.kind, revision=name.revision, files_metadata=True, timeout=TIMEOUT_S
         )
-    assert isinstance(info, ModelInfo | DatasetInfo) and info.sha is not None, "the hub names no commit"
+    assert isinstance(info, ModelInfo | DatasetInfo)
+    assert info.sha is not None, "the hub names no commit"
     files = {}
     for one in info.siblings or ():
         if not is_inside(one.rfilename):  # no file of the cache may lie elsewhere
@@ -36,10 +39,18 @@ def ask(name: HubName) -> tuple[str, Listing]:
     return info.sha, Listing(files)
 
 
+def _quiet() -> None:
+    """No bars in a log, and no line for each retry: an error says what is wrong once."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+
+
 def download(name: HubName, file: HubFile, *, anew: bool = False) -> Path:
     """The path of a file of a pinned name in the cache; it is downloaded if the cache lacks it.
 
-    A download that was interrupted goes on where it ended. Several processes download a file once.
+    Where a connection breaks, the download goes on at the byte where it ended. A file is whole or not there. Processes
+    that want the same file wait for the one that downloads it.
 
     Args:
         name: pinned.
@@ -49,8 +60,7 @@ def download(name: HubName, file: HubFile, *, anew: bool = False) -> Path:
     Raises:
         UserError: the hub cannot be reached or refuses, or the disk is full.
     """
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    _quiet()
     with explained(name, file.path):
         found = hf_hub_download(
             name.repo,

@@ -27,6 +27,10 @@ Choice = Callable[[HubName, Listing], list[HubFile]]
 """Which files of a repository are needed: see needed.py."""
 
 
+WORTH_A_LINE_BYTES = 1 << 20
+"""Less is downloaded without a word."""
+
+
 @dataclass(frozen=True)
 class Held:
     """Files of a name.
@@ -123,7 +127,8 @@ def obtain(name: HubName, choose: Choice) -> Held:
         raise _not_in_cache(name, found.missing[0].path)
     _refuse_full(found)
     size_bytes = sum(file.size_bytes for file in found.missing)
-    warn(f"downloading {name}: {counted(len(found.missing), 'file')}, {of_bytes(size_bytes)}, to {root()}")
+    if size_bytes > WORTH_A_LINE_BYTES:
+        warn(f"downloading {name}: {counted(len(found.missing), 'file')}, {of_bytes(size_bytes)}, to {root()}")
     for file in found.missing:
         _download(name, file)
     return Held(name, found.folder, found.files, ())

@@ -80,7 +80,7 @@ def import_main(arguments: Namespace) -> int:
 
 
 def _downloaded(word: str) -> tuple[HubName, Path]:
-    """The commit of a model of a hub, and its folder. Raises UserError, before a long download if its kind is unknown."""
+    """The commit of a model of a hub, and its folder. Raises UserError, early if its kind is unknown."""
     name = pinned(parse(word))
     obtain(name, for_config)
     folder = snapshot_of(name)
