@@ -4,6 +4,7 @@ Does not reach another host: HF_ENDPOINT is the hub of the test."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -263,12 +264,13 @@ def test_ranks_of_a_machine_ask_once_and_fail_together(hub: Hub, tmp_path: Path)
     assert "answers 403 (not for you)" in errors[0], done.stderr
     assert not (tmp_path / "runs").exists()
     assert len(hub.asked("GET", "/revision/")) == 2, hub.requests  # one for each repository
+    assert len(hub.asked("GET", "train.txt")) == 1, hub.requests
     hub.refused.clear()
     hub.requests.clear()
     done = ranks()
     assert done.returncode == 0, done.stderr
     assert len(hub.asked("GET", "/revision/")) == 2, hub.requests
-    assert len(hub.asked("GET", "model.safetensors")) == len(hub.asked("GET", "train.txt")) == 1, hub.requests
+    assert len(hub.asked("GET", "model.safetensors")) == 1, hub.requests
 
 
 def test_ranks_that_this_process_starts_ask_nothing(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,3 +288,42 @@ def test_ranks_that_this_process_starts_ask_nothing(hub: Hub, tmp_path: Path, mo
     weights, corpus = commits(hub)
     said = (f"hf://{MODEL}@{weights}", f"hf://datasets/{DATASET}@{corpus}/data/train.txt")
     assert {f"model.weights={said[0]}", f"data.tokenizer={said[0]}", f"data.corpus={said[1]}"} <= {*given[0]}
+
+
+def test_a_cache_that_has_moved_and_files_of_others(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run wants the old place of the cache; or a cache that `hf download` has filled is of no use offline."""
+    hub.datasets[DATASET].push({"train.txt": corpus_files()["data/train.txt"], "README.md": b"one text"})
+    names = (*NAMES[:2], f"data.corpus=hf://datasets/{DATASET}")
+    done = called(tmp_path, "train", "run.toml", *names, *SHORT)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "hf").rename(tmp_path / "moved")
+    for folder in (tmp_path / "moved").rglob("codescent"):
+        shutil.rmtree(folder)  # our listings: other tools keep none
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "moved" / "hub"))
+    offline(monkeypatch)
+    again(monkeypatch)
+    more = ("train.num_steps=3", "optimizer.decay_steps=2", "--resume")
+    done = called(tmp_path, "train", "run.toml", *names, *SHORT, *more)
+    assert done.returncode == 0, done.stderr
+    config = load(tmp_path / "runs" / "finetune" / "config.toml").config
+    assert config.data.corpus == f"hf://datasets/{DATASET}@{commits(hub)[1]}/train.txt"
+
+
+def test_a_job_is_told_what_the_nodes_would_lack(hub: Hub, tmp_path: Path) -> None:
+    """A script is written, and its job fails on nodes without internet."""
+    words = ("launch", "run.toml", *NAMES, *SHORT, "--to", "slurm", "--nodes", "1", "--devices", "1")
+    done = called(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("do it here: codescent fetch hf://") == 3, done.stderr
+    assert called(tmp_path, "fetch", "run.toml", *NAMES).returncode == 0
+    assert "codescent fetch" not in called(tmp_path, *words).stderr
+
+
+def test_text_of_a_hub_is_prepared_by_hand(hub: Hub, tmp_path: Path) -> None:
+    """`codescent data` takes the name for a path."""
+    words = (f"hf://datasets/{DATASET}/data/train.txt", "--tokenizer", f"hf://{MODEL}")
+    done = called(tmp_path, "data", *words)
+    assert done.returncode == 0, done.stderr
+    done = called(tmp_path, "train", "run.toml", *NAMES, *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "datasets").iterdir())) == 1

@@ -13,13 +13,13 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from codescent import __version__
 from codescent.base.hub_name import HubName, is_inside
 from codescent.hub.errors import explained
-from codescent.hub.listing import HubFile, Listing
+from codescent.hub.listing import HubFile, HubFiles
 
 TIMEOUT_S = 30.0
 """For the answer about a repository; a data set may have many thousands of files."""
 
 
-def ask(name: HubName) -> tuple[str, Listing]:
+def ask(name: HubName) -> tuple[str, HubFiles]:
     """The commit of a name now, and its files. Raises UserError: the hub cannot be reached, or lacks it."""
     _quiet()
     with explained(name):
@@ -36,7 +36,7 @@ def ask(name: HubName) -> tuple[str, Listing]:
         sha256 = None if one.lfs is None else one.lfs.sha256
         size_bytes = one.size if one.lfs is None else one.lfs.size
         files[one.rfilename] = HubFile(one.rfilename, size_bytes or 0, sha256, one.blob_id)
-    return info.sha, Listing(files)
+    return info.sha, HubFiles(files)
 
 
 def _quiet() -> None:

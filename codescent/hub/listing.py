@@ -1,4 +1,4 @@
-"""In: what a hub says of the files of a commit. Out: `Listing`: their sizes and hashes, kept in the cache as JSON.
+"""In: what a hub says of the files of a commit. Out: `HubFiles`: their sizes and hashes, kept in the cache as JSON.
 Does not ask a hub (client.py does)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN = "codescent"
 """Our folder beside `snapshots` and `blobs`: it travels with the cache."""
 PIECE_BYTES = 1 << 20
 
-_known: dict[HubName, Listing] = {}
+_known: dict[HubName, HubFiles] = {}
 """Listings of this process. Where the cache cannot be written they are here alone."""
 
 
@@ -53,25 +53,25 @@ class HubFile:
 
 
 @dataclass(frozen=True)
-class Listing:
+class HubFiles:
     """The files of a commit, by path."""
 
     files: Mapping[str, HubFile]
 
 
-def listing_of(name: HubName) -> Listing | None:
+def listing_of(name: HubName) -> HubFiles | None:
     """The listing of a pinned name, if the cache or this process has it."""
     key = _key(name)
     if key not in _known:
         try:
             rows = read_json(_place(name))
-            _known[key] = Listing({row["path"]: HubFile(**row) for row in rows})
+            _known[key] = HubFiles({row["path"]: HubFile(**row) for row in rows})
         except (OSError, ValueError, TypeError, LookupError, RecursionError):  # none, or damaged: the hub is asked
             return None
     return _known[key]
 
 
-def keep(name: HubName, listing: Listing) -> None:
+def keep(name: HubName, listing: HubFiles) -> None:
     """Keep the listing of a pinned name, on the disk too if the cache can be written."""
     _known[_key(name)] = listing
     text = json.dumps([asdict(file) for file in listing.files.values()], indent=0) + "\n"
@@ -80,7 +80,7 @@ def keep(name: HubName, listing: Listing) -> None:
         replace_file(_place(name), text)
 
 
-def found_on_disk(name: HubName) -> Listing:
+def found_on_disk(name: HubName) -> HubFiles:
     """The files that the cache has of a pinned name, where nobody has kept a listing, such as after `hf download`.
 
     A file that huggingface_hub has downloaded is a link to a blob, whose name is the hash that the hub has said.
@@ -92,7 +92,7 @@ def found_on_disk(name: HubName) -> Listing:
         is_hash = bool(digest) and set(digest) <= set("0123456789abcdef")
         sha256, blob = digest if is_hash and len(digest) == 64 else None, digest if len(digest) == 40 else None
         files[inner] = HubFile(inner, path.stat().st_size, sha256, blob if is_hash else None)
-    return Listing(files)
+    return HubFiles(files)
 
 
 def _key(name: HubName) -> HubName:

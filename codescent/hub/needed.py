@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName
 from codescent.hub.cache import TOKENIZER_FILE
-from codescent.hub.listing import HubFile, Listing
+from codescent.hub.listing import HubFile, HubFiles
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -42,14 +42,14 @@ MOST_SHOWN = 8
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def for_config(name: HubName, listing: Listing) -> list[HubFile]:
+def for_config(name: HubName, listing: HubFiles) -> list[HubFile]:
     """config.json. Raises UserError: there is none."""
     if CONFIG not in listing.files:
         raise UserError(f"{name}: has no {CONFIG}: not a model of transformers; it has {shown(listing.files)}")
     return [listing.files[CONFIG]]
 
 
-def for_tokenizer(name: HubName, listing: Listing) -> list[HubFile]:
+def for_tokenizer(name: HubName, listing: HubFiles) -> list[HubFile]:
     """The files of a tokenizer. Raises UserError: there is no tokenizer.json."""
     if TOKENIZER_FILE not in listing.files:
         raise UserError(
@@ -59,7 +59,7 @@ def for_tokenizer(name: HubName, listing: Listing) -> list[HubFile]:
     return [listing.files[file] for file in (CONFIG, *TOKENIZER_FILES) if file in listing.files]
 
 
-def for_weights(name: HubName, listing: Listing) -> list[HubFile]:
+def for_weights(name: HubName, listing: HubFiles) -> list[HubFile]:
     """The files of a model: its config, its tokenizer, its tensors. Raises UserError: it has no safetensors."""
     files = for_config(name, listing)
     files += [listing.files[file] for file in TOKENIZER_FILES if file in listing.files]
@@ -77,7 +77,7 @@ def for_weights(name: HubName, listing: Listing) -> list[HubFile]:
     raise UserError(f"{name}: has neither {WEIGHTS} nor {INDEX}: no weights; it has {shown(listing.files)}")
 
 
-def corpus_name(name: HubName, listing: Listing) -> HubName:
+def corpus_name(name: HubName, listing: HubFiles) -> HubName:
     """The name with a path: of a data set with one file of text, that file. Raises UserError: which paths there are."""
     if name.path:
         return name
@@ -93,7 +93,7 @@ def corpus_name(name: HubName, listing: Listing) -> HubName:
     )
 
 
-def for_corpus(name: HubName, listing: Listing) -> list[HubFile]:
+def for_corpus(name: HubName, listing: HubFiles) -> list[HubFile]:
     """The files of a corpus whose name has a path. Raises UserError: no file has that path, or one is a pickle."""
     path = name.path.rstrip("/")
     found = [file for inner, file in listing.files.items() if inner == path]

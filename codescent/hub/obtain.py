@@ -20,10 +20,10 @@ from codescent.base.output import warn
 from codescent.base.published import NO_SPACE
 from codescent.base.writing import make_parents, remove_file
 from codescent.hub.cache import folder_of, is_offline, known_commit, note_commit, root, snapshot_of
-from codescent.hub.listing import HubFile, Listing, found_on_disk, keep, listing_of
+from codescent.hub.listing import HubFile, HubFiles, found_on_disk, keep, listing_of
 from codescent.hub.once import once
 
-Choice = Callable[[HubName, Listing], list[HubFile]]
+Choice = Callable[[HubName, HubFiles], list[HubFile]]
 """Which files of a repository are needed: see needed.py."""
 
 
@@ -32,7 +32,7 @@ WORTH_A_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Held:
+class CachedFiles:
     """Files of a name.
 
     Attributes:
@@ -81,7 +81,7 @@ def pinned(name: HubName) -> HubName:
     return name.at(str(once(f"commit of {bare} at {constants.ENDPOINT} for {root()}", look)))
 
 
-def listed(name: HubName) -> Listing:
+def listed(name: HubName) -> HubFiles:
     """The files of a pinned name. Raises UserError: see `pinned`."""
     if (known := listing_of(name)) is not None:
         return known
@@ -105,14 +105,14 @@ def listed(name: HubName) -> Listing:
     return known
 
 
-def held(name: HubName, choose: Choice) -> Held:
+def held(name: HubName, choose: Choice) -> CachedFiles:
     """What the cache has of the files that are needed of a pinned name. Raises UserError: see `pinned` and `choose`."""
     files = tuple(choose(name, listed(name)))
     folder = snapshot_of(name)
-    return Held(name, folder, files, tuple(file for file in files if not (folder / file.path).exists()))
+    return CachedFiles(name, folder, files, tuple(file for file in files if not (folder / file.path).exists()))
 
 
-def obtain(name: HubName, choose: Choice) -> Held:
+def obtain(name: HubName, choose: Choice) -> CachedFiles:
     """Download what the cache lacks of a pinned name, and verify it.
 
     Raises:
@@ -131,10 +131,10 @@ def obtain(name: HubName, choose: Choice) -> Held:
         warn(f"downloading {name}: {counted(len(found.missing), 'file')}, {of_bytes(size_bytes)}, to {root()}")
     for file in found.missing:
         _download(name, file)
-    return Held(name, found.folder, found.files, ())
+    return CachedFiles(name, found.folder, found.files, ())
 
 
-def repair(name: HubName, choose: Choice) -> Held:
+def repair(name: HubName, choose: Choice) -> CachedFiles:
     """As `obtain`. It also reads the files that are in the cache already, and downloads those that are damaged again.
 
     Raises UserError: as `obtain`; offline: a file is damaged.
@@ -170,7 +170,7 @@ def _not_in_cache(name: HubName, what: str = "") -> UserError:
     return not_in_cache(name, what)
 
 
-def _refuse_cut(found: Held) -> None:
+def _refuse_cut(found: CachedFiles) -> None:
     """Raise UserError if a file of the cache does not have the size that the hub has said."""
     there = ((file, found.folder / file.path) for file in found.files if file not in found.missing)
     for file, path in there:
@@ -186,7 +186,7 @@ def _damaged(name: HubName, file: HubFile, path: Path, why: str) -> UserError:
     )
 
 
-def _refuse_full(found: Held) -> None:
+def _refuse_full(found: CachedFiles) -> None:
     """Raise UserError if the disk of the cache has no room for what is missing."""
     needs = sum(file.size_bytes for file in found.missing)
     folder = folder_of(found.name)

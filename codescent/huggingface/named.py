@@ -12,7 +12,7 @@ from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, W
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.hub import needed
-from codescent.hub.obtain import Choice, Held, held, listed, obtain, pinned, repair
+from codescent.hub.obtain import CachedFiles, Choice, held, listed, obtain, pinned, repair
 
 CHOICES: Mapping[str, Choice] = {
     WEIGHTS: needed.for_weights,
@@ -62,7 +62,9 @@ def obtain_config(name: HubName) -> None:
     obtain(name, needed.for_config)
 
 
-def obtain_all(config: Config, keys: tuple[str, ...] = HUB_KEYS, *, repairs: bool = False) -> list[tuple[str, Held]]:
+def obtain_all(
+    config: Config, keys: tuple[str, ...] = HUB_KEYS, *, repairs: bool = False
+) -> list[tuple[str, CachedFiles]]:
     """Download what a config with commits names, as far as the cache lacks it.
 
     Args:
@@ -76,7 +78,7 @@ def obtain_all(config: Config, keys: tuple[str, ...] = HUB_KEYS, *, repairs: boo
     Raises:
         UserError: every key whose files cannot be had.
     """
-    get, found, problems = repair if repairs else obtain, list[tuple[str, Held]](), list[str]()
+    get, found, problems = repair if repairs else obtain, list[tuple[str, CachedFiles]](), list[str]()
     for key, name in names_in(config).items():
         try:
             found += [(key, get(name, CHOICES[key]))] if key in keys else []
@@ -87,7 +89,7 @@ def obtain_all(config: Config, keys: tuple[str, ...] = HUB_KEYS, *, repairs: boo
     return found
 
 
-def all_held(config: Config) -> Iterator[tuple[str, Held]]:
+def all_held(config: Config) -> Iterator[tuple[str, CachedFiles]]:
     """What the cache has of what a config names, by key. Raises UserError: a name cannot be used."""
     for key, name in names_in(config).items():
         try:

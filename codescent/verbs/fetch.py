@@ -14,7 +14,7 @@ from codescent.base.output import say
 from codescent.config.hub_keys import HUB_KEYS, WEIGHTS, names_in
 from codescent.hub import needed
 from codescent.hub.cache import root, snapshot_of
-from codescent.hub.obtain import Held, held, listed, obtain, pinned, repair
+from codescent.hub.obtain import CachedFiles, held, listed, obtain, pinned, repair
 from codescent.huggingface.folder import keys_of_model
 from codescent.huggingface.named import all_held, obtain_all
 from codescent.verbs.config import resolved_of
@@ -30,7 +30,7 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def _of_name(word: str, *, dry_run: bool) -> tuple[str, Held]:
+def _of_name(word: str, *, dry_run: bool) -> tuple[str, CachedFiles]:
     """The files of a name: of a model weights and tokenizer, or its tokenizer alone; of a data set a corpus."""
     try:
         name = pinned(parse(word))
@@ -49,7 +49,7 @@ def _of_name(word: str, *, dry_run: bool) -> tuple[str, Held]:
     return word, repair(name, choose)
 
 
-def _of_config(arguments: Namespace) -> list[tuple[str, Held]]:
+def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
     """The files of all names in a config."""
     config = resolved_of(arguments).config
     names = names_in(config)
@@ -72,7 +72,7 @@ def _refuse_unknown(name: HubName) -> None:
         raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
 
 
-def _lines(found: Sequence[tuple[str, Held]], *, dry_run: bool) -> Iterator[str]:
+def _lines(found: Sequence[tuple[str, CachedFiles]], *, dry_run: bool) -> Iterator[str]:
     for what, one in found:
         yield f"{what}: {one.name}"
         for file in one.files:
