@@ -311,7 +311,8 @@ def test_a_cache_that_has_moved_and_files_of_others(hub: Hub, tmp_path: Path, mo
 
 def test_a_job_is_told_what_the_nodes_would_lack(hub: Hub, tmp_path: Path) -> None:
     """A script is written, and its job fails on nodes without internet."""
-    words = ("launch", "run.toml", *NAMES, *SHORT, "--to", "slurm", "--nodes", "1", "--devices", "1")
+    site = ("--to", "slurm", "--nodes", "1", "--devices", "1", "site.time=00:10:00", "site.devices=none")
+    words = ("launch", "run.toml", *NAMES, *SHORT, *site)
     done = called(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("do it here: codescent fetch hf://") == 3, done.stderr
