@@ -126,7 +126,8 @@ def absent(config: Config) -> list[str]:
     """
     if needs_vocab_size(config):
         return []
-    missing = tasks.absent(task_request(config))
+    request = task_request(config)
+    missing = {key: request.named.get(key.removeprefix("data."), file) for key, file in tasks.absent(request).items()}
     return [f"{key}: {file} is not there yet; the plan does not need it" for key, file in missing.items()]
 
 

@@ -80,7 +80,7 @@ def _lines(found: Sequence[tuple[str, CachedFiles]], *, dry_run: bool) -> Iterat
             yield f"  {of_bytes(file.size_bytes):>9}  {file.path}  ({state})"
         yield f"  {of_bytes(one.size_bytes):>9}  {counted(len(one.files), 'file')} in {one.folder}"
     if dry_run:
-        needs = sum(file.size_bytes for _, one in found for file in one.missing)
-        yield f"to download: {of_bytes(needs)}, to {root()}; nothing was downloaded"
+        needs = {one.folder / file.path: file.size_bytes for _, one in found for file in one.missing}
+        yield f"to download: {of_bytes(sum(needs.values()))}, to {root()}"
     else:
         yield f"all is in {root()}; where there is no internet set HF_HUB_OFFLINE=1, with the same HF_HOME"
