@@ -19,7 +19,7 @@ from runs import called, environment
 
 from codescent.base.hub_name import HubName, parse
 from codescent.config.load import load
-from codescent.hub import listing, once
+from codescent.hub import listing, obtain, once
 from codescent.record import RunFolder
 from codescent.verbs import train
 
@@ -237,6 +237,11 @@ def test_what_cannot_be_had_is_refused_with_what_to_do(
         assert said in done.stderr, done.stderr
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert "model_type = 'mamba'" in called(tmp_path, "fetch", "hf://tiny-lab/gated").stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(obtain.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 0))
+        done = called(tmp_path, "fetch", f"hf://{MODEL}")
+    assert done.returncode == 2
+    assert "no space left on the disk: its files need 821 bytes, and" in done.stderr
     again(monkeypatch)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     done = called(tmp_path, "fetch", f"hf://{MODEL}")
