@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from hub_server import Hub, Repository, hub_server
 from huggingface_hub import constants
 from runs import called, environment
 
+from codescent.base import early
 from codescent.base.hub_name import HubName, parse
 from codescent.config.load import load
 from codescent.hub import listing, obtain, once
@@ -192,6 +194,19 @@ def test_a_download_goes_on_and_is_verified(hub: Hub, tmp_path: Path, monkeypatc
     assert done.returncode == 2
     assert "has the sha256" in done.stderr
     assert not list((tmp_path / "hf").rglob("*.safetensors"))
+
+
+def test_a_download_ends_where_the_run_is_asked_to_stop(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's time is over, and its run downloads on until it is killed; or half a file stays in the cache."""
+    assert called(tmp_path, "plan", "run.toml", *NAMES).returncode == 0
+    monkeypatch.setattr(early, "_first", signal.SIGUSR1)
+    done = called(tmp_path, "train", "run.toml", *NAMES, *SHORT)
+    assert done.returncode not in (0, 2), done.stderr
+    assert "SIGUSR1: stopped before the run began" in done.stderr
+    assert cached(tmp_path) == {"config.json"}
+    assert not list((tmp_path / "hf").rglob("*.incomplete"))
 
 
 def test_shards_and_pickles(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:

@@ -8,15 +8,26 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, hf_hub_download
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from codescent import __version__
+from codescent.base.early import raise_if_asked
 from codescent.base.hub_name import HubName, is_inside
 from codescent.hub.errors import explained
 from codescent.hub.listing import HubFile, HubFiles
 
 TIMEOUT_S = 30.0
 """For the answer about a repository; a data set may have many thousands of files."""
+
+
+class StoppableBar(tqdm):
+    """A bar at which a download ends where the run is asked to stop before it begins."""
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """As tqdm's. Raises StopAsked: see base/early.py."""
+        raise_if_asked()
+        shown: bool | None = super().update(n)
+        return shown
 
 
 def ask(name: HubName) -> tuple[str, HubFiles]:
@@ -46,7 +57,7 @@ def _quiet() -> None:
         disable_progress_bars()
 
 
-def download(name: HubName, file: HubFile, *, anew: bool = False) -> Path:
+def download(name: HubName, file: HubFile) -> Path:
     """The path of a file of a pinned name in the cache; it is downloaded if the cache lacks it.
 
     Where a connection breaks, the download goes on at the byte where it ended. A file is whole or not there. Processes
@@ -55,10 +66,10 @@ def download(name: HubName, file: HubFile, *, anew: bool = False) -> Path:
     Args:
         name: pinned.
         file: of its listing.
-        anew: download it although the cache has it.
 
     Raises:
         UserError: the hub cannot be reached or refuses, or the disk is full.
+        StopAsked: the run was asked to stop (base/early.py).
     """
     _quiet()
     with explained(name, file.path):
@@ -70,6 +81,6 @@ def download(name: HubName, file: HubFile, *, anew: bool = False) -> Path:
             endpoint=constants.ENDPOINT,
             library_name="codescent",
             library_version=__version__,
-            force_download=anew,
+            tqdm_class=StoppableBar,
         )
     return Path(found)

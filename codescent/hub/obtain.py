@@ -106,8 +106,16 @@ def listed(name: HubName) -> HubFiles:
 
 
 def held(name: HubName, choose: Choice) -> CachedFiles:
-    """What the cache has of the files that are needed of a pinned name. Raises UserError: see `pinned` and `choose`."""
-    files = tuple(choose(name, listed(name)))
+    """What the cache has of the files that are needed of a pinned name.
+
+    Raises UserError: see `pinned` and `choose`; offline: files are missing, and no listing says which.
+    """
+    try:
+        files = tuple(choose(name, listed(name)))
+    except UserError as error:
+        if is_offline() and listing_of(name) is None:  # what is there is all that is known
+            raise _not_in_cache(name) from error
+        raise
     folder = snapshot_of(name)
     return CachedFiles(name, folder, files, tuple(file for file in files if not (folder / file.path).exists()))
 

@@ -12,7 +12,9 @@ from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, W
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.hub import needed
+from codescent.hub.cache import snapshot_of
 from codescent.hub.obtain import CachedFiles, Choice, held, listed, obtain, pinned, repair
+from codescent.huggingface.folder import keys_of_model
 
 CHOICES: Mapping[str, Choice] = {
     WEIGHTS: needed.for_weights,
@@ -60,6 +62,19 @@ def _names_same(name: HubName, recorded: HubName) -> bool:
 def obtain_config(name: HubName) -> None:
     """Download config.json of a pinned model. Raises UserError: see `hub.obtain.obtain`."""
     obtain(name, needed.for_config)
+
+
+def obtain_model(name: HubName) -> CachedFiles:
+    """Download a pinned model, and read what is in the cache already.
+
+    Raises UserError: see `repair`; before a long download: codescent cannot build the model.
+    """
+    obtain_config(name)
+    try:
+        keys_of_model(snapshot_of(name))
+    except UserError as error:
+        raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
+    return repair(name, needed.for_weights)
 
 
 def obtain_all(

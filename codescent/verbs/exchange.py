@@ -35,21 +35,11 @@ from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
-from codescent.hub.cache import snapshot_of
-from codescent.hub.needed import for_config, for_weights
-from codescent.hub.obtain import obtain, pinned
+from codescent.hub.obtain import pinned
 from codescent.huggingface import KINDS, peft
-from codescent.huggingface.folder import (
-    CONFIG,
-    Folder,
-    as_keys,
-    inert_keys,
-    keys_of_model,
-    more_rows,
-    open_folder,
-    parts_of,
-)
+from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, more_rows, open_folder, parts_of
 from codescent.huggingface.kind import Kind
+from codescent.huggingface.named import obtain_model
 from codescent.huggingface.read import box
 from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.tokens import GENERATION, Controls, library_text, tokenizer_files, tokenizer_text
@@ -74,19 +64,10 @@ def import_main(arguments: Namespace) -> int:
     """Import a Hugging Face folder and print a summary."""
     named = None
     if isinstance(arguments.folder, str):
-        named, arguments.folder = _downloaded(arguments.folder)
+        named = pinned(parse(arguments.folder))
+        arguments.folder = obtain_model(named).folder
     say(import_folder(arguments.folder, arguments.run, resolved_of(arguments), named))
     return 0
-
-
-def _downloaded(word: str) -> tuple[HubName, Path]:
-    """The commit of a model of a hub, and its folder. Raises UserError, early if its kind is unknown."""
-    name = pinned(parse(word))
-    obtain(name, for_config)
-    folder = snapshot_of(name)
-    keys_of_model(folder)
-    obtain(name, for_weights)
-    return name, folder
 
 
 def export_run(

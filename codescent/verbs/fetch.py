@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.hub_name import HubName, is_hub_name, parse
+from codescent.base.hub_name import is_hub_name, parse
 from codescent.base.output import say
 from codescent.config.hub_keys import HUB_KEYS, WEIGHTS, names_in
 from codescent.hub import needed
-from codescent.hub.cache import root, snapshot_of
-from codescent.hub.obtain import CachedFiles, held, listed, obtain, pinned, repair
-from codescent.huggingface.folder import keys_of_model
-from codescent.huggingface.named import all_held, obtain_all
+from codescent.hub.cache import root
+from codescent.hub.obtain import CachedFiles, held, listed, pinned, repair
+from codescent.huggingface.named import all_held, obtain_all, obtain_model
 from codescent.verbs.config import resolved_of
 
 
@@ -44,9 +43,7 @@ def _of_name(word: str, *, dry_run: bool) -> tuple[str, CachedFiles]:
     choose = needed.for_weights if has_model else needed.for_tokenizer
     if dry_run:
         return word, held(name, choose)
-    if has_model:
-        _refuse_unknown(name)
-    return word, repair(name, choose)
+    return word, obtain_model(name) if has_model else repair(name, choose)
 
 
 def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
@@ -58,18 +55,9 @@ def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
         raise UserError(f"{arguments.config}: names nothing of a hub: none of {keys} begins with hf://")
     if arguments.dry_run:
         return list(all_held(config))
-    if WEIGHTS in names:
-        _refuse_unknown(names[WEIGHTS])
+    if WEIGHTS in names:  # before a long download
+        obtain_model(names[WEIGHTS])
     return obtain_all(config, repairs=True)
-
-
-def _refuse_unknown(name: HubName) -> None:
-    """Raise UserError before a long download if codescent cannot build the model."""
-    obtain(name, needed.for_config)
-    try:
-        keys_of_model(snapshot_of(name))
-    except UserError as error:
-        raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
 
 
 def _lines(found: Sequence[tuple[str, CachedFiles]], *, dry_run: bool) -> Iterator[str]:

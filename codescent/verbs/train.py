@@ -104,7 +104,8 @@ def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
         os.environ.update(with_expandable_segments(os.environ))
     restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
     if alone:  # several ranks download when they have met, one on each machine
-        obtain_named(config, resume=resume)
+        with may_end():
+            obtain_named(config, resume=resume)
     found = notes(loaded) if rank is None or not rank.rank else []
     if arguments.local_rank is not None and rank is not None and not (rank.rank or restarts):
         warn("torch.distributed.launch and its --local-rank are deprecated: start the ranks by torchrun")
