@@ -12,14 +12,15 @@ from codescent.config.contradictions import contradictions
 from codescent.config.keys import (
     MAX_SAMPLES,
     MAX_SEED,
+    Corpus,
     Folder,
     FolderName,
     Functions,
     PathFromAnywhere,
     Section,
     Text,
-    TextOrPath,
     Tokenizer,
+    Weights,
     at_least,
     auto,
     key,
@@ -59,9 +60,10 @@ class Model(Section):
         "llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or llama-tiny; "
         "auto: no preset, sizes are given here",
     )
-    weights: PathFromAnywhere | None = auto(
-        "local Hugging Face folder of initial weights (gpt2, llama, bert), and of the model's kind and sizes if the "
-        "sizes are not given; auto: random weights"
+    weights: Weights | None = auto(
+        "Hugging Face folder of initial weights (gpt2, llama, bert), or a name of the hub such as "
+        "hf://Qwen/Qwen3-0.6B@REVISION; also of the model's kind and sizes if the sizes are not given; auto: random "
+        "weights"
     )
     num_layers: int | None = auto("blocks (gpt2, llama, bert)", ge=1, le=10_000)
     num_encoder_layers: int | None = auto("layers of the encoder (transformer)", ge=1, le=10_000)
@@ -137,12 +139,12 @@ class Lora(Section):
 class Data(Section):
     """The data and the task."""
 
-    corpus: TextOrPath = key(
+    corpus: Corpus = key(
         "python-stdlib",
-        "python-stdlib, shakespeare, openwebtext or squad; or the path of a file (text, JSON lines, CSV, TSV, Parquet, "
-        "Arrow), a folder, a glob, a data set of Hugging Face on disk, or a folder of token shards; for data.task qa a "
-        "file in SQuAD's format; for data.task tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or "
-        "synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME@REVISION/PATH of the hub; or the "
+        "path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a folder, a glob, a data set of Hugging Face on "
+        "disk, or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file "
+        "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
@@ -171,7 +173,7 @@ class Data(Section):
     tokenizer: Tokenizer = key(
         "char",
         "char, byte, gpt2, bert, bert-cased, bpe:VOCAB (a BPE trained on the corpus), bert:FILE (a vocabulary of "
-        "WordPiece) or the path of a tokenizer JSON",
+        "WordPiece), hf://OWNER/NAME of the hub or the path of a tokenizer JSON",
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
     verify: Literal["changed", "always"] | None = auto(
@@ -192,7 +194,7 @@ class Data(Section):
     as_text: bool = key(
         False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
     )
-    validation: TextOrPath | None = auto(
+    validation: Corpus | None = auto(
         "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
         "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"
     )

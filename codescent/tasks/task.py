@@ -39,6 +39,7 @@ class TaskRequest:
         run: the run's folder, for messages.
         kept: the task's `files` in the run's folder: name -> text; empty for a new run.
         pinned: the return value of `Task.pin` on rank 0; None before that.
+        named: values of [data] that are names of a hub, by key. `data` has their places in the cache instead.
     """
 
     data: Data
@@ -48,6 +49,7 @@ class TaskRequest:
     run: Path = Path()
     kept: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, Any] | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -223,6 +225,7 @@ class Task:
         if "text_key" in values:  # as earlier runs recorded it
             values["text_key"] = values["text_key"] or FIRST_NAMES[0]
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+        identity |= {key: name for key, name in request.named.items() if key in identity}
         extras = self.extras or shape.extras
         return TaskFacts(self.name, extras, shape.head_share, equal_losses=self.equal_losses, identity=identity)
 

@@ -21,6 +21,7 @@ from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
+from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.record.ranks import RankRow
@@ -167,7 +168,7 @@ class Report:
         """Record and print the origin of a new run's initial weights."""
         run, named = self.run, self.run.plan.model.weights
         if named is not None and run.folder is not None:
-            weights = open_folder(Path(named))
+            weights = open_folder(weights_place(named))
             self._keep_controls(weights.path)
             origin, lines = read_weights(run, weights)
             self._event("start", step=0, weights=origin)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from codescent.base.home import expanded, unknown_home
+from codescent.base.hub_name import is_hub_name, parse_model
 from codescent.base.visible import one_line
 from codescent.launch.once import say_once
 
@@ -89,6 +90,16 @@ def path(word: str) -> Path:
     if problem := unknown_home(text(word)):
         raise argparse.ArgumentTypeError(f"{word}: {problem}")
     return expanded(word)
+
+
+def path_or_hub(word: str) -> Path | str:
+    """A path, or a name of a hub such as hf://Qwen/Qwen3-0.6B, as a string."""
+    if not is_hub_name(word):
+        return path(word)
+    try:
+        return str(parse_model(word))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word}: {error}") from error
 
 
 class Parser(argparse.ArgumentParser):

@@ -143,5 +143,10 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("study", "measure one config at many points, and say how it scales", arguments_trained.study),
     ("export", "write a trained model as a Hugging Face folder", arguments_trained.export),
     ("import", "create a run from a Hugging Face folder", arguments_trained.import_),
+    (
+        "fetch",
+        "download weights, tokenizers and corpora of the hub, for machines without internet",
+        arguments_run.fetch,
+    ),
 )
 """Name, help text and arguments of each subcommand."""

@@ -1,4 +1,4 @@
-"""In: a parser. Out: the arguments of subcommands that prepare, plan and train a run: train, plan, config, data.
+"""In: a parser. Out: the arguments of subcommands that prepare, plan and train a run: train, plan, config, data, fetch.
 Does not parse (arguments.py does), does not check arguments against each other, and does not import torch."""
 
 from __future__ import annotations
@@ -95,6 +95,13 @@ def config(verb: argparse.ArgumentParser) -> None:
     site_help = "what a cluster asks for: sites/NAME.toml, or a file; with site.key=value for single values"
     verb.add_argument("--site", type=text, metavar="NAME|FILE", help=site_help)
     verb.add_argument("--site-keys", action="store_true", help="list every key of a site and its meaning")
+
+
+def fetch(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent fetch`."""
+    fetch_help = "a config: all that it names of the hub; or hf://OWNER/NAME, hf://datasets/OWNER/NAME/PATH"
+    config_arguments(verb, meaning=fetch_help)
+    verb.add_argument("--dry-run", action="store_true", help="list the files and their sizes, and download none")
 
 
 def data(verb: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from codescent.verbs.argument_types import path, positive, text, whole
+from codescent.verbs.argument_types import path, path_or_hub, positive, text, whole
 from codescent.verbs.argument_words import CONFIG_HELP, DEVICES, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
 
 
@@ -112,7 +112,7 @@ def export(verb: argparse.ArgumentParser) -> None:
 def import_(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent import`."""
     add = verb.add_argument
-    add("folder", type=path, metavar="DIR", help="Hugging Face folder")
+    add("folder", type=path_or_hub, metavar="DIR", help="Hugging Face folder, or hf://OWNER/NAME of the hub")
     add("run", type=path, metavar="RUN", help="run folder to create")
     add("--config", type=text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
     add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)

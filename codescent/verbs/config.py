@@ -20,14 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 from codescent.base.errors import UserError
+from codescent.base.hub_name import HubName
 from codescent.base.json_text import json_text
 from codescent.base.output import say
 from codescent.base.visible import visible
+from codescent.config.hub_keys import WEIGHTS, names_in
 from codescent.config.load import LoadedConfig, about, describe, load, shipped, to_toml
 from codescent.config.schema import config_schema
 from codescent.config.sections import Model
 from codescent.config.words import KEYS, Key, keys_markdown
+from codescent.hub.cache import weights_place
 from codescent.jobs import site
+from codescent.record import CONFIG
 from codescent.verbs.arguments import SITE
 from codescent.verbs.new_config import write_new
 
@@ -132,8 +136,8 @@ def _value(toml: str) -> Any:
 def resolved_of(arguments: Namespace) -> LoadedConfig:
     """Load the config and the overrides of a command line; `--ranks` overrides parallel.ranks.
 
-    Sizes that are not given come from the folder model.weights, if there is no preset.
-    Raises UserError: every problem of the config, or an unknown data.task; model.weights has no sizes.
+    Names of a hub get their commits. Sizes that are not given come from model.weights, if there is no preset.
+    Raises UserError: every problem of the config, or an unknown data.task; model.weights has no sizes; a hub lacks it.
     """
     ranks = getattr(arguments, "ranks", None)
     resolved = load(arguments.config, [*arguments.overrides, *([] if ranks is None else [f"parallel.ranks={ranks}"])])
@@ -144,7 +148,20 @@ def resolved_of(arguments: Namespace) -> LoadedConfig:
             tasks.task_named(resolved.config.data.task)
         except UserError as error:
             raise UserError(*(f"{resolved.origins['data.task']}: {problem}" for problem in error.problems)) from error
-    return _with_sizes(resolved)
+    return _with_sizes(_with_commits(resolved, arguments))
+
+
+def _with_commits(resolved: LoadedConfig, arguments: Namespace) -> LoadedConfig:
+    """The config with the commits of its names of a hub: a run that is resumed keeps those with which it began."""
+    if not names_in(resolved.config):
+        return resolved
+    from codescent.huggingface.named import with_commits
+    from codescent.preflight import run_folder
+
+    begun, recorded = run_folder(resolved.config) / CONFIG, dict[str, HubName]()
+    if getattr(arguments, "resume", False) is not False and begun.is_file():
+        recorded = names_in(load(begun).config)
+    return with_commits(resolved, recorded)
 
 
 def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
@@ -152,11 +169,16 @@ def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
     model, needed = resolved.config.model, ("num_layers", "num_heads", "hidden_dim", "seq_len")
     if model.weights is None or model.preset is not None or None not in (getattr(model, name) for name in needed):
         return resolved
-    from codescent.huggingface.folder import CONFIG, keys_of_model
+    from codescent.huggingface.folder import CONFIG as MODEL_CONFIG
+    from codescent.huggingface.folder import keys_of_model
+    from codescent.huggingface.named import obtain_config
 
-    where = model.weights / CONFIG
     try:
-        found = keys_of_model(model.weights)
+        if (named := names_in(resolved.config).get(WEIGHTS)) is not None:
+            obtain_config(named)
+        folder = weights_place(model.weights)
+        where = folder / MODEL_CONFIG
+        found = keys_of_model(folder)
         if model.kind not in (None, found["kind"]):
             raise UserError(f'{where} is of a {found["kind"]}, but model.kind = "{model.kind}"')
         missing = {name: value for name, value in found.items() if getattr(model, name) is None}

@@ -20,6 +20,7 @@ from codescent.base.command import command, how_to_tune
 from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.hub_name import HubName, parse
 from codescent.base.output import say
 from codescent.base.published import published
 from codescent.base.reading import read_text
@@ -34,9 +35,11 @@ from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.hub.obtain import pinned
 from codescent.huggingface import KINDS, peft
 from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, more_rows, open_folder, parts_of
 from codescent.huggingface.kind import Kind
+from codescent.huggingface.named import obtain_model
 from codescent.huggingface.read import box
 from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.tokens import GENERATION, Controls, library_text, tokenizer_files, tokenizer_text
@@ -59,7 +62,11 @@ def export_main(arguments: Namespace) -> int:
 
 def import_main(arguments: Namespace) -> int:
     """Import a Hugging Face folder and print a summary."""
-    say(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
+    named = None
+    if isinstance(arguments.folder, str):
+        named = pinned(parse(arguments.folder))
+        arguments.folder = obtain_model(named).folder
+    say(import_folder(arguments.folder, arguments.run, resolved_of(arguments), named))
     return 0
 
 
@@ -188,7 +195,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: Mapping[str, An
     }
 
 
-def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
+def import_folder(path: Path, run: Path, resolved: LoadedConfig, named: HubName | None = None) -> list[str]:
     """Create a run from a Hugging Face folder; the folder's weights are the run's checkpoint of step 0.
 
     Args:
@@ -196,6 +203,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         run: the run folder to create; must not exist.
         resolved: the config of the run. The folder decides [model]; data.tokenizer, if it has a tokenizer; and
             data.task, if its model has the head of a task. `run` decides run.name and run.folder.
+        named: the name of the folder at a hub, with its commit, which the run's config gets; None: it has none.
 
     Returns:
         Lines to print.
@@ -210,7 +218,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     vocab_size = None if tokenizer is None else tokenizer.vocab_size
     data, notes = _data(folder, run, resolved, tokenizer)
     try:
-        config = _config(folder, run, resolved, data)
+        config = _config(folder, run, resolved, data, named)
     except ValidationError as error:  # an invalid run name, or a number that our models do not support
         details = error.errors(include_url=False)
         invalid = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details]
@@ -227,7 +235,8 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     task_files = {**task_of(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
     task_files |= Controls.of_folder(path).file()
     missing = task_of(request).missing_files(config.data, has_corpus=_has_corpus(resolved))
-    source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint(), "missing": missing}
+    where = str(path.absolute() if named is None else named)
+    source = {"folder": where, "fingerprint": folder.fingerprint(), "missing": missing}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)
     wrong: list[str] = []
@@ -241,7 +250,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         state = {"step": 0, "tokens": 0, "imported": source}
         Checkpoints(hidden / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
         created.event("import", **source)
-    lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path}"]
+    lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path if named is None else named}"]
     if folder.spare:
         spare = ", ".join(sorted(folder.spare))
         lines.append(f"left out, because codescent's {folder.kind.name} does not use them: {spare}")
@@ -336,7 +345,7 @@ def _data(
     return data, lines
 
 
-def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, Any]) -> Config:
+def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, Any], named: HubName | None) -> Config:
     base, path = resolved.config, run.absolute()
     precision = resolved.config.train.precision
     if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:
@@ -344,7 +353,7 @@ def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, A
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     changed = {
         "run": Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
-        "model": Model(**as_keys(folder.sizes), weights=folder.path.absolute()),
+        "model": Model(**as_keys(folder.sizes), weights=folder.path.absolute() if named is None else str(named)),
         "data": Data(**data),
         "train": base.train.model_copy(update={"precision": precision}),
         "log": log,

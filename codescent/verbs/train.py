@@ -26,6 +26,7 @@ from codescent.base.stopping import LATER, SAVING, reported
 from codescent.base.time_limit import forget_others, stop_at
 from codescent.build import saved_plan, task_request
 from codescent.config.effects import is_default
+from codescent.config.hub_keys import words_of
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
@@ -37,7 +38,7 @@ from codescent.models import GENERATING
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
 from codescent.planner.less_memory import Shortage, advice, held_in_words
-from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
+from codescent.preflight import check, is_begun, notes, obtain_named, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
@@ -103,6 +104,9 @@ def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
     if tunes:  # before torch is imported, and for the ranks
         os.environ.update(with_expandable_segments(os.environ))
     restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
+    if alone:  # several ranks download when they have met, one on each machine
+        with may_end():
+            obtain_named(config, resume=resume)
     found = notes(loaded) if rank is None or not rank.rank else []
     if arguments.local_rank is not None and rank is not None and not (rank.rank or restarts):
         warn("torch.distributed.launch and its --local-rank are deprecated: start the ranks by torchrun")
@@ -190,6 +194,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
             checked = check(config, ranks, resume=resume, creates_folder=not finds)
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
+    command += words_of(config)  # with their commits: no rank asks the hub again
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
     stopped = Stopped(config.parallel.stopped_s, config.parallel.timeout_s)
     words = [*command, *checked.chosen, *flags, "--ranks", str(ranks)]

@@ -15,6 +15,7 @@ from torch import nn
 from codescent import models, tasks
 from codescent.base.command import command, resume_command
 from codescent.base.errors import UserError
+from codescent.base.hub_name import is_hub_name
 from codescent.base.output import warn
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import Resolved, resolve, saved_plan
@@ -151,6 +152,9 @@ def _initial_values(trained: Trained) -> InitialValues:
             f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, "
             f"give its new path once: {resume_command(run, 'model.weights=NEW')}, or write it into {run / CONFIG}"
         )
+        if is_hub_name(weights):
+            needs = "its checkpoints have only adapters, and the cache of the hub lacks the weights; download them"
+            words = f"{run}: {needs}: {command('fetch', str(weights))}"
         raise UserError(words, *error.problems) from error
     base = trained.saved.state.get("base")
     same = base is None if found.folder is None else base is not None and found.folder.matches(base)

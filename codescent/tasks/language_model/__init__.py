@@ -10,6 +10,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.hub.cache import weights_place
 from codescent.tasks.conversations.chat_files import read_chat_files
 from codescent.tasks.conversations.kept import CHAT, exported, file_of, has_chat_template, saved_chat
 from codescent.tasks.scores import Scores
@@ -29,8 +30,7 @@ class LanguageModel(TextTask):
 
     def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
         """See `Task`: the chat template of the folder, which this task does not use, for an export."""
-        folder = request.model.weights
-        if folder is None or not has_chat_template(folder):
+        if request.model.weights is None or not has_chat_template(folder := weights_place(request.model.weights)):
             return {}
         try:
             return file_of(read_chat_files(folder))
