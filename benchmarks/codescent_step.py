@@ -54,7 +54,9 @@ def config_of(arguments: argparse.Namespace, work: Work) -> Config:
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     """The command line; gpu_step.py writes it."""
-    parser = argparse.ArgumentParser(description="Take codescent's training steps, on request over a pipe.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Take codescent's training steps, on request over a pipe."
+    )
     parser.add_argument("--tokens", type=Path, required=True, help="train.bin, in a folder with val.bin; uint16 tokens")
     parser.add_argument("--work", type=Work.parse, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")

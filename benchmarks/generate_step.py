@@ -63,7 +63,9 @@ def transformers(arguments: argparse.Namespace, prompts: list[list[int]]) -> Gen
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     """The command line; gpu_generate.py writes it."""
-    parser = argparse.ArgumentParser(description="Generate tokens with a cache, on request over a pipe.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Generate tokens with a cache, on request over a pipe."
+    )
     parser.add_argument("--system", choices=("codescent", "transformers"), required=True)
     parser.add_argument("--weights", type=Path, required=True, help="folder with config.json and model.safetensors")
     parser.add_argument("--vocab-size", type=int, required=True, help="prompts are random ids below it")

@@ -290,7 +290,9 @@ def finish(main: Callable[[], int]) -> NoReturn:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """An argument parser with the argument --json, which every benchmark has."""
-    parsed = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parsed = argparse.ArgumentParser(
+        allow_abbrev=False, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parsed.add_argument(
         "--json", type=new_file, metavar="FILE", help="write the results and the hardware record to FILE"
     )

@@ -153,7 +153,9 @@ def distributed(peer: Peer) -> Peer:
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     """The command line; peers.py, ranks.py and lora.py write it."""
-    parser = argparse.ArgumentParser(description="Take training steps of a peer's GPT-2, on request over a pipe.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Take training steps of a peer's GPT-2, on request over a pipe."
+    )
     parser.add_argument("--peer", choices=("nanogpt", "transformers", "peft", "products"), required=True)
     parser.add_argument("--rank", type=int, default=8, help="rank of peft's adapters")
     parser.add_argument("--checkout", type=Path, help="nanoGPT's checkout")

@@ -21,10 +21,13 @@ from codescent.record.memory import last_rows
 from codescent.results import open_run
 
 MODELS = {
-    "GPT-2 11M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "train.global_batch_size=8"),
-    "GPT-2 124M": ("model.num_layers=12", "model.num_heads=12", "model.hidden_dim=768", "train.global_batch_size=8"),
-}
-SAME = ("model.preset=auto", "model.kind=gpt2", "model.seq_len=256", "data.seq_len=256", "model.vocab_size=50304",
+    "GPT-2 14M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "model.vocab_size=8192",
+                  "train.global_batch_size=8", "train.num_steps=24"),
+    "GPT-2 124M": ("model.num_layers=12", "model.num_heads=12", "model.hidden_dim=768", "model.vocab_size=50304",
+                   "train.global_batch_size=4", "train.num_steps=10"),
+}  # fmt: skip
+"""Many short steps: a shared machine is fast and slow for seconds at a time."""
+SAME = ("model.preset=auto", "model.kind=gpt2", "model.seq_len=256", "data.seq_len=256",
         "train.num_threads=1", "train.eval_every=0", "checkpoint.every=0", "log.every=1")  # fmt: skip
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "one process": (),
@@ -37,7 +40,6 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 MICROBATCH, WARM_UP = 2, 3
 MUST_MEDIAN, MUST_WORST, MUST_MEMORY, MUST_TAU = 0.15, 0.30, 0.10, 0.7
-STEPS = {"GPT-2 11M": 8, "GPT-2 124M": 6}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def compared(folder: Path, cluster: Path, model: str, layout: str, precision: st
     """Run a layout, and read its prediction and its metrics."""
     ranks, name = 1 + bool(LAYOUTS[layout]), f"{model}-{layout}".replace(" ", "-").replace(",", "")
     run = folder / name
-    words = (*SAME, *MODELS[model], f"train.microbatch_size={MICROBATCH}", f"train.num_steps={STEPS[model]}")
+    words = (*SAME, *MODELS[model], f"train.microbatch_size={MICROBATCH}")
     own = (f"train.precision={precision}", f"parallel.ranks={ranks}", f"run.folder={run}", f"run.cluster={cluster}")
     called(folder, "train", "default", *words, *LAYOUTS[layout], *own)
     prediction = json.loads((run / "prediction.json").read_text())

@@ -1,5 +1,6 @@
 """In: the arguments of the command `codescent`. Out: the exit code of the process.
 Does not parse the arguments and runs no command itself (verbs/cli.py does)."""
+# PYTHON_ARGCOMPLETE_OK: global completion of argcomplete looks for this word
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ def _run() -> int:
     """Run the command; its exit code. After an error of one rank among several the process ends here."""
     from codescent.base import early, ending
 
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for words
+        from codescent.verbs.completion import complete
+
+        complete()
     if sys.argv[1:2] == ["train"]:
         early.defer_end()  # before the imports that take long
     from codescent.verbs.cli import run

@@ -15,13 +15,17 @@ from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.build.accept import changed
+from codescent.build.rates_so_far import SCHEDULE_KEYS, same_rates
+from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
-from codescent.config.contradictions import late_windows
+from codescent.config.contradictions import beyond_the_run
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
+from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import fitting, open_folder
+from codescent.huggingface.named import DATA_KEYS, keys_of_run, obtain_all
 from codescent.plan import DECAY_STEPS, Plan, Scalar
 from codescent.planner.prediction import cluster_of_run
 from codescent.planner.search import auto
@@ -65,6 +69,12 @@ def laid_out(config: Config, world_size: int, *, without_data: bool = False) -> 
     return changed(config, chosen.change), chosen.said
 
 
+def obtain_named(config: Config, *, resume: bool) -> None:
+    """Download what the run reads of a hub, as far as the cache lacks it. Raises UserError: see `obtain_all`."""
+    has_adapters = effects.value_of(config, "lora.rank") is not None
+    obtain_all(config, keys_of_run(resumes=resume, has_adapters=has_adapters))
+
+
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:
     """Build the plan of a config, with its layout (`laid_out`). The corpus is prepared only if the plan depends on it:
     on the size of its vocabulary ("char"), or on the steps of its epochs (parallel.average_every).
@@ -93,6 +103,7 @@ def _with_data(config: Config, world_size: int, *, without_data: bool) -> tuple[
     dataset = None
     if not without_data and decided.averages_in_epochs(config):
         check_sizes(config, world_size)
+        obtain_all(config, DATA_KEYS)
         dataset = tasks.prepare_and_open(task_request(config), progress=True)
     elif not without_data and decided.needs_samples(config):
         dataset = prepared(config)
@@ -105,7 +116,8 @@ def vocabulary_of(config: Config, world_size: int, *, without_data: bool = False
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         check_sizes(config, world_size)
-        return tasks.prepare_and_open(request, progress=True).vocab_size
+        obtain_all(config, DATA_KEYS)
+        return tasks.prepare_and_open(task_request(config), progress=True).vocab_size
     return vocab_size
 
 
@@ -116,7 +128,8 @@ def absent(config: Config) -> list[str]:
     """
     if needs_vocab_size(config):
         return []
-    missing = tasks.absent(task_request(config))
+    request = task_request(config)
+    missing = {key: request.named.get(key.removeprefix("data."), file) for key, file in tasks.absent(request).items()}
     return [f"{key}: {file} is not there yet; the plan does not need it" for key, file in missing.items()]
 
 
@@ -176,7 +189,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
-    problems = [f"{keys[0]}: {problem}" for keys, problem in late_windows(config)]  # epochs are steps now
+    problems = [f"{keys[0]}: {problem}" for keys, problem in beyond_the_run(config)]  # epochs are steps now
     if train.num_samples < size:
         samples = f"{counted(train.num_samples, 'sample')} of {counted(work.seq_len, 'position')}"
         problems.append(
@@ -272,7 +285,7 @@ def refuse_moved(config: Config) -> None:
     request = task_request(config)
     weights, has_adapters = request.model.weights, effects.value_of(config, "lora.rank") is not None
     missing = {key: Path(file) for key, file in tasks.absent(request).items() if key != "data.corpus"}
-    if weights is not None and has_adapters and not weights.is_dir():
+    if isinstance(weights, Path) and has_adapters and not weights.is_dir():
         missing = {"model.weights": weights, **missing}
     useless = dict(tasks.without_effect(request)) if missing else {}
     before = {key: str(effects.value_of(config, key)) for key in missing if key not in useless}
@@ -287,9 +300,9 @@ def refuse_moved(config: Config) -> None:
         )
 
 
-def _in_new(file: Path, weights: Path | None) -> str:
+def _in_new(file: Path, weights: Path | str | None) -> str:
     """A path with NEW in place of the folder model.weights. Elsewhere a folder is NEW itself, and a file is in NEW."""
-    if weights is not None and file.absolute().is_relative_to(weights):
+    if isinstance(weights, Path) and file.absolute().is_relative_to(weights):
         return str("NEW" / file.absolute().relative_to(weights))
     return f"NEW/{file.name}" if file.suffix else "NEW"
 
@@ -338,7 +351,7 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
         return
     named = str(plan.task.identity["tokenizer"])
     shape = models.shape_of_facts(model)
-    folder = fitting(Path(model.weights), model.kind, shape, dataset.tokenizer_text, named)
+    folder = fitting(weights_place(model.weights), model.kind, shape, dataset.tokenizer_text, named)
     declared = [tensor.parameter for tensor in plan.tensors]
     missing = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
     if missing:
@@ -357,6 +370,7 @@ def check_same_trajectory(
     The layout, logging and the number of stored checkpoints may change, and the place of files with the same content
     (`_is_moved`). In two cases the keys of the optimizer may change, too, but not its kind. One: the run has failed,
     because numbers were not finite (`ruined_step`). Two: its schedule has ended, and the command gives it more steps.
+    The schedule may always change where no step so far had another rate: a constant run goes on with a decay.
 
     Args:
         folder: the run.
@@ -380,6 +394,8 @@ def check_same_trajectory(
         changes = {key: differs[key] for key in free}
     elif free and _schedule_is_over(folder, saved.trajectory().get(DECAY_STEPS), num_steps):
         changes = {key: differs[key] for key in free if key.startswith("optimizer.")}
+    elif free and SCHEDULE_KEYS.issuperset(free) and same_rates(saved, plan, _steps_done(folder)):
+        changes = {key: differs[key] for key in free}
     problems = [
         f"{key}: the run in {folder.path} has {old!r}, this config {new!r}{_keep_schedule(key, old, new, num_steps)}"
         for key, (old, new) in differs.items()
@@ -398,8 +414,13 @@ def _is_moved(key: str, folder: RunFolder, plan: Plan, dataset: AnyDataset) -> b
     if key != "model.weights" or plan.model.weights is None:
         return False
     began = next((event for event in folder.read_events() if event.get("kind") == "start"), {})
-    weights, now = began.get("weights"), open_folder(Path(plan.model.weights))
+    weights, now = began.get("weights"), open_folder(weights_place(plan.model.weights))
     return isinstance(weights, dict) and now.fingerprint() == weights.get("fingerprint")
+
+
+def _steps_done(folder: RunFolder) -> int:
+    """The steps of the newest checkpoint."""
+    return max(by_step(folder.checkpoints), default=0)
 
 
 def _schedule_is_over(folder: RunFolder, decay_steps: Scalar, num_steps: int) -> bool:

@@ -7,7 +7,7 @@ import torch
 
 import codescent
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--samples", type=int, default=256)
 parser.add_argument("--features", type=int, default=64)
 parser.add_argument("--layers", type=int, default=2)

@@ -45,6 +45,11 @@ class Watch(TorchDispatchMode):
     What a fake group would have received is made zero: its buffers hold whatever memory held before.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. torch's guard around each of a million operators takes longer than they do."""
+        return False
+
     def __init__(self, *, fake: bool) -> None:
         super().__init__()
         self.fake = fake
@@ -68,6 +73,20 @@ class Watch(TorchDispatchMode):
             if self.fake and name in ("recv_", "_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"):
                 first.zero_()
         return result
+
+    def watched(
+        self, act: Callable[[Instruction], None], before: Callable[[Instruction], None] = lambda _: None
+    ) -> Callable[[Instruction], None]:
+        """An arm of the executor that is watched. What runs between two instructions is not: it issues nothing."""
+
+        def arm(instruction: Instruction) -> None:
+            before(instruction)
+            self.verb = instruction.verb
+            with self:
+                act(instruction)
+            self.verb = None
+
+        return arm
 
 
 class FixedLoader:
@@ -130,23 +149,13 @@ def observed_step(case: dict[str, Any], rank: int, world: World | None = None) -
     plan = plan_of(case)
     trainer = trainer_of(case, plan, rank, world=world)
     executor, held = trainer.executor, Held(trainer)
-    with Watch(fake=world is not None) as watch:
-        # A validation beforehand changes nothing: what it gathered is not kept for the step.
-        batch = FixedLoader(plan).next().batches[0]
-        with executor.evaluating() as evaluate:
-            evaluate(batch)
-
-        def watched(act: Callable[[Instruction], None]) -> Callable[[Instruction], None]:
-            def arm(instruction: Instruction) -> None:
-                held.look(instruction)
-                watch.verb = instruction.verb
-                act(instruction)
-                watch.verb = None
-
-            return arm
-
-        executor.arms = {verb: watched(act) for verb, act in executor.arms.items()}
-        executor.step(0, 1e-3)
+    watch = Watch(fake=world is not None)
+    # A validation beforehand changes nothing: what it gathered is not kept for the step.
+    batch = FixedLoader(plan).next().batches[0]
+    with watch, executor.evaluating() as evaluate:
+        evaluate(batch)
+    executor.arms = {verb: watch.watched(act, held.look) for verb, act in executor.arms.items()}
+    executor.step(0, 1e-3)
     answer = {"issued": watch.issued, "held": held.answer(), "counted": executor.memory.most}
     trainer.close()
     return answer
@@ -158,21 +167,12 @@ def observed_steps(case: dict[str, Any], rank: int, world: World | None = None) 
     inline()
     trainer = trainer_of(case, plan, rank, world=world)
     executor, issued = trainer.executor, []
-    with Watch(fake=world is not None) as watch:
-
-        def watched(act: Callable[[Instruction], None]) -> Callable[[Instruction], None]:
-            def arm(instruction: Instruction) -> None:
-                watch.verb = instruction.verb
-                act(instruction)
-                watch.verb = None
-
-            return arm
-
-        executor.arms = {verb: watched(act) for verb, act in executor.arms.items()}
-        for number in range(max(plan.layout.synchronous_steps, plan.layout.wire_from) + 2 * plan.schedule.period):
-            executor.step(number, 1e-3)
-            issued.append(watch.issued)
-            watch.issued = []
+    watch = Watch(fake=world is not None)
+    executor.arms = {verb: watch.watched(act) for verb, act in executor.arms.items()}
+    for number in range(max(plan.layout.synchronous_steps, plan.layout.wire_from) + 2 * plan.schedule.period):
+        executor.step(number, 1e-3)
+        issued.append(watch.issued)
+        watch.issued = []
     kept = dict(executor.gradients.state()) | dict(executor.coupling.state())
     answer = {"issued": issued, "counted": executor.memory.most}
     answer["kept"] = {name: [list(value.shape), value.element_size()] for name, value in kept.items()}

@@ -82,6 +82,20 @@ class Forker:
             self.process.communicate()
 
 
+class Prepared(Forker):
+    """The ranks of another Forker, each of which calls `module:name` before anything else."""
+
+    def __init__(self, forker: Forker, first: str) -> None:
+        super().__init__()
+        self.forker, self.first = forker, first
+
+    def _ask(
+        self, function: str, folder: Path, ranks: int, options: dict[str, Any]
+    ) -> tuple[list[int | None], list[Any], str]:
+        asked = {"first": self.first, "function": function, "options": options}
+        return self.forker._ask("rank_server:act_after", folder, ranks, asked)
+
+
 class Runs:
     """Runs of one project, each under a name of its own; those of one process, to compare with, done once.
 

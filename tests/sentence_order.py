@@ -77,3 +77,7 @@ class Order(TextTask):
 
 
 REGISTERED = (*tasks.TASKS, Order())
+
+
+def register() -> None:
+    tasks.TASKS = REGISTERED

@@ -24,13 +24,14 @@ TOY = (
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A project in which every process that is started knows the method: Python imports sitecustomize by itself."""
+def project(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Iterator[Path]:
+    """A project in which every process that is started knows the method: Python imports sitecustomize by itself.
+
+    The process that other tests share runs before, so that it is started without the method.
+    """
     folder = tmp_path_factory.mktemp("nth")
     make_project(folder)
-    knows_nothing = Forker()
-    knows_nothing.train(folder, "local-sgd", 2, *TOY)
-    knows_nothing.close()
+    forker.train(folder, "local-sgd", 2, *TOY)
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import every_nth\nevery_nth.register()\n")
     with pytest.MonkeyPatch.context() as patch:

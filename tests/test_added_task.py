@@ -3,13 +3,14 @@ Does not test the tasks that come with the package."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forker import TESTS, Forker
+from forker import TESTS, Forker, Prepared
 from runs import assert_same, losses, make_project
 from sentence_order import REGISTERED
 
@@ -36,9 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("order")
     make_project(folder)
     (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(
-        "import sentence_order\nfrom codescent import tasks\ntasks.TASKS = sentence_order.REGISTERED\n"
-    )
+    (folder / "site" / "sitecustomize.py").write_text("import sentence_order\nsentence_order.register()\n")
     with pytest.MonkeyPatch.context() as patch:
         python_path = (str(folder / "site"), str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", ""))
         patch.setenv("PYTHONPATH", os.pathsep.join(python_path))
@@ -53,11 +52,9 @@ def alone(project: Path, ranks: Forker) -> RunFolder:
 
 
 @pytest.fixture(scope="module")
-def ranks(project: Path) -> Iterator[Forker]:
-    """A process of its own: the one that other tests share does not know the task."""
-    forker = Forker()
-    yield forker
-    forker.close()
+def ranks(forker: Forker) -> Forker:
+    """Ranks that know the task."""
+    return Prepared(forker, "sentence_order:register")
 
 
 def test_two_ranks_and_a_resumed_run_walk_its_trajectory(project: Path, ranks: Forker, alone: RunFolder) -> None:
@@ -73,6 +70,10 @@ def test_it_is_scored_as_it_was_validated(alone: RunFolder, capsys: pytest.Captu
     said = capsys.readouterr().out
     assert re.search(r"validation split: loss [\d.]+ of \d+ pairs of lines", said)
     assert (alone.path / "tokenizer.json").is_file()
+    assert cli(["evaluate", "runs/alone", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["run"], facts["task"], facts["unit"]) == ("runs/alone", "order", "pairs of lines")
+    assert f"loss {facts['loss']:.4f} of {facts['count']:,} pairs of lines" in said
     assert cli(["evaluate", "runs/alone", "--data", "corpus.txt"]) == 2
     assert 'with data.task = "order" only the run\'s own validation split can be scored' in capsys.readouterr().err
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forker import Forker
 from runs import called, codescent, environment, losses, make_project, train
 
 from codescent.base.errors import UserError
@@ -63,10 +64,10 @@ def notes_of(run: RunFolder) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def by_hand(project: Path) -> RunFolder:
+def by_hand(project: Path, forker: Forker) -> RunFolder:
     """A run of two ranks that is given the layout by its keys."""
     words = choose_on_laptop(project, NO_REPLICAS).change.words()
-    return train(project, "hand", *words, NO_REPLICAS, *STEPS, "parallel.ranks=2")
+    return forker.train(project, "hand", 2, *words, NO_REPLICAS, *STEPS)
 
 
 def assert_chosen(project: Path, name: str, said: str, by_hand: RunFolder) -> None:

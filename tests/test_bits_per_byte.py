@@ -21,7 +21,7 @@ from codescent.data.text.dataset import Dataset
 from codescent.data.tokenizers.tokenizer import load
 from codescent.plan import Work
 from codescent.tasks.language_model import LanguageModel
-from codescent.tasks.language_model.evaluate import text_lines
+from codescent.tasks.language_model.evaluate import score_text
 from codescent.tasks.task import ScoreRequest, TaskRequest
 
 PROSE = "the man said that the world is large and round. " * 90
@@ -56,7 +56,12 @@ def scored(data: Data, path: Path, file: Path | None = None) -> list[str]:
         lambda: load(path / "tokenizer.json"),
         file,
     )
-    return text_lines(score)
+    scores = score_text(score)
+    facts = scores.facts
+    assert f"{facts['tokens']:,} tokens, {facts['bytes'] or 0:,} bytes, in windows of" in scores.lines[0]
+    assert f"loss {facts['loss']:.4f}, perplexity {facts['perplexity']:.4g}" in scores.lines[1]
+    assert facts["bits_per_byte"] is None or f"{facts['bits_per_byte']:.4f} bits per byte" in scores.lines[1]
+    return list(scores.lines)
 
 
 def prepared(tmp_path: Path, tokenizer: str, **keys: object) -> tuple[Data, Path]:

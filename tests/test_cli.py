@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from runs import called, codescent, environment, make_project
 
 from codescent.plan import Plan
-from codescent.verbs.arguments import _parser, parse
+from codescent.verbs.arguments import make_parser, parse
 
 
 @pytest.fixture
@@ -137,11 +138,17 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["plan", "run.toml", "--rank", "2", "nonsense"], "unrecognized arguments: nonsense"),
+        (
+            ["plan", "run.toml", "--rank", "2", "nonsense"],
+            "arguments: --rank 2 nonsense; did you mean --ranks?; an override",
+        ),
         (["plan"], "CONFIG"),
         (["plan", "absent.toml"], "absent.toml"),
         (["config"], "--keys"),
-        (["trian", "run.toml"], "train"),
+        (["trian", "run.toml"], "there is no command trian; did you mean train? The commands: train, plan,"),
+        (["frobnicate"], "there is no command frobnicate; The commands: train, plan,"),
+        (["plan", "run.toml", "--oper"], "unrecognized arguments: --oper; did you mean --operators?"),
+        (["train", "run.toml", "--find"], "unrecognized arguments: --find; did you mean --find-learning-rate?"),
         (["plan", "run.toml", "--ranks", "0"], "'0' is not a whole number of at least 1"),
         (["plan", "run.toml", "--ranks", "two"], "'two' is not a whole number of at least 1"),
         (["plan", ""], "CONFIG: is empty"),
@@ -224,7 +231,7 @@ def as_nobody() -> Iterator[None]:
 
 def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     tried = 0
-    for verb, parser in _parser()[1].items():
+    for verb, parser in make_parser()[1].items():
         for action in parser._actions:
             if action.option_strings and action.dest not in ("help", "prompts", "changes"):
                 usual = "8GB" if action.dest == "memory" else "1"
@@ -297,3 +304,13 @@ def test_a_plan_of_epochs_prepares_nothing(project: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "2 epochs, unknown until the data is prepared" in done.stdout
     assert sorted((project / "datasets").iterdir()) == before
+
+
+def test_no_program_takes_abbreviated_options() -> None:
+    """A later option could make an abbreviation of today ambiguous, in scripts that nobody looks at."""
+    root = Path(__file__).resolve().parent.parent
+    files = [path for folder in ("codescent", "benchmarks", "examples") for path in (root / folder).rglob("*.py")]
+    made = [call for path in files for call in re.findall(r"ArgumentParser\([^()]*", path.read_text(encoding="utf-8"))]
+    calls = [call for call in made if call != "ArgumentParser("]  # the class Parser has none
+    assert len(calls) >= 8
+    assert all("allow_abbrev=False" in call for call in calls)

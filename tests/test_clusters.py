@@ -78,6 +78,7 @@ def test_what_shipped_clusters_say() -> None:
     assert aurora.devices // 2 * (aurora.nodes or 0) == 63744
     assert load_cluster("sophia").devices * 24 == 192
     assert lab.between == Link.parse("49mbit,0.2ms")
+    assert Link.parse("3.35TB/s").bytes_per_s == Link.parse("26.8tbit").bytes_per_s == 3.35e12
     assert software_of(lab).between_efficiency == 1.0
     assert lab.device.peak("bf16") == lab.device.peak("fp32") == 5.3e12
     assert load_cluster("v100").device.peak("fp16") == 125e12

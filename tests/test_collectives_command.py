@@ -3,6 +3,7 @@ Does not compare times: benchmarks/all_reduce.py does."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -22,11 +23,12 @@ from runs import codescent
 
 from codescent.base.amounts import of_bytes
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import CALLS
-from codescent.collectives.holdings import explain, in_words
+from codescent.collectives.holdings import explain, in_words, moments
 from codescent.collectives.survey import BackendSupport, CallOutcome, Survey
-from codescent.collectives.table import notes, table, timing
+from codescent.collectives.table import column_json, notes, table, timing, timing_json
 from codescent.collectives.task import CRASHES, HANGS, NO, WRONG, YES
 from codescent.collectives.timing import timed_bytes
 from codescent.verbs.cli import run
@@ -85,7 +87,31 @@ Every rank holds every sum. Each has sent 2 chunks: 1 times its array.
 
 
 def test_the_steps_of_two_ranks(forker: Forker, tmp_path: Path) -> None:
-    assert list(explain(forker.call("collective_ranks:steps", tmp_path, 2))) == STEPS
+    ranks = forker.call("collective_ranks:steps", tmp_path, 2)
+    assert list(explain(ranks)) == STEPS
+    first, middle, last = json.loads(json_text(moments(ranks)))
+    assert first == {"phase": None, "step": None, "messages": [], "holds": [["a0", "a1"], ["b0", "b1"]]}
+    assert middle["messages"][0] == {"sent": 0, "to": 1, "received": 1, "came_from": 1}
+    assert (last["phase"], last["holds"]) == ("all-gather", [["a0+b0", "a1+b1"]] * 2)
+
+
+def test_json_of_collectives_has_what_the_table_has() -> None:
+    """It would catch a call that the table shows as possible and JSON does not."""
+    column = BackendSupport(
+        "gloo", "cpu", "", {"send fp32": CallOutcome(YES), "all_reduce (mean) bf16": CallOutcome(NO, "x")}
+    )
+    found = column_json(column)
+    assert found["calls"]["send"] == {"fp32": {"state": YES, "why": ""}}
+    assert found["calls"]["all_reduce (mean)"] == {"bf16": {"state": NO, "why": "x"}}
+    rank = {
+        "seconds": {"ours": [2.0, 4.0, 3.0], "backend": [1.0, 2.0, 1.5]},
+        "same_bits": {"ours": True},
+        "difference": 0.0,
+    }
+    assert timing_json([rank, {**rank, "same_bits": {"ours": False}, "difference": 1e-7}]) == {
+        "ours_s": [2.0, 4.0, 3.0], "backend_s": [1.0, 2.0, 1.5], "times_as_long": 2.0,
+        "same_bits": False, "difference": 1e-7,
+    }  # fmt: skip
 
 
 def test_the_steps_of_three_and_eight_ranks_end_with_all_sums(forker: Forker, tmp_path: Path) -> None:

@@ -135,6 +135,17 @@ def test_a_slower_part_is_the_first_thing_said(project: Path, write: Writer) -> 
     assert lines[0].startswith("B is slower than A: +10.")
     assert lines[1].startswith("Optimizer explains ")
     assert "5 pairs of runs, taken in turns" in "\n".join(lines)
+    found = json.loads(called(project, "compare", *map(str, a), "--with", *map(str, b), "--json").stdout)
+    assert " ".join(found["verdict"]) in " ".join(lines)
+    times_of = found["times"]
+    assert (times_of["way"], times_of["samples"], times_of["cause"]) == ("pairs", {"A": 5, "B": 5}, "optimizer_s")
+    step = times_of["step"]
+    assert step["shown"]
+    assert step["share"]["low"] < step["share"]["value"] < step["share"]["high"]
+    assert f"{1e3 * step['a_s']:.3f}" in "\n".join(lines)
+    assert found["differences"]["config"] == {}
+    assert found["losses"]["alike"] == "equal, bitwise"
+    assert found["fail_above"] is None
     code, lines, _ = compare(project, *b, "--with", *a)
     assert lines[0].startswith("B is faster than A: -")
 
@@ -161,6 +172,9 @@ def test_continuous_integration_fails_only_where_the_whole_interval_is_above(pro
     code, lines, _ = compare(project, *a, "--with", *b, "--fail-above", "3%")
     assert code == 1
     assert lines[-1] == "--fail-above: failed: B is slower by more than 3 %, with all of the interval"
+    done = called(project, "compare", *map(str, a), "--with", *map(str, b), "--fail-above", "3%", "--json")
+    judged = json.loads(done.stdout)["fail_above"]
+    assert (done.returncode, judged) == (1, {"bound": 0.03, "failed": True, "said": lines[-1]})
     code, lines, _ = compare(project, *a, "--with", *b, "--fail-above", "20 %")
     assert code == 0
     assert lines[-1] == "--fail-above: passed: B is not slower by more than 20 %"

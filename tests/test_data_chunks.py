@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from codescent.data.text import chunks
 from codescent.data.text.chunks import TextChunk, cut_chunks, split_point
-from codescent.data.text.sources import DocumentPiece
+from codescent.data.text.records import DocumentPiece
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments
 

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
-from codescent.data.text import sources
-from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.text import lines, records, sources
+from codescent.data.text.records import Reading
+from codescent.data.text.sources import read_blocks
 
 TEXTS = ["first document\n", "zweites Dokument: äöü €\r\n", "третий 🎭"]
 
@@ -99,7 +100,7 @@ def test_every_byte_is_watched_once_even_past_what_is_unpacked(tmp_path: Path) -
 
 
 def test_long_json_text_comes_in_several_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(records, "BLOCK_BYTES", 7)
     path = tmp_path / "a.jsonl"
     path.write_text(
         json.dumps({"text": "x" * 21}) + "\n\n" + json.dumps({"text": ""}) + "\n" + json.dumps({"text": "y"})
@@ -160,7 +161,7 @@ def test_bad_json_lines_are_told_by_file_and_line(tmp_path: Path, line: bytes, t
 
 
 def test_a_json_line_too_long_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 50)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 50)
     (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n' + json.dumps({"text": "x" * 60}))
     assert "line 2: longer than 50 bytes" in refusal(tmp_path / "a.jsonl")
 
@@ -206,13 +207,16 @@ FORMS = {
     "a document": (b'{\n "text": ["a"]\n}\n', "is one JSON document"),
     "an array": (b'[{"text": "a"},\n{"text": "b"}]\n', "is a JSON array"),
     "deep": (b"[" * 60_000, "is one JSON document"),
-    "csv": (b'id,text,label\n0,"a, b",1\n1,"c\nd",2\n', "is CSV"),
-    "csv of Excel": (b"id;text\r\n0;a\r\n1;b\r\n", "is CSV"),
-    "tsv": (b"id\ttext\n0\ta\n1\tb\n", "is TSV"),
-    "a long csv": (b"id,text\n" + b'1,"a word, another"\n' * 9_000, "is CSV"),
-    "parquet": (b"PAR1\x15\x04\x15\x10" + bytes(60) + b"PAR1", "is Parquet"),
+    "csv": (b'id,text,label\n0,"a, b",1\n1,"c\nd",2\n', ["a, b", "c\nd"]),
+    "csv of Excel": (b"id;text\r\n0;a\r\n1;b\r\n", ["a", "b"]),
+    "tsv": (b"id\ttext\n0\ta\n1\tb\n", ["a", "b"]),
+    "a long csv": (b"id,text\n" + b'1,"a word, another"\n' * 9_000, ["a word, another"] * 9_000),
+    "csv without the column": (b"id,label\n0,a\n1,b\n", 'line 1: no column "text" (data.text_key); its columns: id'),
+    "JSON on most lines": (b"# C4\n" + LINES, "is JSON on most lines, and not on the first"),
+    "what Python prints": (b"{'text': 'a'}\n" * 3, "is JSON on most lines"),
+    "less JSON than prose": (b"Say:\n" * 4 + LINES, ["Say:\n" * 4 + LINES.decode()]),
+    "encrypted parquet": (b"PARE\x15\x04\x15\x10" + bytes(60) + b"PARE", "is encrypted Parquet"),
     "zip": (b"PK\x03\x04\x14" + bytes(60), "is a zip archive"),
-    "zstandard": (b"\x28\xb5\x2f\xfd\x04\x00" + b"text" * 9, "is Zstandard"),
     "png": (b"\x89PNG\r\n\x1a\n" + bytes(60), "is a PNG image"),
     "jpeg": (b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(60), "is a JPEG image"),
     "pdf": (b"%PDF-1.4\nplain\n", "is a PDF"),
@@ -235,8 +239,8 @@ def test_a_file_is_what_its_content_is_under_any_name(form: str, name: str, tmp_
 
 def test_a_name_alone_shows_a_table_and_as_text_reads_every_form(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text("1,2\n3,4\n")
-    assert f"{path}: is CSV" in refusal(path)
+    path.write_text("1 and 2\n3 and 4\n")
+    assert f"{path}: is CSV of one field" in refusal(path)
     for name, text in (("a.csv", "1,2\n3,4\n"), ("a.jsonl", '{"text": 1}\n'), ("a.json", "[{}]")):
         (tmp_path / name).write_text(text)
         assert documents(tmp_path / name, as_text=True) == [text]

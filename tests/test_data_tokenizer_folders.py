@@ -27,8 +27,8 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from codescent.base.errors import UserError
 from codescent.data.text.chunks import cut_chunks
 from codescent.data.text.prepare import prepare
+from codescent.data.text.records import DocumentPiece
 from codescent.data.text.request import make_request, tokenizer_of
-from codescent.data.text.sources import DocumentPiece
 from codescent.data.tokenizers import beside, classes, rebuilt
 from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
 from codescent.huggingface.tokens import library_text, tokenizer_files, tokenizer_text

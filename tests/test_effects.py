@@ -38,6 +38,7 @@ EVERY_RUN = {
     *("train.num_epochs", "train.global_batch_tokens"),
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
     *("train.num_threads", "train.allocator", "train.matmul", "train.label_smoothing", "train.z_loss"),
+    "train.ema",
     *("optimizer.kind", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.max_grad_norm"),
     *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.scale_learning_rate"),
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
@@ -91,6 +92,12 @@ def test_every_key_of_a_shipped_config_has_an_effect(name: str) -> None:
         ("optimizer.momentum=0.8", "optimizer.kind=muon", "optimizer.kind=sgd"),
         ("optimizer.min_learning_rate=1e-5", "optimizer.schedule=constant", "optimizer.schedule=linear"),
         ("optimizer.decay_steps=15", "optimizer.schedule=constant", "optimizer.schedule=cosine"),
+        ("optimizer.decay_share=0.5", "optimizer.schedule=cosine", "optimizer.schedule=wsd"),
+        ("optimizer.decay_form=linear", "optimizer.schedule=linear", "optimizer.schedule=wsd"),
+        ("optimizer.decay_power=2.0", "optimizer.schedule=wsd", "optimizer.schedule=polynomial"),
+        ("optimizer.timescale=9", "optimizer.schedule=cosine", "optimizer.schedule=inverse-sqrt"),
+        ("optimizer.cooldown_steps=5", "optimizer.schedule=constant", "optimizer.schedule=constant-cooldown"),
+        ("train.ema_every=2", "train.ema=0.0", "train.ema=0.9"),
         ("train.eval_samples=5", "train.eval_every=0", "train.eval_every=5"),
         ("train.stop_after=3", "train.eval_every=0", "train.eval_every=5"),
         ("profile.stacks=true", "profile.active=0", "profile.active=1"),
@@ -156,9 +163,10 @@ def test_the_key_of_json_lines_needs_json_lines(config: Path, suffix: str) -> No
     for words in ((f"data.corpus={more}",), (f"data.corpus={corpus}", f"data.validation={more}")):
         found = said(config, *words, "data.text_key=body")
         assert bool(found) == (suffix == "txt")
-        assert all("needs JSON lines, and there are none in the corpus" in one for one in found.values())
+        assert all("needs JSON lines or tables, and there are none in the corpus" in one for one in found.values())
     as_text = said(config, f"data.corpus={more}", "data.text_key=body", "data.as_text=true")
-    assert as_text["data.text_key"].endswith("is for JSON lines, and data.as_text reads every file as plain text")
+    why = "is for JSON lines and tables, and data.as_text reads every file as plain text"
+    assert as_text["data.text_key"].endswith(why)
 
 
 def test_what_token_shards_make_useless(config: Path) -> None:

@@ -229,18 +229,18 @@ def refusal(project: Path, predictions: str) -> list[str]:
 def test_a_file_of_predictions_is_scored(project: Path) -> None:
     write_predictions(project / "p.json", {"1": "KING.", "3": "Ötzi's sea"})
     assert json.loads((project / "p.json").read_text(encoding="utf-8")) == {"1": "KING.", "3": "Ötzi's sea"}
-    assert score_files(project / "p.json", project / "dev.json") == [
+    assert score_files(project / "p.json", project / "dev.json").lines == [
         "exact match 33.33 %, F1 55.56 %",
         f"3 questions of {project / 'dev.json'}; 1 have no prediction and count as wrong: 2",
     ]
     (project / "empty.json").write_text("{}")
-    assert score_files(project / "empty.json", project / "dev.json")[0] == "exact match 0.00 %, F1 0.00 %"
+    assert score_files(project / "empty.json", project / "dev.json").lines[0] == "exact match 0.00 %, F1 0.00 %"
 
 
 def test_predictions_of_other_questions_are_ignored_and_counted(project: Path) -> None:
     dev, path = project / "dev.json", project / "p.json"
     write_predictions(path, {"1": "KING.", "2": "the city", "3": "sea", **{f"x{number}": "sea" for number in range(4)}})
-    assert score_files(path, dev) == [
+    assert score_files(path, dev).lines == [
         "exact match 100.00 %, F1 100.00 %",
         f"3 questions of {dev}",
         f"4 predictions are ignored, their ids are not in {dev}: x0, x1, x2, …",
@@ -285,6 +285,9 @@ def test_the_verb(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", "--predictions", str(project / "p.json"), "--data", str(project / "dev.json")]
     assert cli.run(words) == 0
     assert capsys.readouterr().out.splitlines()[0] == "exact match 100.00 %, F1 100.00 %"
+    assert cli.run([*words, "--json"]) == 0
+    scores = {"exact_match": 1.0, "f1": 1.0, "questions": 3, "unanswered": [], "ignored": []}
+    assert json.loads(capsys.readouterr().out) == {"data": str(project / "dev.json"), **scores}
     (project / "p.json").write_text('{"1": 1, "4": null}')
     assert cli.run(words) == 2
     told = capsys.readouterr()

@@ -434,7 +434,7 @@ def test_the_validation_loss_is_that_of_the_merged_model(
     monkeypatch.chdir(bases)
     path = of_base(bases, forker, "evaluated", 1, *GPT2, "train.eval_samples=auto", "optimizer.learning_rate=1e-2")
     last = RunFolder.open(path).read_metrics()[-1]["val_loss"]
-    (found,) = re.findall(r"loss ([\d.]+)", "\n".join(evaluate_run(path)))
+    (found,) = re.findall(r"loss ([\d.]+)", "\n".join(evaluate_run(path).lines))
     assert float(found) == pytest.approx(last, rel=5e-3)  # of windows that lie a little otherwise
 
 

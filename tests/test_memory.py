@@ -29,7 +29,7 @@ from codescent.cost.price import price
 from codescent.cost.stage_memory import PARTS as MEMORY_NAMES
 from codescent.cost.stage_memory import StageMemory, memory
 from codescent.launch.memory_kills import is_suspected
-from codescent.plan.activations import CPU, CUDA
+from codescent.plan.activations import COMPILED, CPU, CUDA
 from codescent.plan.state import state_of_rank
 from codescent.planner.less_memory import Shortage, advice, held_in_words, less_memory
 from codescent.preflight import plan_of
@@ -304,7 +304,8 @@ def test_the_least_memory_of_a_rank_counts_the_head_once() -> None:
         counted = head_bytes(plan, 1024, on_cpu=True) - held.logits
         assert counted == pytest.approx(wide if precision == "fp32" else 0, rel=0.001)
         assert held.least == held.state - held.gradients + held.activations + held.logits
-        compiled = memory(plan, 0, of_device(CUDA), compiled=True)
+        assert memory(plan, 0, of_device(CUDA), compiled="blocks").activations == activations_bytes(plan, COMPILED)
+        compiled = memory(plan, 0, of_device(CUDA), compiled="model")
         assert not compiled.whole
         assert compiled.activations == 12 * 4 * 1024 * 768 * (4 if precision == "fp32" else 2)
 

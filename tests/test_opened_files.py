@@ -60,6 +60,7 @@ ALLOWED_TO_WRITE = {
     "launch/agent.py": 1,  # the same
     "launch/once.py": 4,  # made with O_EXCL, opened through no link, and of this user alone
     "launch/local.py": 2,  # a temporary folder that only the user may enter, and the files in it
+    "measure/trial_runs.py": 2,  # a temporary folder that only the user may enter, and a file in it
     "own/profile.py": 1,  # by the descriptor of a folder that only the user may enter
     "record/run_folder.py": 1,  # the folder is opened, to know it after a renaming
     "report/style.py": 1,  # into memory

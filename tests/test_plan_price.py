@@ -11,7 +11,7 @@ import pytest
 from runs import called
 
 from codescent.planner.most import KEYS
-from codescent.verbs.arguments import MOST_KEYS
+from codescent.verbs.arguments_run import MOST_KEYS
 
 NUMBER = r"[\d,.]+"
 BAND = f"{NUMBER} to {NUMBER}"

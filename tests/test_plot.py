@@ -249,3 +249,50 @@ def test_a_logarithmic_axis_shows_whole_schedules(tmp_path: Path) -> None:
     assert panel.get_yscale() == "log"
     assert low < 1e-3 / 30
     assert high > 0.1
+
+
+def drawn_rates(folder: Path, *words: str) -> list[str]:
+    done = called(folder, "plot", "--schedule", *words, "--out", "rates.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    return labels(folder / "rates.svg")
+
+
+def test_schedules_of_configs_are_drawn_without_a_run(tmp_path: Path) -> None:
+    """Each override belongs to the config before it: else all curves would be the last one."""
+    found = drawn_rates(tmp_path, "default", "default", "optimizer.schedule=wsd")
+    assert "learning rate" in found
+    assert "default: cosine, 2.97e-05 at step 1, 0.003 until step 101, 0.0001 at step 1,100" in found
+    said = "wsd, 2.97e-05 at step 1, 0.003 until step 991, 0.000113 at step 1,100"
+    assert f"default optimizer.schedule=wsd: {said}" in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rates.svg"]
+
+
+def test_rates_of_scaled_workers_and_of_one_step_are_drawn(tmp_path: Path) -> None:
+    words = ("gpt2_124m", "optimizer.scale_learning_rate=sqrt", "parallel.ranks=4")
+    assert any("0.0012 until step 2,001" in label for label in drawn_rates(tmp_path, *words))
+    assert any("at step 1, " in label for label in drawn_rates(tmp_path, "default", "train.num_steps=1"))
+
+
+def test_schedules_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
+    done = called(
+        tmp_path, "plot", "--schedule", "optimizer.schedule=wsd", "default", "train.num_epochs=2", "--out", "a"
+    )
+    assert done.returncode == 2
+    assert [line.partition(": ")[2][:40] for line in done.stderr.splitlines()] == [
+        "--out a: the name must end in .png or .s"
+    ]
+    done = called(
+        tmp_path, "plot", "--schedule", "optimizer.schedule=wsd", "default", "train.num_epochs=2", "--out=a.png"
+    )
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first == "error: --schedule optimizer.schedule=wsd: is an override; give it behind a config"
+    assert second.startswith("error: train.num_epochs = 2: the steps are unknown until the data is prepared")
+    done = called(tmp_path, "plot", "run", "--schedule", "default", "--x", "time", "--out", "a.png")
+    assert done.stderr.splitlines() == [
+        "error: --schedule: draws configs; leave out the runs, or give configs behind --schedule alone",
+        "error: --x: is for runs; a schedule is drawn over steps",
+    ]
+    assert called(tmp_path, "plot", "--out", "a.png").stderr == (
+        "error: RUN: give the folder of a run, or --schedule and a config\n"
+    )

@@ -4,13 +4,13 @@ Does not try every layout: the tests of each strategy do."""
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,10 +21,11 @@ from rich.console import Console
 from runs import called, codescent, environment
 
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.config.sections import Config
 from codescent.plan import AXES
 from codescent.results import start
-from codescent.verbs import prove
+from codescent.verbs import prove, prove_table
 from codescent.verbs.arguments import parse
 from codescent.verbs.finding import LayoutResult, finding_of
 from codescent.verbs.prove import LayoutCase, layouts_of, parse_layouts
@@ -147,7 +148,7 @@ def test_a_file_has_the_verdict_on_a_layout_before_the_next_one_runs(tmp_path: P
         finding = LayoutResult(
             ", ".join(f"parallel.key_{number}=[red]" for number in range(20)), 2, {}, failed="killed"
         )
-        prove._show_progress(Console(file=file, highlight=False), "1 of 3: ", finding, Namespace(tolerance=1.0))
+        prove_table.show_progress(Console(file=file, highlight=False), "1 of 3: ", finding, 1.0)
         assert (tmp_path / "out").read_text() == f"1 of 3: {finding.layout}: FAILED\n"
 
 
@@ -326,3 +327,18 @@ def test_replay_takes_no_other_words(project: Path) -> None:
     done = called(project, "prove", "--replay", "runs/one", "runs/two", "parallel.tp=2", "--steps", "8")
     assert (done.returncode, done.stdout) == (2, "")
     assert "prove --replay runs/one: CONFIG, overrides, steps would have no effect" in done.stderr
+
+
+def test_json_has_the_rows_of_the_table() -> None:
+    """It would catch a verdict that differs between the two, or infinity, which JSON does not have."""
+    findings = [
+        LayoutResult("tp=2", 2, {"train_loss": 1e-12, "grad_norm": math.inf, "val_loss": 0.0}, worst_step=3),
+        LayoutResult("dp_shard=3", 3, {}, refused="12 samples do not divide"),
+        LayoutResult("pp=2", 2, {}, failed="its ranks ended"),
+    ]
+    found = json.loads(json_text(prove_table.proved_json(findings, 20, "fp64", 1e-9)))
+    assert (found["steps"], found["precision"], found["tolerance"]) == (20, "fp64", 1e-9)
+    assert [one["verdict"] for one in found["layouts"]] == ["DIFFERS", "refused", "FAILED"]
+    assert found["layouts"][0]["differences"] == {"train_loss": 1e-12, "grad_norm": None, "val_loss": 0.0}
+    assert [one["reason"] for one in found["layouts"]] == ["", "12 samples do not divide", "its ranks ended"]
+    assert [one["worst_step"] for one in found["layouts"]] == [3, None, None]

@@ -131,8 +131,23 @@ def test_points_are_run_in_rounds_and_evaluated(project: Path, started: list[str
     again = called(project, "study", "study-runs/tiny")
     assert again.returncode == 0
     assert again.stdout in done.stdout, "its folder says the same without the file"
-    assert called(project, "study", "study.toml").returncode == 0
+    done = called(project, "study", "study.toml", "--json")
+    assert done.returncode == 0
     assert len(started) == 4, "nothing is left to do"
+    facts = json.loads(done.stdout)
+    assert "4 points" not in done.stdout
+    assert "0 runs to do" in done.stderr, "what is no fact goes to the standard error"
+    points = facts["groups"][0]["points"]
+    assert [(one["name"], one["state"], one["repeats"]) for one in points] == [
+        ("ranks=1", "done", 2), ("ranks=2", "done", 2), ("ranks=3", "refused", 0),
+    ]  # fmt: skip
+    assert points[1]["speed_up"]["total"]["value"] == two.speed_up.total.value
+    assert points[1]["overhead"] == two.overhead
+    assert facts["source"] == str(Path("study-runs/tiny/study.csv"))
+    listed = json.loads(called(project, "study", "study.toml", "--list", "--json").stdout)
+    assert [(one["point"], one["command"]) for one in listed["points"]] == [
+        (f"ranks={number}", None) for number in (1, 2, 3)
+    ]
 
 
 def _step_s(project: Path, name: str) -> list[float]:

@@ -23,7 +23,8 @@ from codescent.base.errors import UserError
 from codescent.build import task_request
 from codescent.config.load import load
 from codescent.config.sections import Data
-from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.text.records import Reading
+from codescent.data.text.sources import read_blocks
 from codescent.preflight import notes
 from codescent.tasks import refusals
 from codescent.tasks.answers.squad import has_questions, read_questions
@@ -191,18 +192,18 @@ def test_archives_and_other_compression_are_refused_with_what_to_do(tmp_path: Pa
     (tmp_path / "inner.json").write_bytes(text)
     with tarfile.open(tmp_path / "q.json.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "inner.json", "inner.json")
-    (tmp_path / "q.json.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(200))
+    (tmp_path / "q.json.7z").write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(200))
     (tmp_path / "q.json").write_bytes(gzip.compress(text))
     assert len(read_questions(tmp_path / "q.json").questions) > 0
     for name, told in (
         ("q.json.tar.gz", "q.json.tar.gz: an archive of files: unpack it, and give one of the files"),
-        ("q.json.zst", "q.json.zst: is Zstandard: unpack it"),
+        ("q.json.7z", "q.json.7z: is a 7-Zip archive: unpack it"),
     ):
         with pytest.raises(UserError) as found:
             read_questions(tmp_path / name)
         assert str(found.value).endswith(told)
-    with pytest.raises(UserError, match=r"is Zstandard: unpack it; to read it as plain text, give data\.as_text"):
-        list(read_blocks(tmp_path / "q.json.zst", Reading("text")))
+    with pytest.raises(UserError, match=r"is a 7-Zip archive: unpack it; to read it as plain text, give data\.as_text"):
+        list(read_blocks(tmp_path / "q.json.7z", Reading("text")))
 
 
 def test_a_plan_names_the_task(project: Path) -> None:

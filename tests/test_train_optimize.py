@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.train import optimize
 from codescent.train.norm import gradient_norm
-from codescent.train.optimize import Optimizer, Weight, learning_rate
+from codescent.train.optimize import Optimizer, Weight
 
 SHAPES = {"matrix": (5, 7), "bias": (5,), "wide": (3, 4)}
 RATES = [1e-2, 5e-3, 2e-3, 2e-3, 1e-3]

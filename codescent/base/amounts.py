@@ -89,3 +89,9 @@ def three_digits(number: float) -> str:
         return "0"
     size = abs(float(f"{number:.3g}"))  # 9.999 is shown as 10.0
     return f"{number:,.{max(0, 2 - math.floor(math.log10(size)))}f}"
+
+
+def rounded(number: float) -> str:
+    """A finite number with two digits, such as 1.2e-3."""
+    digits, _, exponent = f"{number:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"

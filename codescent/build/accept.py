@@ -15,6 +15,7 @@ from codescent.base.refusal import Change, Refusal, each
 from codescent.build.resolve import Resolved, has_sizes, needs_vocab_size, resolve, resolve_into
 from codescent.build.rules import MAX_MICROBATCHES, batch_of, stages_of, unsupported
 from codescent.config.decided import with_samples
+from codescent.config.rate_schedules import end_of_decay, unread
 from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 ANY_VOCAB_SIZE = 1 << 16
 """Stands for a vocabulary that is not known yet."""
+
+SINCE_FIRST = {"decay_steps", "min_learning_rate"}
+"""Keys of schedules that every plan has, also where the schedule does not read them."""
 
 MOST_TRIED = 64
 """Changes, or combinations of them, that are tried. Each takes some milliseconds, also of a large model."""
@@ -234,8 +238,8 @@ def update_of(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     optimizer, train = config.optimizer, config.train
     num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
     return {
-        **decided(optimizer.model_dump(exclude={"fused"}), train.precision),
-        "decay_steps": None if optimizer.schedule == "constant" else optimizer.decay_steps or num_steps,
+        **decided(optimizer.model_dump(exclude={"fused", *unread(optimizer) - SINCE_FIRST}), train.precision),
+        "decay_steps": end_of_decay(optimizer, num_steps),
         "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
     }
 

@@ -14,6 +14,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
+from codescent.build.compiled import refusals
 from codescent.build.resolve import Resolved
 from codescent.build.waiting import gradients_that_wait
 from codescent.operators.saved_tensors import ForwardPass
@@ -180,6 +181,9 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         seed=config.run.seed,
         update=candidate.update,
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
+        uncompiled=next(refusals(candidate), ""),
+        ema=config.train.ema,
+        ema_every=config.train.ema_every if config.train.ema else 1,
     )
     return dataclasses.replace(plan, decides=decides(plan))
 
@@ -221,4 +225,5 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         weights=Placement(),
         gradients=Placement(),
         optimizer=Placement(),
+        averaged=config.train.ema > 0 and parameter.trained,
     )

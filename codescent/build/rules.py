@@ -14,7 +14,7 @@ from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
 from codescent.plan import AXES, Layout, Mesh
-from codescent.strategies import ORDER, Candidate, Strategy
+from codescent.strategies import ORDER, Candidate, Strategy, active
 from codescent.strategies.refusals import near_degrees, too_long
 
 if TYPE_CHECKING:
@@ -110,6 +110,18 @@ def _one(candidate: Candidate, axis: str) -> list[Change]:
     return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
 
 
+def _without_average(config: Config, candidate: Candidate) -> Iterator[Refusal]:
+    """A problem if ranks have other weights than those of the run after some steps."""
+    for key in dict.fromkeys(strategy.weights_apart_by for strategy in active(candidate)):
+        if key:
+            value, without = json.dumps(getattr(candidate.layout, key)), type(config.parallel).model_fields[key].default
+            yield Refusal(
+                f"train.ema = {config.train.ema}: with parallel.{key} = {value} no rank has the weights of the run "
+                "after each step, so there is no one average of them",
+                [Change({"train.ema": 0.0}), Change({f"parallel.{key}": without})],
+            )
+
+
 def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Iterator[str]:
     """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
     kind = resolved.model.kind
@@ -129,6 +141,8 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             "common window",
             [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
         )
+    if config.train.ema:
+        yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
         yield Refusal(
             f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",

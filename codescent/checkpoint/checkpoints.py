@@ -20,7 +20,7 @@ import torch
 from codescent.base.agreement import RanksFailed, alone, rank, shortened, together, world_size
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
-from codescent.checkpoint.folders import discard, listed, remove
+from codescent.checkpoint.folders import by_step, discard, listed, remove
 from codescent.checkpoint.hold import hold, unheld
 from codescent.checkpoint.manifest import (
     MANIFEST,
@@ -34,7 +34,6 @@ from codescent.checkpoint.storage import CheckpointWriter, read_into
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
 
-_CHECKPOINT = re.compile(r"(?:\.replaced_)?step_(\d{8,18})")
 _LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
 
 
@@ -227,13 +226,7 @@ class Checkpoints:
         return manifest.state
 
     def _found(self) -> dict[int, Path]:
-        """The folder of each step. After a kill between two renames of `save`, a folder has its hidden name."""
-        found = {}
-        for path in self._inside():  # sorted: "step_…" overwrites ".replaced_step_…"
-            match = _CHECKPOINT.fullmatch(path.name)
-            if match is not None and path.is_dir():
-                found[int(match[1])] = path
-        return found
+        return by_step(self.folder)
 
     def _inside(self) -> list[Path]:
         return listed(self.folder)

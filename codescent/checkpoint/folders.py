@@ -1,15 +1,18 @@
-"""In: a folder of checkpoints. Out: what is in it; one of its folders, deleted.
+"""In: a folder of checkpoints. Out: what is in it, by step; one of its folders, deleted.
 Does not know which checkpoint is complete. `within`: see base/writing.py."""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
 from codescent.base import writing
 from codescent.checkpoint.manifest import CheckpointError
+
+_CHECKPOINT = re.compile(r"(?:\.replaced_)?step_(\d{8,18})")
 
 
 def listed(folder: Path) -> list[Path]:
@@ -21,6 +24,16 @@ def listed(folder: Path) -> list[Path]:
                 path.lstat()
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be listed: {error.strerror}") from error
+    return found
+
+
+def by_step(folder: Path) -> dict[int, Path]:
+    """The checkpoint of each step. After a kill between two renames, one has its hidden name. Errors as of `listed`."""
+    found = {}
+    for path in listed(folder):  # sorted: "step_…" overwrites ".replaced_step_…"
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match is not None and path.is_dir():
+            found[int(match[1])] = path
     return found
 
 

@@ -12,7 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,8 +114,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """
     if is_too_deep(manifest.state):
         raise CheckpointError(f"the state is nested deeper than {DEEPEST} levels")
-    data = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    body = b" " + json.dumps(data, indent=1).encode()[1:].lstrip() + b"\n"
+    data = {"format": FORMAT, "version": VERSION, **vars(manifest)}
+    body = b" " + json.dumps(data, indent=1, default=vars).encode()[1:].lstrip() + b"\n"
     return b'{"sha256": "' + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body
 
 

@@ -102,6 +102,7 @@ class Software:
             and so do whole gradients in fp32.
         second_products: where parallel.recompute is "products", every second product of a block is kept, and the
             others are computed again. The product itself keeps those before attention and activation.
+        compiles: torch.compile compiles the blocks. On CUDA they then keep what the compiler chooses.
         shards_over_cp: ranks that divide a sequence also divide the state of what dp_shard divides.
         gradient_bytes: bytes of each gradient that a device holds; 0: those of the plan. With sums in fp32 beside
             gradients in bf16 they are 6. With zero_stage 1 they are then whole, for one micro-batch, too.
@@ -136,6 +137,7 @@ class Software:
     by_tensor: bool = False
     units: str = ""
     second_products: bool = False
+    compiles: bool = False
     shards_over_cp: bool = False
     gradient_bytes: int = 0
     band: tuple[float, float] = (0.92, 1.32)
@@ -200,4 +202,6 @@ class Cluster:
 
 
 def _reached(link: Link, efficiency: float, hop_s: float) -> Link:
-    return replace(link, bytes_per_s=efficiency * link.bytes_per_s, latency_s=link.latency_s + hop_s)
+    share = link.shared(efficiency)
+    curve = tuple(one.later(hop_s) for one in share.curve)
+    return replace(share, latency_s=link.latency_s + hop_s, curve=curve)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import NamedTuple
 
-RATES = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_OF_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+RATES = {**_OF_BYTES, **{f"{unit}it": bytes_per_s / 8 for unit, bytes_per_s in _OF_BYTES.items()}}
 """Bytes per second of each unit of a rate, in lower case: bits as tc(8) writes them, or bytes (B)."""
 MOST = 1e9
 """No rate is larger in GB a second, no latency in its unit."""
 PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
 """How many of each unit of a latency a second has."""
-_LINK = re.compile(r"([\d.]+)\s*([kmg]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us|ms|s))?", re.ASCII | re.IGNORECASE)
+_LINK = re.compile(r"([\d.]+)\s*([kmgt]?(?:bit|b))(?:/s)?(?:\s*,\s*([\d.]+)\s*(us|ms|s))?", re.ASCII | re.IGNORECASE)
 
 
 class CurvePoint(NamedTuple):
@@ -29,6 +30,10 @@ class CurvePoint(NamedTuple):
     def seconds(self) -> float:
         """Of the message."""
         return self.message_bytes / self.bytes_per_s
+
+    def later(self, seconds: float) -> CurvePoint:
+        """The same message, which takes so much longer."""
+        return self._replace(bytes_per_s=self.message_bytes / (self.seconds + seconds)) if seconds else self
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,8 @@ class Link:
         rate, latency = (_number(found[1]) * RATES[found[2].lower()], _number(found[3])) if found else (math.nan, 0.0)
         if found is None or not (0 < rate <= MOST * RATES["gb"] and latency <= MOST):
             raise ValueError(
-                f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, kB, MB or GB a second, and a latency "
-                "in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
+                f"'{text}' is no link: it is a rate above 0 in kbit, mbit, gbit, tbit, kB, MB, GB or TB a second, and "
+                "a latency in us, ms or s, such as 49mbit,0.2ms or 6.12MB/s"
             )
         return cls(rate, latency_s if found[3] is None else latency / PER_SECOND[found[4].lower()])
 

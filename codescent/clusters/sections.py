@@ -150,6 +150,7 @@ class SoftwareKeys(Section):
     second_products: bool = key(
         _D.second_products, 'with parallel.recompute = "products" every second product of a block is kept'
     )
+    compiles: bool = key(_D.compiles, "torch.compile compiles the blocks, which on CUDA keep what the compiler chooses")
     shards_over_cp: bool = key(
         _D.shards_over_cp, "ranks that divide a sequence divide the state, too, if dp_shard divides it"
     )

@@ -78,6 +78,20 @@ def _grid(moment: Sequence[dict[str, Any]], *, short: bool) -> Iterator[str]:
         yield f"rank {ascii_lowercase[rank]} " + "".join(cell.ljust(width) for cell in row).rstrip()
 
 
+def moments(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What `explain` shows, for programs: each moment, and what each rank holds then, as sums such as "a0+b0"."""
+    found = []
+    for moment in zip(*ranks, strict=True):
+        at = moment[0]
+        holds = [
+            [in_words(numbers, chunk, short=False) for chunk, numbers in enumerate(one["holds"])] for one in moment
+        ]
+        steps = ("sent", "to", "received", "came_from")
+        moved = [{name: one[name] for name in steps} for one in moment] if "phase" in at else []
+        found.append({"phase": at.get("phase"), "step": at.get("step"), "messages": moved, "holds": holds})
+    return found
+
+
 def in_words(numbers: Sequence[int], chunk: int, *, short: bool) -> str:
     """What the numbers of a chunk are the sum of, such as "a0+b0"; "ab" if `short`, where the chunk is the column's."""
     counts = {

@@ -1,4 +1,4 @@
-"""In: columns with outcomes, timings. Out: the lines that show them, in 80 columns where there are three backends.
+"""In: columns with outcomes, timings. Out: the lines that show them in 80 columns, or data for programs.
 Does not print and does not probe. It knows of no backend what it offers."""
 
 from __future__ import annotations
@@ -81,3 +81,24 @@ def timing(where: str, size: str, ranks: Sequence[dict[str, Any]]) -> Iterator[s
     difference = max(one["difference"] for one in ranks)
     rounding = "bit for bit" if difference == 0 else f"to {difference:.1e} of the largest sum"
     yield f"  ours gives {bits} on every rank; its sums are the backend's {rounding}"
+
+
+def column_json(column: BackendSupport) -> dict[str, Any]:
+    """A backend on a device, for programs: by call and dtype what the call does, and why."""
+    calls: dict[str, dict[str, dict[str, str]]] = {}
+    for name, outcome in column.outcomes.items():
+        call, _, dtype = name.rpartition(" ")
+        calls.setdefault(call, {})[dtype] = {"state": outcome.state, "why": outcome.why}
+    return {"backend": column.backend, "device": column.device, "absent": column.absent, "calls": calls}
+
+
+def timing_json(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `timing` says, for programs: seconds of each round, and whether the results agree."""
+    seconds = ranks[0]["seconds"]
+    return {
+        "ours_s": seconds[OURS],
+        "backend_s": seconds[BACKEND],
+        "times_as_long": statistics.median(seconds[OURS]) / statistics.median(seconds[BACKEND]),
+        "same_bits": all(one["same_bits"][OURS] for one in ranks),
+        "difference": max(one["difference"] for one in ranks),
+    }

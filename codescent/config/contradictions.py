@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from codescent.base.nearest import nearest_divisors
+from codescent.config.rate_schedules import of_optimizer
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -28,12 +29,8 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
             "the learning rate decays towards it",
         )
-    if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
-        yield (
-            ("optimizer.warmup_steps", "optimizer.decay_steps"),
-            f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
-            f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
-        )
+    if train.num_epochs is not None:  # else with the steps, in `beyond_the_run`
+        yield from of_optimizer(optimizer).refuse(optimizer, None)
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
@@ -41,7 +38,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
         if is_given(config, first) and is_given(config, second):
             yield (first, second), f"given, and {second} too: the first decides the second; give one of the two"
     if train.num_epochs is None:  # else the steps are not known yet
-        yield from late_windows(config)
+        yield from beyond_the_run(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and train.global_batch_tokens is None and samples % size:
         yield (
@@ -49,6 +46,19 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
             f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
         )
+
+
+def beyond_the_run(config: Config) -> Iterator[Contradiction]:
+    """What does not fit into `train.num_steps`: a schedule of the learning rate, a window of the profile."""
+    yield from of_optimizer(config.optimizer).refuse(config.optimizer, config.train.num_steps)
+    train = config.train
+    if train.ema and train.ema_every > train.num_steps:
+        yield (
+            ("train.ema_every", "train.num_steps"),
+            f"given {train.ema_every}, so the average would stay at the initial weights in the {train.num_steps} steps "
+            f"of the run (train.num_steps); give at most {train.num_steps}",
+        )
+    yield from late_windows(config)
 
 
 def late_windows(config: Config) -> Iterator[Contradiction]:

@@ -13,7 +13,7 @@ from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Refusal, each
 
 if TYPE_CHECKING:
-    from codescent.config.sections import Config
+    from codescent.config.sections import Compiled, Config
 
 
 HEAD_CHUNK_TOKENS: Mapping[str, int] = {"cpu": 1024, "cuda": 8192}
@@ -29,13 +29,15 @@ def head_chunk_tokens(config: Config) -> int:
     return HEAD_CHUNK_TOKENS.get(device, HEAD_CHUNK_TOKENS["cpu"]) if given is None else given
 
 
-def compiles(config: Config, device: str) -> bool:
-    """Whether blocks may be compiled on a kind of device: with `train.compile` = auto on CUDA, and not on a CPU.
+def compiles(config: Config, device: str) -> Compiled:
+    """What torch.compile compiles on a kind of device: with `train.compile` = auto blocks on CUDA, nothing on a CPU.
 
-    A run may find a reason not to (train/compiling.py).
+    A plan may refuse it (build/compiled.py), and a run may find no compiler that works (train/compiling.py).
     """
-    wanted = config.train.compile
-    return wanted in ("blocks", "model") or (device != "cpu" and wanted != "none")
+    train = config.train
+    if train.compile is not None:
+        return train.compile
+    return "none" if device == "cpu" or train.deterministic or config.parallel.data_parallel > 1 else "blocks"
 
 
 def with_device(config: Config, device: str) -> Config:

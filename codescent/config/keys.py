@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from codescent.base.home import expanded, unknown_home
+from codescent.base.hub_name import PREFIX, is_hub_name, parse_dataset, parse_model
 from codescent.base.visible import is_one_line
 from codescent.base.wire_form import FORMS, read_form, text_of
 
@@ -61,7 +62,27 @@ def _check_folder_name(value: str) -> str:
     return value
 
 
+def _to_weights(value: object) -> object:
+    """A name of a hub stays a string; a path becomes absolute, so that a resumed run finds it from any folder."""
+    if is_hub_name(value):
+        return value
+    path = _to_path(value)
+    return Path(_check_path(str(path))).absolute() if isinstance(path, Path) else path
+
+
+def _check_weights(value: Path | str) -> Path | str:
+    if isinstance(value, str) and not value.startswith(PREFIX):  # an empty one
+        raise ValueError("must not be empty")
+    return str(parse_model(value)) if isinstance(value, str) else value
+
+
+def _check_corpus(value: str) -> str:
+    return str(parse_dataset(value)) if is_hub_name(value) else value
+
+
 def _check_tokenizer(value: str) -> str:
+    if is_hub_name(value):
+        return str(parse_model(value))
     kind, colon, vocab_size = value.partition(":")
     if kind == "bpe" and not (colon and vocab_size.isascii() and vocab_size.isdigit()):
         raise ValueError('a BPE trained on the corpus is written with its vocabulary size, such as "bpe:4096"')
@@ -125,6 +146,10 @@ Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_
 Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_path(str(path))))]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """An absolute path, so that a resumed run finds it from any working directory."""
+Weights = Annotated[Path | str, BeforeValidator(_to_weights), AfterValidator(_check_weights)]
+"""The path of a folder, or a name of a hub, such as hf://Qwen/Qwen3-0.6B."""
+Corpus = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path), AfterValidator(_check_corpus)]
+"""A name, a path, or a data set of a hub, such as hf://datasets/roneneldan/TinyStories."""
 
 
 class Only(NamedTuple):

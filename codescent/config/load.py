@@ -4,6 +4,8 @@ Does not define keys (sections.py does), does not parse TOML (toml_file.py does)
 from __future__ import annotations
 
 import difflib
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +17,7 @@ from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.reading import read_text
 from codescent.config import effects
 from codescent.config.contradictions import INSTEAD, contradictions
 from codescent.config.given import Given, override_value, shown, value_problem
@@ -134,6 +137,13 @@ def shipped() -> dict[str, Path]:
     package = Path(__file__).resolve().parent.parent
     folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
+
+
+def about(path: Path) -> str:
+    """The first sentence of the comment at the top of a config; "" without one."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
+    words = " ".join(line.lstrip("# ") for line in comment)
+    return re.split(r"(?<=\.) (?=[A-Z0-9`(])", words, maxsplit=1)[0].removesuffix(".")
 
 
 # Step 1: read files and overrides; collect the given values by "section.key"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Literal
 
 from codescent.config.keys import Section, auto, key, one_of, other_than
+from codescent.config.rate_schedules import DecayForm, ScheduleName, of_schedule
 
 _MUON = one_of("optimizer.kind", "muon")
 
@@ -18,7 +19,10 @@ class Optimizer(Section):
     )
     learning_rate: float = key(6e-4, "highest learning rate, reached after the warm-up", gt=0)
     min_learning_rate: float = key(
-        0.0, "learning rate at the end of the decay", ge=0, only=other_than("optimizer.schedule", "constant")
+        0.0,
+        "learning rate at the end of the decay; inverse-sqrt falls to it",
+        ge=0,
+        only=of_schedule("min_learning_rate"),
     )
     weight_decay: float = key(0.1, "weight decay of matrices and embeddings; biases and norms have none", ge=0)
     beta1: float = key(
@@ -60,14 +64,41 @@ class Optimizer(Section):
     max_grad_norm: float = key(
         1.0, "gradients are clipped: times min(1, this / (global norm + 1e-6)); 0: no clipping", ge=0
     )
-    schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
+    schedule: ScheduleName = key(
+        "cosine",
+        "decay of the learning rate after the warm-up; wsd: none until the last steps, a share of all; "
+        "constant-cooldown: none until the last cooldown_steps",
+    )
     warmup_steps: int = key(
         0, "so many first steps: step s, from 0, has (s + 1) / (warmup_steps + 1) of the rate", ge=0
     )
     decay_steps: int | None = auto(
         "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps",
         ge=1,
-        only=other_than("optimizer.schedule", "constant"),
+        only=of_schedule("decay_steps"),
+    )
+    decay_power: float = key(
+        1.0, "power of what is left of the steps of a polynomial decay", gt=0, le=100, only=of_schedule("decay_power")
+    )
+    decay_share: float = key(
+        0.1, "share of decay_steps, at their end, in which the rate falls", gt=0, le=1, only=of_schedule("decay_share")
+    )
+    cooldown_steps: int | None = auto(
+        "steps before decay_steps in which the rate falls; constant-cooldown needs it",
+        ge=1,
+        only=of_schedule("cooldown_steps"),
+    )
+    decay_form: DecayForm = key(
+        "1-sqrt",
+        "how the rate falls from the highest to the least: 1-sqrt: fast at first, by 1 - the square root of the "
+        "progress",
+        only=of_schedule("decay_form"),
+    )
+    timescale: int | None = auto(
+        "the rate is divided by the square root of 1 + (steps after the warm-up) / timescale; auto: warmup_steps, "
+        "10,000 without a warm-up",
+        ge=1,
+        only=of_schedule("timescale"),
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = key(
         "none", "multiply both learning rates by the number of data-parallel ranks, or by its square root"

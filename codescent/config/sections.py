@@ -12,14 +12,15 @@ from codescent.config.contradictions import contradictions
 from codescent.config.keys import (
     MAX_SAMPLES,
     MAX_SEED,
+    Corpus,
     Folder,
     FolderName,
     Functions,
     PathFromAnywhere,
     Section,
     Text,
-    TextOrPath,
     Tokenizer,
+    Weights,
     at_least,
     auto,
     key,
@@ -59,9 +60,10 @@ class Model(Section):
         "llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or llama-tiny; "
         "auto: no preset, sizes are given here",
     )
-    weights: PathFromAnywhere | None = auto(
-        "local Hugging Face folder of initial weights (gpt2, llama, bert), and of the model's kind and sizes if the "
-        "sizes are not given; auto: random weights"
+    weights: Weights | None = auto(
+        "Hugging Face folder of initial weights (gpt2, llama, bert), or a name of the hub such as "
+        "hf://Qwen/Qwen3-0.6B@REVISION; also of the model's kind and sizes if the sizes are not given; auto: random "
+        "weights"
     )
     num_layers: int | None = auto("blocks (gpt2, llama, bert)", ge=1, le=10_000)
     num_encoder_layers: int | None = auto("layers of the encoder (transformer)", ge=1, le=10_000)
@@ -169,11 +171,12 @@ class Lora(Section):
 class Data(Section):
     """The data and the task."""
 
-    corpus: TextOrPath = key(
+    corpus: Corpus = key(
         "python-stdlib",
-        "python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a JSONL file "
-        "or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file (.h5, "
-        ".pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME@REVISION/PATH of the hub; or the "
+        "path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a folder, a glob, a data set of Hugging Face on "
+        "disk, or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file "
+        "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
@@ -202,7 +205,7 @@ class Data(Section):
     tokenizer: Tokenizer = key(
         "char",
         "char, byte, gpt2, bert, bert-cased, bpe:VOCAB (a BPE trained on the corpus), bert:FILE (a vocabulary of "
-        "WordPiece) or the path of a tokenizer JSON",
+        "WordPiece), hf://OWNER/NAME of the hub or the path of a tokenizer JSON",
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
     verify: Literal["changed", "always"] | None = auto(
@@ -216,11 +219,14 @@ class Data(Section):
     validation_fraction: float = key(
         0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
     )
-    text_key: Text = key("text", "key of a JSONL line that holds the text")
+    text_key: Text | None = auto(
+        "the column of a table, or the key of a JSON line, that holds the text; auto: text, content, or the only one "
+        "that holds strings"
+    )
     as_text: bool = key(
         False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
     )
-    validation: TextOrPath | None = auto(
+    validation: Corpus | None = auto(
         "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
         "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"
     )
@@ -283,6 +289,14 @@ class Train(Section):
         ge=0,
         only=other_than("train.eval_every", 0),
     )
+    ema: float = key(
+        0.0,
+        "decay of an exponential moving average of the weights, such as 0.999, which is validated, saved and exported "
+        "beside them; 0: none",
+        ge=0,
+        lt=1,
+    )
+    ema_every: int = key(1, "steps from one update of the average to the next", ge=1, only=other_than("train.ema", 0.0))
     check_every: int = key(
         100, "steps between checks that the replicas are equal; 0: only at the start and before checkpoints", ge=0
     )
@@ -340,6 +354,9 @@ class Log(Section):
         gt=0,
     )
     tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
+    wandb: Text | None = auto("project of Weights & Biases that also gets the metrics (docs/loggers.md); auto: none")
+    mlflow: Text | None = auto("experiment of MLflow that also gets the metrics; auto: none")
+    trackio: Text | None = auto("project of Trackio that also gets the metrics; auto: none")
     to: Functions | None = auto(
         'Python functions that also get metrics and events, as "module:function", several with commas between '
         "(docs/loggers.md); auto: none"

@@ -71,6 +71,8 @@ def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
     while typing.get_origin(kind) is Annotated:
         kind, *metadata = typing.get_args(kind)
         bounds += [item for found in metadata for item in getattr(found, "metadata", ())]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [choice for one in typing.get_args(kind) for choice in _choices(one, field)]
     if typing.get_origin(kind) is Literal:
         return [toml_value(choice) for choice in typing.get_args(kind)]
     if typing.get_origin(kind) is list:

@@ -7,15 +7,33 @@ from collections.abc import Iterator, Sequence
 
 from codescent.operators.saved_attention import AttentionSizes, by_formula
 from codescent.plan import AXES, Instruction, Plan, Verb
-from codescent.plan.activations import CUDA, chunk_bytes, deferred_bytes
+from codescent.plan.activations import COMPILED, CPU, CUDA, KEPT_ON, chunk_bytes, deferred_bytes
+
+UNDECLARED = ""
+"""Where blocks compute, if the compiler chooses what they keep and nothing declares it."""
+
+
+def computed_on(plan: Plan, device: str, compiled: str) -> str:
+    """Where blocks compute, as `kept_on` knows it: the device, COMPILED or UNDECLARED.
+
+    It is declared what blocks keep that are compiled one by one, and not on a CPU.
+
+    Args:
+        device: a kind of device.
+        compiled: what torch.compile compiles: "none", "blocks" or "model" (`config.decided.compiles`).
+    """
+    if compiled == "none" or plan.uncompiled:
+        return device
+    return COMPILED if compiled == "blocks" and device != CPU else UNDECLARED
 
 
 def is_known(plan: Plan, device: str) -> bool:
-    """Whether it is declared what operators keep on a kind of device.
+    """Whether it is declared what operators keep. `device`: see `kept_on`.
 
     With cp, CUDA has no kernel for attention in fp64. With a window, torch chooses its kernel by the mask.
     """
-    unknown = device == CUDA and (is_windowed(plan) or (plan.work.precision == "fp64" and plan.mesh.cp > 1))
+    on_cuda = is_windowed(plan) or (plan.work.precision == "fp64" and plan.mesh.cp > 1)
+    unknown = device not in KEPT_ON or (device != CPU and on_cuda)
     return bool(plan.activations) and not unknown
 
 

@@ -21,6 +21,7 @@ class Card:
     Attributes:
         link: of each of them.
         cards: how many there are.
+        together: all of them as one link.
         sends_free, receives_free: when each is free again.
         sending_s, receiving_s: how long they were busy, in the mean.
         sends, receives: pieces that wait for one.
@@ -28,6 +29,7 @@ class Card:
 
     link: Link
     cards: int = 1
+    together: Link = field(init=False)
     sends_free: list[float] = field(init=False)
     receives_free: list[float] = field(init=False)
     sending_s: float = 0.0
@@ -36,6 +38,7 @@ class Card:
     receives: Queue = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.together = self.link.shared(self.cards)
         self.sends_free, self.receives_free = [0.0] * self.cards, [0.0] * self.cards
 
     @property
@@ -48,20 +51,21 @@ class Card:
         """When one of them is free to receive."""
         return min(self.receives_free)
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Of all of them."""
-        return self.cards * self.link.bytes_per_s
-
 
 @dataclass
 class WaitingPiece:
-    """A piece of a message that waits until both cards are free. `leaves`: happens when it begins to cross them.
-    `end_s`: when it has crossed them."""
+    """A piece of a message that waits until both cards are free.
+
+    Attributes:
+        share: of the message.
+        leaves: happens when it begins to cross the cards.
+        end_s: when it has crossed them.
+    """
 
     sender: int
     receiver: int
     payload_bytes: float
+    share: float
     out: Card
     into: Card
     leaves: Event = field(default_factory=Event)

@@ -50,7 +50,8 @@ class Network:
 
     Between two cards bytes have the rate of the slower one. The faster one has time for other messages meanwhile: its
     own rate says how long it is busy. The latency is the mean of both. Of several cards of a host one message has one;
-    a ring is divided over all of them, as far as a device can feed them.
+    a ring is divided over all of them, as far as a device can feed them. A card with a curve (`Link.curve`) has the
+    rate of each message by its size, also where others share the card with it.
 
     Args:
         clock: of the walk.
@@ -110,7 +111,7 @@ class Network:
         link = self.cluster.bus
         if link.takes_time:
             start_s = max(self.clock.now_s, self.copies_free_s[rank])
-            self.copies_free_s[rank] = start_s + payload_bytes / link.bytes_per_s
+            self.copies_free_s[rank] = start_s + link.moved_s(payload_bytes)
             yield self.copies_free_s[rank] + link.latency_s - self.clock.now_s
         self.clock.happens(done)
 
@@ -158,18 +159,20 @@ class Network:
             of_largest = max(1, min(PIECES, PIECES_OF_A_CARD // len(self.cards)))
             pieces = max(1, math.ceil(of_largest * payload_bytes / largest_bytes)) if largest_bytes else 1
             for _ in range(pieces):
-                end_s = yield from self._piece(sender, receiver, payload_bytes / pieces)
+                end_s = yield from self._piece(sender, receiver, payload_bytes / pieces, 1 / pieces)
                 yield end_s - self.clock.now_s
                 yield TURN_S
             yield self.latency_s(sender, receiver)
         self.clock.happens(arrived)
 
-    def _piece(self, sender: int, receiver: int, payload_bytes: float) -> Generator[Event | float, None, float]:
-        """Send a piece when both cards are free. Returns when it has crossed them."""
+    def _piece(
+        self, sender: int, receiver: int, payload_bytes: float, share: float
+    ) -> Generator[Event | float, None, float]:
+        """Send a piece, such a share of a message, when both cards are free. Returns when it has crossed them."""
         out, into = self._cards(sender, receiver)
         if max(out.sends_free_s, into.receives_free_s) <= self.clock.now_s:
-            return self._transfer(sender, receiver, payload_bytes)
-        piece = WaitingPiece(sender, receiver, payload_bytes, out, into)
+            return self._transfer(sender, receiver, payload_bytes, share)
+        piece = WaitingPiece(sender, receiver, payload_bytes, share, out, into)
         self.pieces += 1
         out.sends[self.pieces] = into.receives[self.pieces] = piece
         self._look_later(out, into)
@@ -195,7 +198,7 @@ class Network:
             out, into = piece.out, piece.into
             if out.sends_free_s <= now_s >= into.receives_free_s:
                 del out.sends[number], into.receives[number]
-                piece.end_s = self._transfer(piece.sender, piece.receiver, piece.payload_bytes)
+                piece.end_s = self._transfer(piece.sender, piece.receiver, piece.payload_bytes, piece.share)
                 self.clock.happens(piece.leaves)
                 for until_s, queue in ((out.sends_free_s, out.sends), (into.receives_free_s, into.receives)):
                     if until_s > now_s:
@@ -216,39 +219,50 @@ class Network:
         yield meeting.complete
         if before is not None:
             yield before
-        size = times * record.wire_bytes(len(group))
         ring = list(zip(group, (*group[1:], group[0])))
-        leaves = list(self._leaves(group, ring, record, size))
+        pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES) if in_pieces else 1
+        leaves = list(self._leaves(group, ring, record, times, pieces))
         if leaves:
             end_s = max(self._transfer(*message, is_divided=True) for message in leaves)
             latency_s = around_s([self.latency_s(*pair) for pair in ring], self._rounds(record, len(group)))
             if in_pieces:
-                pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES)
-                slowest = min(card.bytes_per_s for one, other, _ in leaves for card in self._cards(one, other))
-                latency_s = stalls_s(pieces, size / times / slowest / pieces, latency_s)
+                sent_bytes, messages = record.wire_bytes(len(group)), self._messages(record, len(group), pieces)
+                cards = [card for one, other, *_ in leaves for card in self._cards(one, other)]
+                slowest_s = max(card.together.moved_s(sent_bytes, messages) for card in cards)
+                latency_s = stalls_s(pieces, slowest_s / pieces, latency_s)
             yield end_s + times * (latency_s + self.collective_s) - self.clock.now_s
         self.clock.happens(meeting.done)
 
     def _leaves(
-        self, group: tuple[int, ...], ring: Sequence[tuple[int, int]], record: Traffic, size: float
-    ) -> Iterator[tuple[int, int, float]]:
-        """What goes from host to host: sender, receiver and bytes. `size`: what each member sends.
+        self, group: tuple[int, ...], ring: Sequence[tuple[int, int]], record: Traffic, times: float, pieces: int
+    ) -> Iterator[tuple[int, int, float, float]]:
+        """What goes from host to host: sender, receiver, bytes, and in how many messages.
 
-        Where each sends to each, a host sends what its members have for those of other hosts, here as one message.
+        Where each sends to each, a host sends what its members have for those of other hosts one after the other.
         """
+        size, others = times * record.wire_bytes(len(group)), len(group) - 1
+        messages = times * self._messages(record, len(group), pieces)
         if record.collective not in self.to_each:
-            yield from ((rank, after, size) for rank, after in ring if self._takes_time(rank, after))
+            yield from ((rank, after, size, messages) for rank, after in ring if self._takes_time(rank, after))
             return
         members: dict[int, list[int]] = defaultdict(list)
         for rank in group:
             members[self.hosts[rank]].append(rank)
         firsts = [ranks[0] for ranks in members.values()]
         for ranks, after in zip(members.values(), (*firsts[1:], firsts[0])):
-            if others := len(group) - len(ranks):
-                yield ranks[0], after, size * len(ranks) * others / (len(group) - 1)
+            if away := len(group) - len(ranks):
+                pairs = len(ranks) * away
+                yield ranks[0], after, size * pairs / others, messages * pairs / others
             for rank, next_one in zip(ranks, (*ranks[1:], ranks[0])):
                 if self._takes_time(rank, next_one):  # to those of its own host
-                    yield rank, next_one, size * (len(ranks) - 1) / (len(group) - 1)
+                    here = len(ranks) - 1
+                    yield rank, next_one, size * here / others, messages * here / others
+
+    def _messages(self, record: Traffic, degree: int, pieces: int) -> int:
+        """In how many messages a rank sends its bytes of a collective of `degree` ranks."""
+        if record.collective in (Collective.SEND, Collective.BROADCAST):
+            return pieces
+        return pieces * (2 if record.collective is Collective.ALL_REDUCE else 1) * (degree - 1)
 
     def _rounds(self, record: Traffic, degree: int) -> int:
         """How many messages of a collective of `degree` ranks go one after the other."""
@@ -256,23 +270,27 @@ class Network:
             return 2 * (degree - 1)
         return 1 if record.collective is Collective.SEND or record.collective in self.to_each else degree - 1
 
-    def _transfer(self, sender: int, receiver: int, payload_bytes: float, *, is_divided: bool = False) -> float:
+    def _transfer(
+        self, sender: int, receiver: int, payload_bytes: float, messages: float = 1, *, is_divided: bool = False
+    ) -> float:
         """Bytes leave as soon as a card of each is free. Returns when the last one has crossed the slower card.
 
-        `is_divided`: over all cards of a host, when all are free. A device feeds them at the rate of its own link.
+        `messages`: they are so many, one after the other; a piece is a share of one. `is_divided`: over all cards of a
+        host, when all are free. A device feeds them at the rate of its own link.
         """
         out, into = self._cards(sender, receiver)
         cards = (out.cards, into.cards) if is_divided else (1, 1)
-        sending_s, receiving_s = (payload_bytes / (n * card.link.bytes_per_s) for n, card in zip(cards, (out, into)))
+        links = (out.together, into.together) if is_divided else (out.link, into.link)
+        sending_s, receiving_s = (link.moved_s(payload_bytes, messages) for link in links)
         free = max if is_divided else min
         start_s = max(self.clock.now_s, free(out.sends_free), free(into.receives_free))
         keep_busy(out.sends_free, start_s + sending_s, all_of_them=is_divided)
         keep_busy(into.receives_free, start_s + receiving_s, all_of_them=is_divided)
-        out.sending_s += payload_bytes / out.bytes_per_s
-        into.receiving_s += payload_bytes / into.bytes_per_s
+        out.sending_s += sending_s * cards[0] / out.cards
+        into.receiving_s += receiving_s * cards[1] / into.cards
         self.flights.append(SimulatedMessage(sender, receiver, start_s, start_s + sending_s))
         self._look_later(out, into)
-        fed_s = payload_bytes / self.cluster.inside.bytes_per_s if cards > (1, 1) else 0.0
+        fed_s = self.cluster.inside.moved_s(payload_bytes, messages) if cards > (1, 1) else 0.0
         return start_s + max(sending_s, receiving_s, fed_s)
 
     def _takes_time(self, sender: int, receiver: int) -> bool:

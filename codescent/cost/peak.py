@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from codescent.clusters.cluster import Software
 from codescent.cost.activations import bytes_by_chunk, deferred_by_chunk, in_flight_bytes
-from codescent.cost.stage_memory import StageMemory
+from codescent.cost.stage_memory import StageMemory, where
 from codescent.plan import AXES, Instruction, Plan, Verb
 
 PASSES = {
@@ -62,6 +62,7 @@ def peak_place(plan: Plan, stage: int, held: StageMemory, device: str, software:
     if not held.whole:
         return None
     most: PeakPlace | None = None
+    device = where(plan, device, software)
     last = len(plan.schedule.parts(stage)) - 1
     for at, size in _held_during(plan, stage, held, device, software):
         if most is None or size > most.held_bytes or (at.verb is Verb.STEP and size == most.held_bytes):

@@ -12,11 +12,12 @@ from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.dataflow import StageMessage
 from codescent.cost.lanes import Kind, StageLanes, kind_of, lanes_of
 from codescent.cost.peak import PeakPlace, peak_place
+from codescent.cost.shared_sends import SharedSends
 from codescent.cost.simulate import Simulation, simulate
 from codescent.cost.stage_memory import Fitting, StageMemory, stage_memory
 from codescent.cost.stage_time import StageTime
 from codescent.cost.time_parts import TimeParts
-from codescent.cost.transfers import link_of, transfers_s
+from codescent.cost.transfers import link_of, transfers
 from codescent.plan import Instruction, Plan, Verb
 
 
@@ -110,7 +111,8 @@ class StageCosts:
         self.slow, self.early = slow or {}, "gathers" in software.overlaps
         self.imbalance = software.imbalance if plan.mesh.world_size > 1 else 1.0
         self.stages = [StageTime(plan, stage, cluster, software) for stage in range(plan.mesh.pp)]
-        self.messages_s = transfers_s(plan.traffic, plan.mesh, cluster, software)
+        self.sends = SharedSends(self.stages, transfers(plan.traffic, plan.mesh, cluster, software))
+        self.messages_s = self.sends.messages_s
         self.latency_s = 0.0  # it is in `messages_s`
         self.late_s = 0.0
         self._found: dict[Kind, TimeParts] = {}
@@ -126,18 +128,22 @@ class StageCosts:
     def parts_of(self, kind: Kind, at: Instruction) -> TimeParts:
         """The seconds of instructions of a kind."""
         if kind not in self._found:
-            stage = self.stages[kind[0]]
-            parts = stage.parts_of(at).waiting(self.imbalance).slower(self.slow.get(kind[0], 1.0))
-            if self.late_s and stage.loading.begins_step(at):
-                parts += TimeParts(data_s=self.late_s)
+            parts = self._alone(kind, at)
             early = self.early and at.verb is Verb.FORWARD and kind[3]
-            self._found[kind] = self._begun_early(kind, at, parts) if early else parts
+            parts = self._begun_early(kind, at, parts) if early else parts
+            self._found[kind] = parts + self.sends.delay(kind[0], at)
         return self._found[kind]
+
+    def _alone(self, kind: Kind, at: Instruction) -> TimeParts:
+        """The seconds of instructions of a kind, beside no message to another stage."""
+        stage = self.stages[kind[0]]
+        parts = stage.parts_of(at).waiting(self.imbalance).slower(self.slow.get(kind[0], 1.0))
+        return parts + TimeParts(data_s=self.late_s) if self.late_s and stage.loading.begins_step(at) else parts
 
     def _begun_early(self, kind: Kind, at: Instruction, parts: TimeParts) -> TimeParts:
         """The first forward pass of a chunk. Its weights are gathered from the begin of the step on, and so beside the
         passes through all chunks before it."""
-        steady = self.parts_of((*kind[:3], False), replace(at, microbatch=1))
+        steady = self._alone((*kind[:3], False), replace(at, microbatch=1))
         before = kind[2] * len(self.stages) + kind[0]
         left_s = max(0.0, parts.exposed_s - steady.exposed_s - before * steady.total_s)
         share = left_s / (parts.exposed_s - steady.exposed_s) if left_s else 0.0

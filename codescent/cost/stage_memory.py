@@ -13,7 +13,7 @@ from types import MappingProxyType
 from codescent.base.dtypes import DTYPE_BYTES
 from codescent.clusters.by_links import UNKNOWN
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
-from codescent.cost.activations import is_known, most_bytes
+from codescent.cost.activations import computed_on, is_known, most_bytes
 from codescent.cost.memory import head_bytes, inputs_bytes
 from codescent.cost.second_products import kept_tensors
 from codescent.cost.stage_time import sends_layers
@@ -59,8 +59,8 @@ class StageMemory:
         host: state that is in the memory of the host. It is no part of the total.
         again: the block of `activations` that backward computes again.
         scattered: the gradients of `gathered`, which backward passes have.
-        whole: whether the activations are all that is kept. Else they are the inputs of blocks alone, because the
-            compiler chooses what else is kept, or because it is not declared.
+        whole: whether the activations are all that is kept. Else they are the inputs of blocks alone, because it is
+            not declared what else is kept.
         adds: whether gradients are there during a forward pass: an earlier micro-batch has made them.
     """
 
@@ -113,7 +113,7 @@ def share_that_fits(*, calibrated: bool) -> float:
 
 
 def stage_memory(plan: Plan, stage: int, cluster: Cluster, software: Software) -> StageMemory:
-    """What the first rank of a stage holds, where nothing of a block is compiled: see `memory`."""
+    """What the first rank of a stage holds: see `memory`."""
     return memory(plan, plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}), cluster, software)
 
 
@@ -124,7 +124,7 @@ def memory(
     software: Software = UNKNOWN,
     *,
     chunk_tokens: int | None = None,
-    compiled: bool = False,
+    compiled: str = "none",
 ) -> StageMemory:
     """What a rank holds.
 
@@ -133,22 +133,23 @@ def memory(
         cluster: the machines. Of one by a device alone (`clusters/by_links.py`) the kind counts.
         software: what its program holds besides; UNKNOWN: nothing.
         chunk_tokens: tokens whose logits are in memory at a time, 0: all; None: as the plan says.
-        compiled: whether blocks are compiled. Then only the inputs of blocks are sure to be kept.
+        compiled: what torch.compile compiles ("none", "blocks" or "model"), if the software does not say it. Of a whole
+            model, and on a CPU, only the inputs of blocks are sure to be kept.
     """
     state = state_of_rank(plan, rank)
     if rank not in plan.mesh:
         nothing = (0.0, 0.0, 0.0, software.held_bytes, software.fragments * state.device_bytes)
         return StageMemory(state.weights_bytes, state.gradients_bytes, state.optimizer_bytes, *nothing)
-    stage, device = plan.mesh.coordinates(rank)["pp"], cluster.device.kind
+    stage, device = plan.mesh.coordinates(rank)["pp"], where(plan, cluster.device.kind, software, compiled)
     if software.second_products:
         plan = replace(plan, activations=tuple(kept_tensors(plan)))
-    whole, kept = is_known(plan, device) and not compiled, plan.held_by(stage)
+    whole, kept = is_known(plan, device), plan.held_by(stage)
     weights, gradients, optimizer = map(float, state.on_device)
     if software.gradient_bytes and kept:
         gradients *= software.gradient_bytes / DTYPE_BYTES[kept[0].gradient_dtype]
         if plan.layout.zero_stage == 1 and "dp_shard" in kept[0].gradients.shards:
             gradients *= plan.mesh.dp_shard  # such a program divides the optimizer alone
-    logits = float(_head_bytes(plan, stage, device, chunk_tokens, whole=whole))
+    logits = float(_head_bytes(plan, stage, cluster.device.kind, chunk_tokens, whole=whole))
     if software.logit_bytes and logits:
         logits = _logits(plan) * (software.logit_bytes + _joined_bytes(plan, software))
     over = plan.mesh.cp if software.shards_over_cp else 1
@@ -160,6 +161,11 @@ def memory(
     beside = software.held_bytes, software.fragments * sum(found)
     adds = plan.work.num_microbatches > 1
     return StageMemory(*found, *beside, state.host_bytes, again, scattered, whole=whole, adds=adds)
+
+
+def where(plan: Plan, device: str, software: Software, compiled: str = "none") -> str:
+    """Where the blocks of a program compute on a kind of device: see `computed_on`."""
+    return computed_on(plan, device, "blocks" if software.compiles else compiled)
 
 
 def _head_bytes(plan: Plan, stage: int, device: str, chunk_tokens: int | None, *, whole: bool) -> int:

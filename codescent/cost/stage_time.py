@@ -176,6 +176,18 @@ class StageTime:
             waits[BUS] = max(0.0, waits.get(BUS, 0.0) - update.host_s)
         return TimeParts(update_s=sum(update), step_s=self.software.step_s) + _waited(waits)
 
+    def collectives(self, of_pass: int, chunk: int) -> Waits:
+        """By link: the seconds of all collectives of a pass of one micro-batch, which is neither the first nor the last
+        one."""
+        sent = _none()
+        for depth in self.chunks[chunk]:
+            if (of_pass, depth) in self.always:
+                found = self.always[of_pass, depth]
+                for messages in (found.before, found.beside, found.within, found.after):
+                    for link, each_s in messages.items():
+                        sent[link] += each_s
+        return sent
+
     def _run(self, of_pass: int, chunk: int, *, once: bool) -> ChunkTime:
         key = of_pass, chunk, once
         if key not in self._ran:
@@ -225,7 +237,8 @@ class _Walk:
     """A pass through the depths of a chunk: one stream computes, and one for each link sends.
 
     The weights of a depth are gathered while the one before it computes. Its gradients leave while the next one
-    computes (Zhao et al. 2023, "PyTorch FSDP", section 3.3).
+    computes (Zhao et al. 2023, "PyTorch FSDP", section 3.3). Both are in one queue for each link. Messages of layers
+    are of other groups of ranks: on a link with a queue each of both has half of it.
     """
 
     def __init__(self, stage: StageTime, of_pass: int, *, once: bool) -> None:
@@ -245,8 +258,8 @@ class _Walk:
                 ready = self._gather(following)
             self._compute(self.stage.spent[depth][self.of_pass])
             for found in self._messages(depth):
-                self._wait({link: max(0.0, each_s - (self.now_s - begins_s)) for link, each_s in found.beside.items()})
-                self._wait(found.within)
+                self._wait_beside(found.beside, begins_s, ready)
+                self._wait_within(found.within, begins_s, ready)
                 self._send(found.after)
             if not self.hides and following is not None:
                 ready = self._gather(following)
@@ -269,6 +282,36 @@ class _Walk:
         if ready:
             link = max(ready, key=lambda one: ready[one])
             self._wait({link: max(0.0, ready[link] - self.now_s)})
+
+    def _wait_beside(self, messages: Waits, begins_s: float, ready: Waits) -> None:
+        """Messages that travel while the depth computes. Until one of both is there, they share a link with its queue:
+        each takes longer by the shorter one of them."""
+        longer = {link: min(each_s, self._queued_s(link, begins_s)) for link, each_s in messages.items()}
+        self._delay(longer, ready)
+        passed_s = self.now_s - begins_s
+        self._wait({link: max(0.0, each_s + longer[link] - passed_s) for link, each_s in messages.items()})
+
+    def _wait_within(self, messages: Waits, begins_s: float, ready: Waits) -> None:
+        """Messages for which the depth waits. They are spread over it: of each second that the queue of their link
+        needs, they have their share of the depth, and take longer by as much."""
+        passed_s, longer = self.now_s - begins_s, {}
+        for link, each_s in messages.items():
+            queued_s = self._queued_s(link, begins_s)
+            longer[link] = each_s * min(1.0, queued_s / (passed_s + each_s)) if queued_s else 0.0
+        self._delay(longer, ready)
+        self._wait({link: each_s + longer[link] for link, each_s in messages.items()})
+
+    def _queued_s(self, link: str, begins_s: float) -> float:
+        """For how long messages were in the queue of a link when the depth began."""
+        return max(0.0, self.free_s.get(link, 0.0) - begins_s)
+
+    def _delay(self, longer: Mapping[str, float], ready: Waits) -> None:
+        """The queues of links take longer. The weights of the next depth are the last in them."""
+        for link, each_s in longer.items():
+            if each_s:
+                self.free_s[link] += each_s
+                if link in ready:
+                    ready[link] += each_s
 
     def _compute(self, wanted: Spent) -> None:
         """What collectives take from the device while they run makes the computation longer."""

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from codescent.clusters.cluster import Cluster, Software
-from codescent.cost.collective_time import seconds
+from codescent.cost.collective_time import INSIDE, seconds
 from codescent.plan import SENDS, Mesh, Traffic, Verb
+
+
+class Transfer(NamedTuple):
+    """The messages from a stage to a neighbour. `link`: that of the longest one (collective_time.py). `seconds`: of
+    that one, latency included; 0: nothing leaves."""
+
+    link: str
+    seconds: float
 
 
 def link_of(stage: int, stages: int, *, forward: bool) -> int:
@@ -16,18 +25,18 @@ def link_of(stage: int, stages: int, *, forward: bool) -> int:
     return 2 * stage + (stages > 2 and not forward)
 
 
-def transfers_s(records: Iterable[Traffic], mesh: Mesh, cluster: Cluster, software: Software) -> list[float]:
-    """By link: seconds of its longest message, latency included; 0: nothing leaves over it. Two stages on one node
-    exchange inside of it.
+def transfers(records: Iterable[Traffic], mesh: Mesh, cluster: Cluster, software: Software) -> list[Transfer]:
+    """The messages between stages, by `link_of`. Two stages on one node exchange inside of it.
 
     `records`: of a step. Others than messages between stages do not count.
     """
-    found, ranks = [0.0] * (2 * mesh.pp), _unlike(mesh, cluster.devices)
+    found, ranks = [Transfer(INSIDE, 0.0)] * (2 * mesh.pp), _unlike(mesh, cluster.devices)
     for record in records:
         if record.verb in SENDS:
             stage = mesh.coordinates(mesh.group(record.axis, 0)[0])["pp"]
-            link = link_of(stage, mesh.pp, forward=record.verb is Verb.SEND_ACTIVATION)
-            found[link] = max(found[link], *(seconds(record, mesh, rank, cluster, software)[1] for rank in ranks))
+            number = link_of(stage, mesh.pp, forward=record.verb is Verb.SEND_ACTIVATION)
+            those = (Transfer(*seconds(record, mesh, rank, cluster, software)) for rank in ranks)
+            found[number] = max(found[number], *those, key=lambda one: one.seconds)
     return found
 
 

@@ -236,7 +236,9 @@ def _misfits(path: Path, kind: Kind, wanted: Mapping[str, TheirTensor], found: M
 def _settings(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "no such folder"
-        raise UserError(f"{path}: {what}: weights are read from a local Hugging Face folder; nothing is downloaded")
+        raise UserError(
+            f"{path}: {what}: weights are read from a Hugging Face folder; a model of the hub is named hf://OWNER/NAME"
+        )
     try:
         settings = read_json(path / CONFIG)
     except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from codescent import models
+from codescent.base.hub_name import is_hub_name, parse
 from codescent.huggingface.correspond import Row, Theirs, TheirTensor, correspond, words
 from codescent.huggingface.folder import parts_of
 from codescent.huggingface.kind import Kind
@@ -46,13 +47,16 @@ class Adapters:
                 yield f"peft cannot load {module} apart from {', '.join([*inside, *lacking])}"
 
     def settings(self, task_type: str | None, base: str) -> str:
-        """The text of adapter_config.json. `task_type`: `peft`'s name of the task. `base`: folder of base weights."""
+        """The text of adapter_config.json. `task_type`: `peft`'s name of the task. `base`: folder of base weights, or
+        their name at a hub: then the file has their repository and revision."""
+        named = parse(base) if is_hub_name(base) else None
         names = [p.tensor.removeprefix(_PREFIX) for p in self.parts if is_adapter(p.parameter)]
         targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
         values = {
             "peft_type": "LORA",
             "task_type": task_type,
-            "base_model_name_or_path": base,
+            "base_model_name_or_path": base if named is None else named.repo,
+            "revision": None if named is None else named.revision,
             "r": self._lora.rank,
             "lora_alpha": self._lora.alpha,
             "lora_dropout": 0.0,

@@ -64,7 +64,9 @@ def _awaited(host: str, wait_s: float) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the address. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="codescent.jobs.address", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="codescent.jobs.address", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("host")
     parser.add_argument("peer", nargs="?", default="", help="a host that has to reach it")
     parser.add_argument("--towards", action="store_true", help="this machine's address, from which HOST is reached")

@@ -49,6 +49,7 @@ def preflight(asked: Preflight, script: Callable[[], str] | None = None) -> Find
 
 def _look_at_run(asked: Preflight, found: Findings, config: Config) -> None:
     """Data, layout, memory, folder, disk and time of a run with a config."""
+    found.refuse_now(ready.not_downloaded(config), asked)
     try:
         found.dataset = None if tasks.absent(task_request(config)) else prepared(config)  # other machines may have it
         if found.dataset is None:

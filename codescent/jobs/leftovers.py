@@ -119,7 +119,9 @@ def command_of(pid: int | str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the processes of a mark; end them with --end. Returns 0 if none is left, 1 if some are."""
-    parser = argparse.ArgumentParser(prog="codescent.jobs.leftovers", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="codescent.jobs.leftovers", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("mark", help="the run's absolute folder, without links")
     parser.add_argument("--end", action="store_true", help="end them: SIGTERM, and SIGKILL 10 seconds later")
     asked = parser.parse_args(words)

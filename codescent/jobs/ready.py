@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from codescent import tasks
+from codescent.base.amounts import of_bytes
 from codescent.base.command import command
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import saved_plan, task_request
 from codescent.config.sections import Config
@@ -18,6 +20,7 @@ from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora, download
 from codescent.data.text.download import Published
 from codescent.data.tokenizers.wordpiece import KINDS
+from codescent.huggingface.named import all_held
 from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.submitted import RECORD, files_of_jobs, jobs_of
 from codescent.plan import Plan
@@ -29,11 +32,30 @@ from codescent.tasks.answers import PUBLISHED, SQUAD
 from codescent.tasks.text import TextTask
 
 
+def not_downloaded(config: Config) -> Iterator[str]:
+    """What the config names of a hub and the cache lacks: nodes may have no internet."""
+    try:
+        for key, one in all_held(config):
+            if one.missing:
+                files = (
+                    f"{counted(len(one.missing), 'file')} ({of_bytes(sum(file.size_bytes for file in one.missing))})"
+                )
+                yield (
+                    f"{key} = {one.name}: {files} of it are not in the cache of the hub, and nodes without internet "
+                    f"cannot download; do it here: {command('fetch', str(one.name))}"
+                )
+    except UserError as error:
+        yield from error.problems
+
+
 def unprepared(config: Config) -> tuple[list[str], list[str]]:
     """Problems and notes where the data is not prepared: a job may have no internet, and it pays for its devices."""
     request = task_request(config)
     data, task = request.data, tasks.task_of(request)
-    missing = [f"{key}: {file}: no such file" for key, file in tasks.absent(request).items()]
+    absent = tasks.absent(request)
+    if any(f"data.{key}" in absent for key in request.named):
+        return [], []  # not_downloaded says it
+    missing = [f"{key}: {file}: no such file" for key, file in absent.items()]
     if isinstance(task, TextTask) and not missing:
         own = [("data.corpus", data.corpus), ("data.validation", data.validation)]
         missing = [
@@ -74,7 +96,7 @@ def _how_to_prepare(config: Config, *, is_text: bool) -> str:
         return "run it once here: codescent train prepares the data before its first step"
     words = [data.corpus, "--tokenizer", data.tokenizer, "--folder", str(data.folder)]
     words += ["--validation-fraction", str(data.validation_fraction)]
-    words += ["--text-key", data.text_key] if data.text_key != "text" else []
+    words += ["--text-key", data.text_key] if data.text_key is not None else []
     words += ["--as-text"] if data.as_text else []
     return f"prepare it here: {command('data', *words)}"
 

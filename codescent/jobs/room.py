@@ -61,11 +61,13 @@ def _device(config: Config, plan: Plan, device: Device) -> Iterator[str]:
 def _advice(config: Config, plan: Plan, device: Device, rank: int, held: StageMemory) -> str:
     """The nearest changes with which the rank fits: with room for what is not counted."""
     split = {**dict.fromkeys(PARTS, 0), PARTS[0]: device.memory_bytes}
-    full = Shortage(rank, device.memory_bytes, split, held.activations - held.again, CUDA)
+    full = Shortage(rank, device.memory_bytes, split, held.activations - held.again, CUDA, compiles(config, CUDA))
     found = less_memory(config, plan, plan.model.vocab_size or None, full)
     fitting = [one for one in found if one.needed_bytes <= SHARE * device.memory_bytes][:SHOWN]
     if not fitting:
-        return "take a smaller model or data.seq_len, or divide it over more ranks (parallel.dp_shard, tp, pp)"
+        least = min(found, key=lambda one: one.needed_bytes, default=None)
+        need = "" if least is None else f"{in_words([least.change])} needs {of_bytes(least.needed_bytes)}, too much; "
+        return f"{need}take a smaller model or data.seq_len, or divide it over more ranks (parallel.dp_shard, tp, pp)"
     each = (
         f"{in_words([one.change])} ({of_bytes(one.needed_bytes)}{'' if one.same_losses else ', with other losses'})"
         for one in fitting
@@ -95,7 +97,7 @@ def checkpoint_bytes(plan: Plan) -> int:
         tensor.parameter.numel
         * (
             DTYPE_BYTES[tensor.master_dtype or tensor.weight_dtype]
-            + tensor.optimizer_tensors * DTYPE_BYTES[tensor.optimizer_dtype]
+            + (tensor.optimizer_tensors + tensor.averaged) * DTYPE_BYTES[tensor.optimizer_dtype]
         )
         for tensor in plan.trained
     )

@@ -60,7 +60,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="codescent.launch.agent", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="codescent.launch.agent", description=(__doc__ or "").splitlines()[0]
+    )
     add = parser.add_argument
     add("--ranks", type=int, metavar="N", required=True, help="ranks of this machine")
     add("--first", type=int, default=0, help="the lowest of them (default 0)")

@@ -15,9 +15,11 @@ from codescent.clusters.described import to_toml
 from codescent.clusters.files import OWN
 from codescent.clusters.link import CurvePoint, Link
 from codescent.cost.collective_time import BETWEEN, INSIDE
+from codescent.cost.update_time import HOST_KEY
 from codescent.measure import constants
 from codescent.measure.constants import MeasuredNumber
 from codescent.measure.fit import DIGITS, LinkFit, fit, on_curve
+from codescent.measure.host_rate import host_bandwidth
 from codescent.measure.items import ATTENTION, CONTENTION, PRODUCT, OfAllRanks
 from codescent.measure.machine_findings import MachineFindings
 from codescent.measure.nccl_tests import NcclTable
@@ -33,7 +35,7 @@ def cluster_of(name: str, found: MachineFindings) -> Cluster:
     device = replace(device, memory_bytes_per_s=moved.value)
     software = {key: _rounded(one) for key, one in constants.software_of(found, device).items()}
     links, of_links = _links(found, moved.value)
-    placement = found.placement
+    placement, host = found.placement, host_bandwidth(found)
     sources = {
         "device.name": f"measured on {found.where}",
         "device.memory": "torch says it" if found.kind == "cuda" else "a rank's share of the memory of its machine",
@@ -41,6 +43,7 @@ def cluster_of(name: str, found: MachineFindings) -> Cluster:
         **{f"peaks.{key}": one.source for key, one in peaks.items()},
         "node.devices": "ranks of a node while it was measured",
         "node.cards": "all cards of a node as one",
+        **({HOST_KEY: host.source} if host else {}),
         **of_links,
         f"software.{OWN}": "the global constants of codescent, where no other source is named",
         **{f"software.{OWN}.{key}": one.source for key, one in software.items()},
@@ -49,7 +52,7 @@ def cluster_of(name: str, found: MachineFindings) -> Cluster:
     nodes = 1 if placement.nodes == 1 else None  # of several, more may be like them
     return Cluster(
         name, f"measured by codescent measure on {found.where}", device, placement.devices, 1, *links, nodes=nodes,
-        software={OWN: own}, sources=sources,
+        host_bytes_per_s=rounded(host.value) if host else None, software={OWN: own}, sources=sources,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ OF_BLOCK: Mapping[str, int] = {SUM: 4, NORM: 2, ACTIVATION: 4}
 """How often a block of GPT-2 does each on a tensor of rows: two sums forward and two backward, an activation of four
 times as many channels."""
 TO_DEVICE, FROM_DEVICE = "to device", "from device"
+HOST_COPY = "host copy"
 CONTENTION, ALONE, BESIDE = "contention", "alone", "beside a collective"
 WAITING, MEAN, SLOWEST, MET, WITHOUT_WORK = "waiting", "mean rank", "slowest rank", "with a collective", "collective"
 
@@ -24,8 +25,8 @@ class Item:
     """What a rank has repeated.
 
     Attributes:
-        kind: PRODUCT, COPY, ELEMENTWISE, ATTENTION, LAUNCH, TO_DEVICE, FROM_DEVICE, CONTENTION or WAITING; of a
-            collective its name.
+        kind: PRODUCT, COPY, ELEMENTWISE, ATTENTION, LAUNCH, TO_DEVICE, FROM_DEVICE, HOST_COPY, CONTENTION or WAITING;
+            of a collective its name.
         name: a number format, an operator, or the link of a collective.
         sizes: of a product rows, columns, and the elements of each sum; else elements, or bytes of a payload.
         amount: FLOPs, or bytes that are read and written; 1 if neither is counted.

@@ -14,7 +14,7 @@ import torch
 from codescent.base.agreement import together
 from codescent.base.cores import memory_bytes
 from codescent.base.errors import UserError
-from codescent.measure import exchanges, memory, operators, pairs, products, trial_runs, waiting
+from codescent.measure import exchanges, host, memory, operators, pairs, products, trial_runs, waiting
 from codescent.measure.groups import make_groups
 from codescent.measure.items import Item, joined
 from codescent.measure.machine_findings import MachineFindings
@@ -98,7 +98,9 @@ def _parts(
 ) -> Iterator[tuple[str, Iterator[Item]]]:
     """What is measured, in this order. A part begins when its items are asked for."""
     yield "products of matrices", products.measure(timer, shares.products)
-    yield "copies", chain(memory.copies(timer, shares.copies / 2), memory.bus(timer, shares.copies / 2))
+    copy_s = shares.copies / 3
+    copies = memory.copies(timer, copy_s), memory.bus(timer, copy_s), host.copies(timer, copy_s)
+    yield "copies", chain(*copies)
     each_s = shares.operators / 3
     parts = (
         operators.launches(timer, each_s),

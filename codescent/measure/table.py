@@ -12,6 +12,7 @@ from codescent.clusters.link import Link
 from codescent.cost.collective_time import INSIDE
 from codescent.measure import constants
 from codescent.measure.constants import flops, rate
+from codescent.measure.host_rate import host_spread
 from codescent.measure.items import ALONE, BESIDE, CONTENTION, COPY, LAUNCH, PRODUCT, WAITING, OfAllRanks, of_kind
 from codescent.measure.machine_findings import MachineFindings
 from codescent.measure.spread import Spread
@@ -38,6 +39,8 @@ def _rows(found: MachineFindings, cluster: Cluster) -> Iterator[Row]:
     yield from _products(found)
     largest = max(of_kind(found.items, COPY), key=lambda one: one.item.amount)
     yield _row(f"copies of {of_bytes(largest.item.sizes[0])}", largest.rate, rate)
+    if host := host_spread(found):
+        yield _row("copies in the host's memory", host, rate)
     launch = of_kind(found.items, LAUNCH)[0]
     yield _row("launch of an operator", launch.seconds.times(1.0 / launch.item.sizes[0]), of_seconds)
     own = cluster.software[OWN]

@@ -47,7 +47,7 @@ def kind_of(kind: str | None, preset: str | None) -> str:
         return _KIND_OF_PRESET[preset]
     if (named := _named(preset)) is not None:
         return named
-    near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
+    near = difflib.get_close_matches(preset, _KIND_OF_PRESET, n=1) if preset else []
     return _KIND_OF_PRESET[near[0]] if near else KINDS[0]
 
 

@@ -58,7 +58,7 @@ def feed_forward(stream: Stream, shape: Shape, up: str, *, halves: int = 1, by_t
     yield from saved_tensors.product(stream, f"mlp.{up}", halves * shape.ffn_dim)
     yield from saved_tensors.activated(stream, "mlp.down", shape.ffn_dim, halves, by_torch=by_torch)
     if shape.dropout:
-        yield from saved_tensors.dropped(stream, "mlp")
+        yield from saved_tensors.dropped(stream, "mlp", ends=True)
 
 
 def block_inputs(stream: Stream, shape: Shape, sites: int) -> Iterator[SavedTensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codescent.operators.saved_tensors import PRODUCTS, UNLESS_RECOMPUTED, Stream
-from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.activations import COMPILED, CPU, CUDA, EAGER, SavedTensor
 from codescent.plan.divided import Dim
 
 BLOCK_QUERIES = 128
@@ -146,7 +146,10 @@ def output(stream: Stream, layer: str, heads: AttentionSizes, *, causal: bool) -
 def attention_with_dropout(
     stream: Stream, name: str, heads: AttentionSizes, keys: Stream, *, causal: bool
 ) -> Iterator[SavedTensor]:
-    """Attention operator by operator: queries, keys and values by head; what is dropped; probabilities twice."""
+    """Attention operator by operator: queries, keys and values by head; what is dropped; probabilities twice.
+
+    A compiled block keeps the mask. Instead of probabilities it may keep scores, with two numbers of each row.
+    """
     channels = heads.groups * heads.channels
     yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True)
     yield replace(keys.columns(f"{name} keys and values", 2 * channels, core=True), depths=stream.depths)
@@ -154,8 +157,11 @@ def attention_with_dropout(
         shape = (stream.positions, heads.keys)
         yield stream.tensor(f"{name} mask", shape, (Dim.WHOLE, Dim.WHOLE), dtype="bool", core=True)
     yield stream.pairs(f"{name} probabilities", heads.queries, heads.keys, core=True)
-    yield stream.pairs(f"{name} dropout mask", heads.queries, heads.keys, dtype="bool", on=CPU, core=True)
-    yield stream.pairs(f"{name} dropout keys", heads.queries, 1, dtype="int64", on=CUDA, core=True)
+    for device in (CPU, COMPILED):
+        yield stream.pairs(f"{name} dropout mask", heads.queries, heads.keys, dtype="bool", on=device, core=True)
+    yield stream.pairs(f"{name} dropout keys", heads.queries, 1, dtype="int64", on=EAGER, core=True)
+    of_rows: dict[str, Any] = {"dtype": stream.forward.wide, "on": COMPILED, "core": True}
+    yield stream.pairs(f"{name} maximum and sum of a row", heads.queries, 2, **of_rows)
     yield stream.pairs(f"{name} probabilities after dropout", heads.queries, heads.keys, core=True)
 
 

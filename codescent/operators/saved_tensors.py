@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codescent.base.dtypes import WIDE
-from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.activations import COMPILED, CPU, CUDA, EAGER, SavedTensor
 from codescent.plan.divided import Dim
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
@@ -157,16 +157,21 @@ def row_gradient(stream: Stream, layer: str) -> SavedTensor:
     return stream.inputs(f"{layer} gradient", under=(), product=layer)
 
 
-def dropped(stream: Stream, name: str, width: int | None = None) -> Iterator[SavedTensor]:
-    """The mask of dropout of the residual stream; off a CPU the keys of its rows, from which it is made again."""
-    yield stream.rows(f"{name} dropout mask", width, dtype="bool", on=CPU)
-    yield stream.rows(f"{name} dropout keys", 1, dtype="int64", on=CUDA)
+def dropped(stream: Stream, name: str, width: int | None = None, *, ends: bool = False) -> Iterator[SavedTensor]:
+    """The mask of dropout of the residual stream; off a CPU the keys of its rows, from which it is made again.
+
+    `ends`: of what a block computes last. The compiler keeps this mask; of others it keeps at most the keys.
+    """
+    for device in (CPU, COMPILED) if ends else (CPU,):
+        yield stream.rows(f"{name} dropout mask", width, dtype="bool", on=device)
+    yield stream.rows(f"{name} dropout keys", 1, dtype="int64", on=EAGER if ends else CUDA)
 
 
 def activated(stream: Stream, name: str, width: int, halves: int = 1, *, by_torch: int = 0) -> Iterator[SavedTensor]:
     """An activation and the matrix after it (`activations.activated_linear_`): h or its slope, and the value.
 
     `halves`: 2 if h has two halves. `by_torch`: tensors of `width` that torch's own operators keep in addition on CUDA.
+    The compiler makes those again.
     """
     forward, value = stream.forward, f"{name} value"
     small = value if forward.precision == forward.wide else ""
@@ -179,7 +184,7 @@ def activated(stream: Stream, name: str, width: int, halves: int = 1, *, by_torc
         yield stream.columns(value, width, **again)
     yield row_gradient(stream, name)
     if by_torch and not forward.defers:
-        yield stream.columns(f"{name} factors", by_torch * width, on=CUDA, under=UNLESS_RECOMPUTED)
+        yield stream.columns(f"{name} factors", by_torch * width, on=EAGER, under=UNLESS_RECOMPUTED)
 
 
 def block_inputs(stream: Stream, samples: int, keys: int) -> Iterator[SavedTensor]:

@@ -4,8 +4,9 @@ Does not know which tensors a model or an operator keeps (models and operators d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from codescent.base.dtypes import DTYPE_BYTES
@@ -16,6 +17,16 @@ from codescent.plan.shard import Placement
 
 CPU, CUDA = "cpu", "cuda"
 """Kinds of devices, where operators keep other tensors."""
+EAGER, COMPILED = "eager", "compiled"
+"""CUDA with blocks that torch.compile has not compiled, and with those that it has."""
+KEPT_ON: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    CPU: ("", CPU), CUDA: ("", CUDA, EAGER), COMPILED: ("", CUDA, COMPILED),
+})  # fmt: skip
+"""Where blocks are computed, and the values of `SavedTensor.on` that hold there."""
+_PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "": (CPU, CUDA, COMPILED), CPU: (CPU,), CUDA: (CUDA, COMPILED), EAGER: (CUDA,), COMPILED: (COMPILED,),
+})  # fmt: skip
+"""The same the other way round."""
 
 RECOMPUTES = ("none", "selective", "products", "full")
 """Values of parallel.recompute."""
@@ -37,7 +48,7 @@ class SavedTensor(Divided):
         dims: what each dim of `shape` counts.
         depths: the depths [first, end) that keep it (see `Parameter.depths`).
         placement: how the ranks divide it.
-        on: the kind of device that keeps it; "": every kind.
+        on: the kind of device that keeps it; "": every kind. EAGER or COMPILED: CUDA, if the blocks are so.
         once: the depths of a chunk keep one such tensor together.
         begins: the tensor is the residual stream as a depth receives it. The first depth that reads this stream; 0: it
             is another tensor. At the begin of a chunk it is the memory of what the stage received.
@@ -84,6 +95,8 @@ class SavedTensor(Divided):
         cuts = [axis for axis, dim in self.placement.shards.items() if axis not in AXES or not 0 <= dim < dims]
         if not dims or len(self.dims) != dims or len(self.depths) != len(("first", "end")) or cuts:
             raise ValueError(f"{self.name}: is not a tensor that forward keeps")
+        if self.on not in _PLACES:
+            raise ValueError(f"{self.name}: there is no kind of device {self.on[:40]!r}")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"{self.name}: there is no dtype {self.dtype!r}")
 
@@ -111,11 +124,11 @@ class SavedTensor(Divided):
 def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]:
     """What is kept in the end, as rank 0 has it: without large tensors that are kept where they are small only.
 
-    What is the same on each kind of device is said once.
+    What is the same in several places is said once.
     """
     every = tuple(tensors)
     sizes = {tensor.name: tensor.bytes(mesh) for tensor in every}
-    found: dict[tuple[Any, ...], SavedTensor] = {}
+    found: dict[tuple[Any, ...], tuple[SavedTensor, set[str]]] = {}
     for tensor in every:
         if not tensor.small or sizes[tensor.small] <= SMALL_BYTES:
             same = (
@@ -127,14 +140,24 @@ def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]
                 tensor.unless,
                 tensor.rounded,
             )
-            on = "" if same in found else tensor.on
-            found[same] = replace(tensor, on=on, small="", layer="", under=RECOMPUTES, product="", core=False)
-    yield from found.values()
+            plain = replace(tensor, small="", layer="", under=RECOMPUTES, product="", core=False)
+            found.setdefault(same, (plain, set()))[1].update(_PLACES[tensor.on])
+    for tensor, places in found.values():
+        for on in _said(places):
+            yield replace(tensor, on=on)
+
+
+def _said(places: set[str]) -> Iterator[str]:
+    """Values of `SavedTensor.on` that say these places, the fewest."""
+    while places:
+        on = next(on for on, held in _PLACES.items() if places.issuperset(held))
+        places = places.difference(_PLACES[on])
+        yield on
 
 
 def kept_on(tensors: Iterable[SavedTensor], device: str) -> Iterator[SavedTensor]:
-    """Those that are kept on a kind of device."""
-    return (tensor for tensor in tensors if tensor.on in ("", device))
+    """Those that are kept on a device. `device`: CPU, CUDA, or COMPILED."""
+    return (tensor for tensor in tensors if tensor.on in KEPT_ON[device])
 
 
 def chunk_bytes(tensors: Iterable[SavedTensor], part: range, last: int, mesh: Mesh, device: str, rank: int = 0) -> int:

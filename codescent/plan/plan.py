@@ -51,7 +51,9 @@ class Plan:
         activations: what forward keeps for backward of a micro-batch, as model and strategies declare it.
         again: where backward computes blocks again, what a block keeps meanwhile; of one block at a time.
         deferred: where gradients of weights are deferred, what a micro-batch keeps until they are computed.
+        ema, ema_every: decay of the moving average of the weights, and the steps from one update to the next; 0: none.
         operators: what a rank computes of a micro-batch beside products with matrices, which follow from `tensors`.
+        uncompiled: why torch.compile compiles none of its blocks, on any device; "": it may.
     """
 
     mesh: Mesh
@@ -71,6 +73,9 @@ class Plan:
     again: tuple[SavedTensor, ...] = brief(())
     deferred: tuple[SavedTensor, ...] = brief(())
     operators: tuple[LayerOperator, ...] = brief(())
+    uncompiled: str = brief("")
+    ema: float = brief(0.0)
+    ema_every: int = brief(1)
 
     @property
     def computing(self) -> Schedule:
@@ -215,6 +220,8 @@ class Plan:
             "train.precision": self.work.precision,
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
+            "train.ema": self.ema,
+            "train.ema_every": self.ema_every,
             **{f"optimizer.{name}": value for name, value in update.items()},
             **dict.fromkeys(PARALLEL),
             **self.decides,
@@ -298,6 +305,8 @@ _SCALARS = {int, float, bool, str, types.NoneType}
 
 
 def _encode(value: Any) -> Any:
+    if type(value) in _SCALARS:  # most values, by far
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
         return {field.name: _encode(item) for field, item in fields if not is_left_out(field, item)}

@@ -133,6 +133,7 @@ class TensorPlan:
         bucket_dtype: dtype of a copy of the gradient for the collective; "": the gradient itself is sent.
         partial: axes whose ranks replicate the tensor and hold partial sums of its gradient. REDUCE adds them.
         apart: axes whose ranks train apart: their weights and optimizer state differ within a round.
+        averaged: a moving average of the weights is kept beside the optimizer's state, in its dtype.
         weights_in, gradients_in, optimizer_in: the memory where each is stored while unused. The master copy is
             stored, and the update computed, in `optimizer_in`.
     """
@@ -153,6 +154,7 @@ class TensorPlan:
     optimizer_in: Memory = Memory.DEVICE
     orthogonalized: bool = False
     apart: tuple[str, ...] = brief(())
+    averaged: bool = brief(False)
 
     @property
     def updated_on_host(self) -> bool:
@@ -179,11 +181,11 @@ class TensorPlan:
         return self.gradients.numel(self.parameter.shape, mesh, rank) * per_element
 
     def optimizer_bytes(self, mesh: Mesh, rank: int = 0) -> int:
-        """Bytes of the optimizer state and the master copy on a rank."""
+        """Bytes of the optimizer state, the master copy and the moving average on a rank."""
         if not self.parameter.trained:
             return 0
         master_bytes = DTYPE_BYTES[self.master_dtype] if self.master_dtype else 0
-        per_element = self.optimizer_tensors * DTYPE_BYTES[self.optimizer_dtype] + master_bytes
+        per_element = (self.optimizer_tensors + self.averaged) * DTYPE_BYTES[self.optimizer_dtype] + master_bytes
         return self.optimizer.numel(self.parameter.shape, mesh, rank) * per_element
 
     def state_bytes(self, mesh: Mesh, rank: int = 0) -> int:

@@ -16,7 +16,7 @@ from codescent.plan.shard import Memory
 class StateBytes:
     """Bytes of a rank.
 
-    `optimizer_bytes` includes the fp32 master weights of bf16 training, and `Plan.kept`, such as anchors and residuals.
+    `optimizer_bytes` includes the fp32 master weights of bf16 training, averages, and `Plan.kept`, such as anchors.
     `host_bytes` is the part in host memory, with `host_weights_bytes` and `host_gradients_bytes` of it.
     """
 

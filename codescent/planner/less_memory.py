@@ -15,7 +15,7 @@ from codescent.base.refusal import Change, in_words
 from codescent.build.accept import changed
 from codescent.build.plan import build
 from codescent.clusters.by_links import of_device
-from codescent.clusters.cluster import Cluster
+from codescent.cost.activations import computed_on
 from codescent.cost.stage_memory import StageMemory, largest_block, memory
 from codescent.plan import AXES, Plan
 from codescent.record.memory import PARTS
@@ -43,6 +43,7 @@ class Shortage:
         split: bytes by name of PARTS.
         activations_bytes: about those of a whole step, at its fullest; 0: unknown.
         device: its kind.
+        compiled: what torch.compile compiles, see `memory`.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Shortage:
     split: Mapping[str, int]
     activations_bytes: float
     device: str
+    compiled: str = "none"
 
     @property
     def rest_bytes(self) -> int:
@@ -177,16 +179,23 @@ def needed_bytes(other: Plan, plan: Plan, short: Shortage) -> float:
     Activations are as declared (cost/stage_memory.py), times a factor: measured over declared, of the first plan. In
     backward one block has also its gradients. With recompute it has all of its activations again (Chen et al. 2016).
     """
-    stage, machines = plan.mesh.coordinates(short.rank)["pp"], of_device(short.device)
-    declared = _first(plan, stage, machines)
+    stage = plan.mesh.coordinates(short.rank)["pp"]
+    declared = _first(plan, stage, short)
     kept = declared.activations - declared.again
     scale = short.activations_bytes / kept if short.activations_bytes and kept else 1.0
-    found = [_first(other, one, machines) for one in range(other.mesh.pp)]
-    gradients = largest_block(other, stage, short.device)
+    found = [_first(other, one, short) for one in range(other.mesh.pp)]
+    where = computed_on(other, short.device, _declared(other, short))
+    gradients = largest_block(other, stage, where)
     needed = scale * (found[stage].activations + gradients)
     return max(one.state for one in found) + needed + short.split["buffers_bytes"] + short.rest_bytes
 
 
-def _first(plan: Plan, stage: int, machines: Cluster) -> StageMemory:
+def _declared(plan: Plan, short: Shortage) -> str:
+    """What is compiled; nothing, where it is not declared what compiled blocks keep."""
+    return short.compiled if computed_on(plan, short.device, short.compiled) else "none"
+
+
+def _first(plan: Plan, stage: int, short: Shortage) -> StageMemory:
     """What the first rank of a stage holds."""
-    return memory(plan, plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}), machines)
+    rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+    return memory(plan, rank, of_device(short.device), compiled=_declared(plan, short))

@@ -82,10 +82,15 @@ def without_step(plan: Plan) -> Iterator[str]:
 
 
 def as_run(software: Software, config: Config, device: str) -> Software:
-    """The software as a config runs it: compiled blocks join their element-wise operators, and launch fewer."""
-    if not compiles(config, device):
+    """The software as a config runs it: compiled blocks join their element-wise operators, and launch fewer.
+
+    A model that is compiled as a whole counts as if it kept what operators keep.
+    """
+    compiled = compiles(config, device)
+    if compiled == "none":
         return software
-    return replace(software, fused=min(software.fused, COMPILED), host_s=software.host_s * COMPILED)
+    fused, host_s = min(software.fused, COMPILED), software.host_s * COMPILED
+    return replace(software, fused=fused, host_s=host_s, compiles=compiled == "blocks" and device != CPU)
 
 
 def own_as_run(software: Software, name: str | None, config: Config, cluster: Cluster) -> Software:

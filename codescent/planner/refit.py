@@ -50,6 +50,7 @@ class FittingRun:
 
     def held(self, software: Software) -> StageMemory:
         """Predicted, of the stage whose memory was measured."""
+        software = replace(software, compiles=self.timed.software.compiles)
         return memory_of(self.timed.plan, self.timed.cluster, software)[self.measured.stage]
 
     def predicted_bytes(self, software: Software) -> float:

@@ -53,6 +53,7 @@ METRICS: tuple[str, ...] = (
     "staleness_mean",
     "staleness_max",
     "consensus",
+    "val_loss_ema",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"

@@ -157,7 +157,7 @@ def draw_loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: s
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
         shown += [smoothed, validation]
-    _limits(axes, shown)
+    limits(axes, shown)
     return scale
 
 
@@ -175,7 +175,7 @@ def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str
             whole.append(values[np.isfinite(values) & (values > peak / LOWEST_SHARE)])
         else:
             shown.append(curve(axes, x, values, look))
-    _limits(axes, shown, from_zero=True, may_be_log=not speed)
+    limits(axes, shown, from_zero=True, may_be_log=not speed)
     if whole and axes.get_yscale() == "log":  # a warm-up and a decay belong to what is compared
         axes.set_ylim(bottom=min(one.min(initial=axes.get_ylim()[0]) for one in whole) / 1.1)
     if speed:
@@ -213,7 +213,7 @@ def _axis(axes: Axes, runs: Sequence[Curves], over: str, title: str) -> float:
     return 1.0
 
 
-def _limits(axes: Axes, shown: Sequence[Values], *, from_zero: bool = False, may_be_log: bool = True) -> None:
+def limits(axes: Axes, shown: Sequence[Values], *, from_zero: bool = False, may_be_log: bool = True) -> None:
     """Show the smoothed values whole: a single row far away is cut off. The axis is logarithmic if they differ much."""
     values = np.concatenate(shown)
     values = values[np.isfinite(values)]

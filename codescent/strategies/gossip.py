@@ -48,6 +48,8 @@ class Gossip(Strategy):
     differences to public copies (Koloskova et al. 2019, "CHOCO-SGD", algorithm 2).
     """
 
+    weights_apart_by = "gossip"
+
     def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.gossip is given, in its synchronous form: PairAveraging is the other."""
         return run.layout.gossip != "none" and not run.layout.averages_beside

@@ -42,6 +42,8 @@ class LocalSGD(Strategy):
     et al. 2025, "Streaming DiLoCo").
     """
 
+    weights_apart_by = "average_every"
+
     def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.average_every is given, and no servers take the changes (parameter_server.py)."""
         return run.layout.average_every > 0 and not run.layout.served

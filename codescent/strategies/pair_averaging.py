@@ -36,6 +36,8 @@ class PairAveraging(Strategy):
     Replicas are active or passive, and each average is of one of both kinds: so nobody waits in a circle.
     """
 
+    weights_apart_by = "gossip"
+
     def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.gossip_mode is asynchronous."""
         return run.layout.averages_beside

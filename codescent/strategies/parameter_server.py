@@ -42,6 +42,8 @@ class ParameterServer(Strategy):
     `average_every` workers push the changes of rounds (Liu et al. 2024, arXiv 2401.09135).
     """
 
+    weights_apart_by = "servers"
+
     def active(self, run: Candidate | Plan) -> bool:
         """True if parallel.servers is given."""
         return run.layout.served

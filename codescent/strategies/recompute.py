@@ -4,11 +4,13 @@ a recomputed block sends the messages of tp and cp again (tensor.py and context_
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Change, Refusal
 from codescent.plan import Plan, Role
+from codescent.plan.activations import COMPILED, CUDA
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -46,8 +48,13 @@ class Recompute(Strategy):
             yield Refusal('parallel.recompute = "products": lora.rank adds to products in place; keep none', others)
 
     def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
-        """Leave out what backward makes again."""
-        return (tensor for tensor in tensors if run.layout.recompute in tensor.under)
+        """Leave out what backward makes again. Compiled blocks keep with "selective" what they keep with "none"."""
+        compiler = ("", CUDA, COMPILED) if run.layout.recompute == "selective" else ()
+        for tensor in tensors:
+            if run.layout.recompute in tensor.under:
+                yield tensor
+            elif "none" in tensor.under and tensor.on in compiler:
+                yield replace(tensor, on=COMPILED)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Checkpoint the forward pass of each block, or set `recompute` in the layers that have this attribute."""

@@ -145,6 +145,7 @@ class Strategy:
 
     axis: ClassVar[str] = ""  # mesh axis; "": the strategy splits nothing over ranks
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    weights_apart_by: ClassVar[str] = ""  # the key by which ranks have other weights than the run after some steps
 
     def active(self, run: Candidate | Plan) -> bool:
         """Whether the run uses this strategy. If not, `place`, `schedule`, `traffic` and `divide` are not called."""

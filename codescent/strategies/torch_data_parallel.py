@@ -95,7 +95,7 @@ class DataParallel(Strategy):
                 yield replace(tensor, on=CPU)
             at = tensor.dims.index(Dim.SAMPLE)
             share = -(-tensor.shape[at] // devices)
-            yield replace(tensor, on=CUDA, shape=(*tensor.shape[:at], share, *tensor.shape[at + 1 :]))
+            yield replace(tensor, on=tensor.on or CUDA, shape=(*tensor.shape[:at], share, *tensor.shape[at + 1 :]))
 
     def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
         """The samples of the first device, which has the most."""

@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codescent.base.command import command
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.hub_name import is_hub_name
 from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora
 from codescent.data.text.sources import AS_TEXT
+from codescent.hub.cache import place_of, tokenizer_place
 from codescent.tasks.answers import Answers
 from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
@@ -37,6 +40,10 @@ FILES = (
     ".jsonl",
     ".ndjson",
     ".txt",
+    ".csv",
+    ".tsv",
+    ".parquet",
+    ".arrow",
     ".h5",
     ".hdf5",
     ".pt",
@@ -46,8 +53,12 @@ FILES = (
     ".xz",
     ".lzma",
     ".bz2",
+    ".zst",
 )
 """Endings of a corpus that is a file, not a name."""
+
+PLACES = {"corpus": place_of, "validation": place_of, "tokenizer": tokenizer_place}
+"""Keys of [data] that may name a hub, and where the cache has what they name."""
 
 MOST_OPENED = 100
 """Files of a folder that are opened, to see whether they have a form that a task reads."""
@@ -145,7 +156,9 @@ def request_of(data: Data, model: Model, seed: int, compile_what: str | None) ->
 
     `data.as_text` is set if data.task is given and the corpus is a text that another task could read: that says it.
     """
-    request = TaskRequest(data, model, seed, compile_what)
+    named = {key: str(value) for key in PLACES if is_hub_name(value := getattr(data, key))}
+    data = data.model_copy(update={key: PLACES[key](value) for key, value in named.items()})
+    request = TaskRequest(data, model, seed, compile_what, named=named)
     task = task_of(request)
     if data.task is not None and task.reads_text and beside_text(data.corpus)[0] is not None:
         data = data.model_copy(update={"as_text": True})
@@ -185,9 +198,24 @@ def absent(request: TaskRequest) -> dict[str, str]:
     kind, _, vocabulary = data.tokenizer.partition(":")
     if kind != "bpe" and (vocabulary or "." in data.tokenizer or "/" in data.tokenizer):
         files["data.tokenizer"] = vocabulary or data.tokenizer
+    lacking = [key for key in request.named if not corpora.is_present(getattr(data, key))]
+    files |= {f"data.{key}": getattr(data, key) for key in lacking}
     if data.chat_template is not None:
         files["data.chat_template"] = str(data.chat_template)
     return {key: file for key, file in files.items() if not Path(file).exists()}
+
+
+def _refuse_not_downloaded(request: TaskRequest, keys: Sequence[str]) -> None:
+    """Raise UserError if the cache of the hub lacks what these keys of [data] name."""
+    lacking = absent(request)
+    if missing := [key for key in keys if key in request.named and f"data.{key}" in lacking]:
+        names = {key: request.named[key] for key in missing}
+        raise UserError(
+            *(
+                f"data.{key} = {name}: is not in the cache of the hub; download it: {command('fetch', name)}"
+                for key, name in names.items()
+            )
+        )
 
 
 def prepare(request: TaskRequest, *, progress: bool) -> Path:
@@ -196,6 +224,9 @@ def prepare(request: TaskRequest, *, progress: bool) -> Path:
     """
     if problems := list(refusals(request)):
         raise UserError(*problems)
+    _refuse_not_downloaded(request, ("tokenizer",))
+    if task_of(request).locate(request) is None:
+        _refuse_not_downloaded(request, tuple(PLACES))
     return task_of(request).prepare(request, progress=progress)
 
 

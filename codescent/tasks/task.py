@@ -15,8 +15,10 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
+from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.plan import Plan, TaskFacts, Work
+from codescent.tasks.scores import Scores
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ class TaskRequest:
         run: the run's folder, for messages.
         kept: the task's `files` in the run's folder: name -> text; empty for a new run.
         pinned: the return value of `Task.pin` on rank 0; None before that.
+        named: values of [data] that are names of a hub, by key. `data` has their places in the cache instead.
     """
 
     data: Data
@@ -46,6 +49,7 @@ class TaskRequest:
     run: Path = Path()
     kept: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, Any] | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -218,7 +222,10 @@ class Task:
             values.pop("validation_fraction", None)
         if not request.data.as_text:  # earlier runs do not have the key
             values.pop("as_text", None)
+        if "text_key" in values:  # as earlier runs recorded it
+            values["text_key"] = values["text_key"] or FIRST_NAMES[0]
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+        identity |= {key: name for key, name in request.named.items() if key in identity}
         extras = self.extras or shape.extras
         return TaskFacts(self.name, extras, shape.head_share, equal_losses=self.equal_losses, identity=identity)
 
@@ -285,13 +292,14 @@ class Task:
                 "the run's own validation split can be scored"
             )
 
-    def score(self, request: ScoreRequest) -> list[str]:
-        """Lines for `codescent evaluate` to print; by default the validation split's mean loss. Raises UserError."""
+    def score(self, request: ScoreRequest) -> Scores:
+        """What `codescent evaluate` prints; by default the validation split's mean loss. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
         name, source = request.validation(self)
         loss, count = mean_loss(request.make_module(), source, request.work.seq_len, request.device)
-        return [f"{name}: loss {loss:.4f} of {count:,} {self.unit}"]
+        facts = {"data": name, "loss": loss, "count": count, "unit": self.unit}
+        return Scores([f"{name}: loss {loss:.4f} of {count:,} {self.unit}"], facts)
 
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """The encoder of prompts. Raises UserError: a file that it needs in the run's folder is damaged or missing."""

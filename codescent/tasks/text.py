@@ -12,8 +12,8 @@ from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset, is_tokenizer_of, locate, open_dataset, token_shards, vocab_size_of
 from codescent.data.text.prepare import prepare
+from codescent.data.text.records import Reading
 from codescent.data.text.request import ALL_TRAIN
-from codescent.data.text.sources import Reading
 from codescent.data.text.validation import is_prepared, validated_on, validation_shards
 from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest, is_given
 
@@ -84,7 +84,7 @@ class TextTask(Task):
         return found if is_prepared(corpus, data.validation, data.folder, _reading(data)) else None
 
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
-        """See `Task`: keys for text, if the corpus is token shards; the key of JSON lines, if there are none."""
+        """See `Task`: keys for text, if the corpus is token shards; the column of the text, if there are no columns."""
         data = request.data
         shards = token_shards(data.corpus)
         if shards is not None:
@@ -98,9 +98,9 @@ class TextTask(Task):
         if not texts:
             yield "data.as_text", f"is for text, and {data.corpus} is token shards"
         if is_given(data, "text_key") and data.as_text:
-            yield "data.text_key", "is for JSON lines, and data.as_text reads every file as plain text"
-        elif is_given(data, "text_key") and not any(corpora.may_have_json_lines(text) for text in texts):
-            yield "data.text_key", f"needs JSON lines, and there are none in the corpus {data.corpus}"
+            yield "data.text_key", "is for JSON lines and tables, and data.as_text reads every file as plain text"
+        elif is_given(data, "text_key") and not any(corpora.may_have_columns(text) for text in texts):
+            yield "data.text_key", f"needs JSON lines or tables, and there are none in the corpus {data.corpus}"
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`; data.validation is prepared, too, by the tokenizer of the corpus."""

@@ -14,6 +14,7 @@ from codescent import models
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.config.rate_schedules import learning_rate
 from codescent.coupling import Services, reads_ahead
 from codescent.coupling import of as coupling_of
 from codescent.data.loader import Loader, Sampler
@@ -22,10 +23,11 @@ from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ThisRank, active
 from codescent.strategies.gradients import gradients_of
+from codescent.train.ema import Ema
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight, learning_rate
+from codescent.train.optimize import Optimizer, Weight
 from codescent.train.server_weights import server_weights
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
@@ -65,8 +67,9 @@ def assemble(
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     loader = _loader(parts, plan, world, dataset, first_step) if computes else None
-    coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop, generation))
-    executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested)
+    ema = Ema(weights, config.train.ema, config.train.ema_every) if config.train.ema else None
+    coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop, generation, ema))
+    executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested, ema)
     return Trainer(executor, parts, coupling, loader)
 
 
@@ -83,7 +86,13 @@ def _part(plan: Plan, this_rank: ThisRank, depths: Any, device: torch.device) ->
 
 
 def _services(
-    config: Config, this_rank: ThisRank, world: World, first_step: int, stop: StopRequest, generation: int
+    config: Config,
+    this_rank: ThisRank,
+    world: World,
+    first_step: int,
+    stop: StopRequest,
+    generation: int,
+    ema: Ema | None,
 ) -> Services:
     """What the run gives the coupling of this rank."""
     plan, device, host = this_rank.plan, world.device, torch.device("cpu")
@@ -95,7 +104,7 @@ def _services(
         first_step,
         lambda number: learning_rate(config.optimizer, steps, workers, number),
         stop.is_requested,
-        lambda weights: Optimizer(weights, config.optimizer, matrix_rounds(this_rank, device), device),
+        lambda weights: Optimizer(weights, config.optimizer, matrix_rounds(this_rank, device), device, ema),
         lambda weights: Optimizer(weights, config.optimizer, (), host),
         lambda index: server_weights(plan, index, replaced=first_step > 0),
         generation,

@@ -5,13 +5,11 @@ Does not compile blocks: assemble.py does. Off CUDA it chooses nothing that the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from codescent import models
 from codescent.base.errors import UserError
 from codescent.operators import compiled, products
 from codescent.plan import Plan
@@ -43,7 +41,7 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
     compiler = _why_not(train, plan, world)
     choice, why = train.compile, ""
     if choice is None:
-        why = compiler or next(_refusals(plan), "")
+        why = compiler or plan.uncompiled
         choice = "none" if why else "blocks"
     graphs = train.cuda_graphs and train.compile != "none"  # else the key has no effect, as the command has said
     if graphs and world.device.type == "cpu":
@@ -69,17 +67,6 @@ def _why_not(train: Train, plan: Plan, world: World) -> str:
         return "parallel.data_parallel: its threads would compile at once, and compiled modules cannot be copied"
     mine = broken(world.device.type)
     return "" if world.all_agree(not mine) else mine or "the compiler of another rank does not work"
-
-
-def _refusals(plan: Plan) -> Iterator[str]:
-    """Why blocks of this plan are not compiled; a config that names them is refused for the same reasons."""
-    kind = plan.model.kind
-    if kind in models.UNCOMPILED:
-        yield f'model.kind = "{kind}" {models.UNCOMPILED[kind]}'
-    if plan.mesh.pp > 1 and plan.layout.schedule == "zero-bubble":
-        yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
-    if plan.layout.recompute == "products" and plan.mesh.cp > 1:
-        yield 'parallel.recompute = "products" with cp: messages divide a block, and its products would not be kept'
 
 
 @cache

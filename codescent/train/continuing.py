@@ -10,10 +10,10 @@ from codescent.base.counted import counted
 from codescent.base.output import say
 from codescent.config.effects import value_of
 from codescent.config.load import load, to_toml
+from codescent.config.rate_schedules import end_of_decay, learning_rate
 from codescent.config.sections import Optimizer
 from codescent.record import CONFIG
 from codescent.train.open import OpenRun
-from codescent.train.optimize import learning_rate
 from codescent.train.outcome import Outcome
 from codescent.train.validations import Validations
 
@@ -95,13 +95,13 @@ def ended_early(run: OpenRun, step: int, validations: Validations) -> str:
 def schedule_is_over(run: OpenRun) -> str | None:
     """A warning if a run that had ended gets more steps, but no new schedule; None: the learning rate goes on."""
     optimizer, steps = run.config.optimizer, run.config.train.num_steps
-    if optimizer.schedule == "constant" or optimizer.decay_steps is None or run.ended is None:
+    if (end := end_of_decay(optimizer, None)) is None or run.ended is None:
         return None
-    if run.first_step < optimizer.decay_steps:
+    if run.first_step < end:
         return None
     rate = _rate(run, optimizer, steps, steps)
     return (
-        f"warning: optimizer.decay_steps = {optimizer.decay_steps}: the schedule is over, so the learning rate of all "
+        f"warning: optimizer.decay_steps = {end}: the schedule is over, so the learning rate of all "
         f"further steps is {rate:.3g}{'' if rate else ', which changes no weight'}; once they are done, more steps "
         "with another optimizer.decay_steps have a schedule again"
     )
@@ -112,7 +112,7 @@ def how_to_extend(run: OpenRun, step: int) -> list[str]:
     that are left of a schedule that has not ended. They name the learning rates, because the schedule may change.
     """
     optimizer = run.config.optimizer
-    decay_steps = None if optimizer.schedule == "constant" else optimizer.decay_steps
+    decay_steps = end_of_decay(optimizer, None)
     steps = 2 * step if decay_steps is None or decay_steps <= step else min(2 * step, decay_steps)
     before, overrides = _rate(run, optimizer, step, step), [f"train.num_steps={steps}"]
     if _rate(run, optimizer, steps, steps) == 0:  # optimizer.decay_steps is a number: the last steps would not train
@@ -125,7 +125,8 @@ def how_to_extend(run: OpenRun, step: int) -> list[str]:
         f"at step {steps}.",
     ]
     lowest = _rate(run, _decaying(optimizer, step), steps, steps)
-    if optimizer.schedule != "constant" and decay_steps is None and lowest and step > optimizer.warmup_steps:
+    decays = end_of_decay(optimizer, step) is not None
+    if decays and decay_steps is None and lowest and step > optimizer.warmup_steps:
         lines.append(f"To keep it at {lowest:.3g}, also give optimizer.decay_steps={step}.")
     return lines
 

@@ -3,20 +3,38 @@ Does not compute or record anything."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from codescent.base.amounts import NOTHING
+from codescent.base.amounts import NOTHING, rounded
 from codescent.base.visible import visible
 
 LIVE = 52
 """Largest width of the text beside the bar."""
 BAR, SMALLEST_BAR = 24, 8
+LEAST = 6
+"""Parts of a line that stay in the narrowest terminal."""
+
+
+@dataclass(frozen=True)
+class StepShown:
+    """What is shown of a step: its loss in nats per token, the norm of the gradient before clipping, tokens/s of all
+    ranks, MFU (None: unknown), and the peak of the first rank's memory so far."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_s: float
+    mfu: float | None
+    peak_memory_bytes: int
 
 
 class Display:
@@ -60,17 +78,13 @@ class Display:
         if self.shown:
             self.console.print(visible(text), markup=False)
 
-    def step(
-        self, step: int, loss: float, tokens_per_s: float, mfu: float | None, peak_memory_bytes: int, *, due: bool
-    ) -> None:
+    def step(self, done: StepShown, *, due: bool) -> None:
         """Show that a step is done: print a line if `due`, and on a terminal move the bar."""
         if not self.shown:
             return
+        step, loss = done.step, done.loss
         left_s = (time.monotonic() - self.begin) / max(1, step - self.first_step) * (self.num_steps - step)
-        line = (
-            f"step {step}/{self.num_steps}  loss {_loss(loss)}  {_rate(tokens_per_s)}  MFU {_percent(mfu)}  "
-            f"peak {_memory(peak_memory_bytes)}  ETA {clock(left_s)}"
-        )
+        line = self._line(done, clock(left_s))
         self.unsaid = "" if due else line
         if due:
             self.say(line)
@@ -78,13 +92,36 @@ class Display:
             beside = f"step {step}/{self.num_steps}  loss {_loss(loss)}  ETA {clock(left_s)}"
             self.live.update(self.task, completed=step, description=beside)
 
-    def validation(self, step: int, loss: float) -> None:
-        """Print a validation loss."""
-        self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}")
+    def _line(self, done: StepShown, eta: str) -> str:
+        """All of a step; on a terminal without the peak of the memory, and then without MFU, if there is no room."""
+        parts = [
+            f"step {done.step}/{self.num_steps}",
+            f"loss {_loss(done.loss)}",
+            f"lr {rounded(done.learning_rate)}",
+            f"norm {_norm(done.grad_norm)}",
+            _rate(done.tokens_per_s),
+            f"MFU {_percent(done.mfu)}",
+            f"peak {_memory(done.peak_memory_bytes)}",
+            f"ETA {eta}",
+        ]
+        grows = len(str(self.num_steps)) - len(str(done.step))  # later steps have more digits, and the same words
+        while self.console.is_terminal and len(parts) > LEAST and len("  ".join(parts)) + grows > self.console.width:
+            del parts[-2]
+        return "  ".join(parts)
+
+    def validation(self, step: int, loss: float, of_ema: float | None = None) -> None:
+        """Print a validation loss, and that of the moving average of the weights, if there is one."""
+        average = "" if of_ema is None else f", of the averaged weights {of_ema:.4f}"
+        self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}{average}")
 
 
 def _loss(loss: float) -> str:
     return f"{loss:.{4 if loss < 10 else 3}f}"
+
+
+def _norm(norm: float) -> str:
+    """Two digits: 0.52, 12, 1.2e3, 5.0e-6."""
+    return f"{norm:.2g}" if 1e-3 <= norm < 99.5 or norm == 0 or not math.isfinite(norm) else rounded(norm)
 
 
 def _rate(tokens_per_s: float) -> str:

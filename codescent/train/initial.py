@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.read import box
 from codescent.models.initialize import fill_, initial_values
@@ -33,7 +34,7 @@ class InitialValues:
 
     def __init__(self, seed: int, weights: Path | str | None) -> None:
         self.seed = seed
-        self.folder = None if weights is None else open_folder(Path(weights))
+        self.folder = None if weights is None else open_folder(weights_place(weights))
 
     def box(self, parameter: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:
         """The values of a box of a parameter: in the folder's dtype if they are read, fp32 if they are random."""

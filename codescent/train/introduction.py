@@ -10,6 +10,7 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.huggingface.folder import Folder, inert_keys
 from codescent.models.lora.declare import is_adapter
+from codescent.plan import AXES
 from codescent.record.rows import strict
 from codescent.train import threads
 from codescent.train.continuing import length_of
@@ -41,15 +42,30 @@ def introduction(run: OpenRun) -> Iterator[str]:
 
 
 def description(run: OpenRun) -> dict[str, Any]:
-    """The run as JSON data, for the functions of log.to."""
+    """The run as JSON data, for the functions of log.to and for trackers."""
     return {
         "name": run.config.run.name,
         "folder": str(run.path.absolute()),
         "first_step": run.first_step,
         "num_steps": run.config.train.num_steps,
         "num_parameters": run.plan.num_parameters,
+        "plan": _headline(run),
         "config": run.config.model_dump(mode="json"),
         "environment": strict(run.machine),
+    }
+
+
+def _headline(run: OpenRun) -> dict[str, Any]:
+    """The plan in a few numbers."""
+    plan = run.plan
+    return {
+        "parameters": plan.num_parameters,
+        "flops_per_step": plan.flops().total_flops,
+        "tokens_per_step": plan.work.tokens,
+        "samples_per_step": plan.work.global_batch_size,
+        "microbatches": plan.work.num_microbatches,
+        "ranks": run.world.this_rank.world_size,
+        **{axis: plan.mesh.degree(axis) for axis in AXES},
     }
 
 

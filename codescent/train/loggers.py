@@ -42,6 +42,7 @@ class Logger:
         file: of its module.
         failures: number of exceptions.
         in_a_row: number of exceptions since the last call without one.
+        needs_start: it is given up if its call at the start fails.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Logger:
     file: str
     failures: int = 0
     in_a_row: int = 0
+    needs_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Loggers:
             logger.in_a_row = 0
         except (Exception, SystemExit) as error:
             logger.failures += 1
-            logger.in_a_row += 1
+            lost = logger.needs_start and kind == START
+            logger.in_a_row = FAILURES_ALLOWED if lost else logger.in_a_row + 1
             given_up = logger.in_a_row == FAILURES_ALLOWED
             if logger.failures == 1 or given_up:
                 self.report(Failure(logger.name, kind, _words(error, logger.file), given_up))

@@ -19,16 +19,15 @@ from codescent.base.rank import Rank
 from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
 from codescent.checkpoint.checkpoints import Saved
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
 from codescent.preflight import run_folder
 from codescent.train.beside import LOGGERS, PROFILE, VALIDATION, Beside
 from codescent.train.continuing import done_already
 from codescent.train.dues import Dues
 from codescent.train.generation import Generation
-from codescent.train.loggers import Logger, load
 from codescent.train.memory import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
-from codescent.train.optimize import learning_rate
 from codescent.train.out_of_memory import Explained
 from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
@@ -40,7 +39,8 @@ from codescent.train.skips import SKIPS_ALLOWED, Culprit, Skips
 from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
-from codescent.train.validate import loss_on_all_ranks
+from codescent.train.trackers import Logger, loggers_of
+from codescent.train.validate import Validated, validated
 from codescent.train.validations import Validations
 
 
@@ -68,7 +68,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
         world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
-        world.from_first(lambda: loggers.extend(load(config.log.to)))
+        world.from_first(lambda: loggers.extend(loggers_of(config.log)))
         resume = world.from_first(lambda: resume)
         folder = open_resumed(config, world) if resume else None
         refuse_idle(folder, world)
@@ -252,7 +252,7 @@ class _Steps:
         if not self.coupling.knows_steps:
             self.skips.count_alone(step, result)
         self.report.late(step, result.late)
-        self.report.step(step, rate, result, None, last=False)
+        self.report.step(step, rate, result, Validated(), last=False)
         self.times.add(result.step_s, result.parts)
 
     def _act(self, step: int, rate: float, result: StepResult) -> None:
@@ -267,10 +267,11 @@ class _Steps:
         self.report.late(step, result.late)
         if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process
             self.saving.save(step, None)
-        val_loss = self._validate(step) if due.validation else None
+        found = self._validate(step) if due.validation else Validated()
+        val_loss = found.loss
         if standing.validations.exhausted and not (standing.skipped or result.stop):  # else: after the next good step
             standing.last, due = step, self.dues.at(step, step)
-        self._write(step, rate, result, val_loss, line=due.line)
+        self._write(step, rate, result, found, line=due.line)
         if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
             raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
@@ -280,21 +281,20 @@ class _Steps:
         elif any(due) or standing.overdue or step == standing.last:
             self.saving.if_due(step, due, val_loss)
 
-    def _write(self, step: int, rate: float, result: StepResult, val_loss: float | None, *, line: bool) -> None:
+    def _write(self, step: int, rate: float, result: StepResult, found: Validated, *, line: bool) -> None:
         """Write the step's row, and if a `line` is due the times and the memory of all ranks."""
         with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
-            self.report.step(step, rate, result, val_loss, last=step == self.standing.last)
+            self.report.step(step, rate, result, found, last=step == self.standing.last)
         self.times.add(result.step_s, result.parts)
         if result.stop or line:
             self.report.beside(step, self.beside.take())
             memory, world = self.trainer.executor.memory.numbers(), self.run.world
             self.report.ranks(*self.times.gather(step, peak_memory_bytes(world.device), memory, world.living))
 
-    def _validate(self, step: int) -> float:
-        source = self.run.source("validation")
-        with self.beside.doing(VALIDATION), self.trainer.with_means():
-            loss = loss_on_all_ranks(self.trainer.executor, source, self.config.train.eval_samples)
-        self.standing.validations.add(step, loss)
-        if not math.isfinite(loss):
+    def _validate(self, step: int) -> Validated:
+        with self.beside.doing(VALIDATION):
+            found = validated(self.trainer, self.run.source("validation"), self.config.train.eval_samples)
+        self.standing.validations.add(step, found.known)
+        if not math.isfinite(found.known):
             self.skips.look_at_data(step)
-        return loss
+        return found

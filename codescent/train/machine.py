@@ -218,11 +218,11 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
         raise UserError(*problems)
 
 
-def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int, *, compiled: bool = False) -> None:
+def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int, *, compiled: str = "none") -> None:
     """Refuse a plan that needs more memory than there is.
 
     A device must have the least that a step needs. The memory of a machine, which its `local_world_size` ranks share,
-    must have their state. `compiled`: whether blocks are compiled.
+    must have their state. `compiled`: what torch.compile compiles (`memory`).
 
     Raises:
         UserError: the bytes needed and available.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from codescent.base.reading import read_bytes
 from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
@@ -297,7 +298,7 @@ def peak_memory_bytes(device: torch.device) -> int:
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         return int(stats["allocated_bytes"]["all"]["peak"])
     try:
-        found = HIGH_WATER.search(STATUS.read_bytes())
+        found = HIGH_WATER.search(read_bytes(STATUS))
     except OSError:
         found = None
     if found is not None:

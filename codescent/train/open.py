@@ -26,6 +26,7 @@ from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.tokenizers.bpe import is_recorded
 from codescent.data.tokenizers.rebuilt import ALONE
+from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.plan import Plan
 from codescent.preflight import (
@@ -34,6 +35,7 @@ from codescent.preflight import (
     check_weights,
     ended_at,
     imported,
+    obtain_named,
     pin,
     plan_with,
     refuse_moved,
@@ -189,9 +191,10 @@ def open_data(
         The config and the plan of `preflight.plan_with`; the dataset; a note on a layout that was chosen.
 
     Raises:
-        UserError: on every rank: the data cannot be used, ranks have different data or plans, or this machine lacks
-            devices or memory.
+        UserError: on every rank: the data cannot be used, or what is named of a hub cannot be downloaded; ranks have
+            different data or plans; or this machine lacks devices or memory.
     """
+    world.in_turn(lambda: obtain_named(config, resume=resume), "hub")
     request = task_request(config)
     # Rank 0 reads the date and files outside of the corpus (a chat template), and sends them to every rank.
     if resume:
@@ -337,7 +340,7 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
     before = before if isinstance(before, dict) else None  # anything else is refused by `_check_saved`
 
     def look() -> dict[str, Any]:
-        folder = open_folder(Path(source))
+        folder = open_folder(weights_place(source))
         return folder.identity() if before is None or not folder.matches(before) else dict(before)
 
     found: dict[str, Any] = world.from_first(look)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from codescent.checkpoint.box import Box
+from codescent.train.ema import Ema
 from codescent.train.host_copy import HostCopy
 from codescent.train.muon import MatrixRound, Muon
 from codescent.train.norm import gradient_square
@@ -37,27 +38,6 @@ EPS = 1e-6
 def _alone(square: torch.Tensor) -> torch.Tensor:
     """A rank that holds the whole model needs no sum."""
     return square[None]
-
-
-def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, step: int) -> float:
-    """Learning rate of the step with number `step` (from 0): linear warm-up, then the schedule, then its minimum.
-
-    cosine: Loshchilov and Hutter 2017, "SGDR", eq. 5, one period. With `scale_learning_rate` the whole curve is
-    multiplied by the number of data-parallel workers ("linear": Goyal et al. 2017, 2.1) or its square root ("sqrt":
-    Krizhevsky 2014, "One weird trick", 3.2); "none" leaves it, since the global batch does not grow with the workers.
-    """
-    scale = {"none": 1.0, "linear": float(num_workers), "sqrt": math.sqrt(num_workers)}[config.scale_learning_rate]
-    peak, lowest = config.learning_rate * scale, config.min_learning_rate * scale
-    if step < config.warmup_steps:
-        return peak * (step + 1) / (config.warmup_steps + 1)
-    decay_steps = num_steps if config.decay_steps is None else config.decay_steps
-    if config.schedule == "constant":
-        return peak
-    if step >= decay_steps:
-        return lowest
-    progress = (step - config.warmup_steps) / max(1, decay_steps - config.warmup_steps)
-    remaining = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return lowest + remaining * (peak - lowest)
 
 
 @dataclass(frozen=True)
@@ -133,6 +113,7 @@ class Optimizer:
         config: the section [optimizer].
         matrices: rounds of the weights that Muon updates; empty unless optimizer.kind is "muon".
         device: of this rank, for the sums of a rank that trains nothing.
+        ema: the moving average of the weights, which is saved as state; None: there is none.
 
     Attributes:
         decides_on_device: whether the host never waits for the norm: fused kernels clip and skip by themselves. Other
@@ -145,7 +126,9 @@ class Optimizer:
         config: OptimizerConfig,
         matrices: Sequence[MatrixRound] = (),
         device: torch.device | None = None,
+        ema: Ema | None = None,
     ) -> None:
+        self.ema = ema
         self.weights = list(weights)
         self.device = device
         self.config = config
@@ -299,13 +282,15 @@ class Optimizer:
             master.grad = None
 
     def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
-        """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"."""
+        """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"; averages."""
         of_muon = {} if self.muon is None else self.muon.state_of_masters()
         for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             yield weight, f"model.{weight.name}", master.detach()
             for state, value in of_muon.get(index, self.torch.state.get(master, {})).items():
                 if isinstance(value, torch.Tensor):
                     yield weight, f"optimizer.{state}.{weight.name}", value
+        if self.ema is not None:
+            yield from self.ema.named()
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """Memory that it keeps between steps, beside weights and state: for copies of gradients and weights."""

@@ -58,10 +58,11 @@ class Explained:
 
     def _shortage(self) -> Shortage:
         run, rank = self.run, self.run.world.this_rank.rank
+        compiled = run.machine["compile"]["choice"]
         held, kind = memory_now_bytes(run.world.device), run.world.device.type
         self.where, self.has_begun = "before the first step", False
         if self.watch is None:
-            return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0, kind)
+            return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0, kind, compiled)
         step, index = self.watch.running
         program = run.plan.schedule.program(run.world.stage, max(step, 1) - 1)
         inside = 0 <= index < len(program)
@@ -69,8 +70,8 @@ class Explained:
         self.where, self.has_begun = (f"in step {step}, {at}", True) if step else (at, False)
         failed = self.watch.failed
         if failed is None:
-            return Shortage(rank, held, self.watch.split, self.watch.most["activations_bytes"], kind)
-        return Shortage(rank, max(failed.held_bytes, held), failed.split, failed.activations_bytes, kind)
+            return Shortage(rank, held, self.watch.split, self.watch.most["activations_bytes"], kind, compiled)
+        return Shortage(rank, max(failed.held_bytes, held), failed.split, failed.activations_bytes, kind, compiled)
 
     def _record(self, short: Shortage, asked: int | None, sentences: list[str]) -> None:
         """Write the event. A rank without the folder's lock may do so, too: an event is one appended line."""

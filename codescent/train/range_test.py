@@ -17,12 +17,12 @@ from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
 from codescent.train.assemble import assemble
 from codescent.train.choices import choose
 from codescent.train.execute import Executor
 from codescent.train.open import connect, open_data
-from codescent.train.optimize import learning_rate
 from codescent.train.stop import STOPS, StopRequest
 
 STEPS = 100

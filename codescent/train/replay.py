@@ -13,6 +13,7 @@ import torch
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.checkpoint.checkpoints import Saved
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
 from codescent.coupling.worker import gather, scatter, square_of
 from codescent.plan import Plan
@@ -22,7 +23,7 @@ from codescent.record import order
 from codescent.record.order import Applied
 from codescent.strategies.wire_messages import Messages
 from codescent.train.alone import gradients_alone, trainer_alone
-from codescent.train.optimize import Optimizer, Weight, learning_rate
+from codescent.train.optimize import Optimizer, Weight
 from codescent.train.replay_rounds import RoundPushes
 from codescent.train.server_weights import server_weights
 from codescent.train.trainer import Trainer

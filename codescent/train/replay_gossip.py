@@ -11,13 +11,14 @@ import torch
 
 from codescent.base.errors import UserError
 from codescent.checkpoint.checkpoints import Saved
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.record import gossip_order
 from codescent.record.order import FOLDER
 from codescent.servers.changes import AGREED, AVERAGED, MERGED, SENT, STEPPED, Changed
 from codescent.train.alone import gradients_alone, trainer_alone
-from codescent.train.optimize import Optimizer, Weight, copy, learning_rate
+from codescent.train.optimize import Optimizer, Weight, copy
 from codescent.train.trainer import Trainer
 
 Average = tuple[int, int, int, int]

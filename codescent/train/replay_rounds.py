@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from codescent.base.errors import UserError
+from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
 from codescent.coupling.outer_optimizer import OuterOptimizer
 from codescent.plan import Plan
 from codescent.record import RunFolder, order
 from codescent.record.order import Applied
 from codescent.train.alone import gradients_alone
-from codescent.train.optimize import Weight, learning_rate
+from codescent.train.optimize import Weight
 from codescent.train.trainer import Trainer
 
 

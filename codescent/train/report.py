@@ -21,6 +21,7 @@ from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
+from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.record.ranks import RankRow
@@ -28,7 +29,7 @@ from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
-from codescent.train.display import Display
+from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
@@ -37,6 +38,8 @@ from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
+from codescent.train.trackers import continue_in, trackers_of
+from codescent.train.validate import Validated
 from codescent.train.validations import Validations
 
 SAMPLES_NAMED = 3
@@ -120,15 +123,23 @@ class Report:
         if self.board.missing:
             what = "to write them: pip install tensorboard; without this line: log.tensorboard = false"
             self.display.say(f"no TensorBoard files, because tensorboard is not installed; {what}")
+        trackers = trackers_of(self.loggers.loggers)
         for logger in self.loggers.loggers:
-            self.display.say(f"metrics and events also go to {logger.name} ({logger.file})")
+            if logger.function not in trackers:
+                self.display.say(f"metrics and events also go to {logger.name} ({logger.file})")
+        if trackers and self.run.folder is not None:
+            continue_in(trackers, self.run.folder.read_events())
         self.loggers.send(START, description(self.run))
+        for tracker in (one for one in trackers if one.where):
+            self.display.say(f"metrics also go to {tracker.package}, project {tracker.project}: {tracker.where}")
+            self._event("logger_started", logger=tracker.package, project=tracker.project, id=tracker.id)
 
     def _logger_failed(self, failure: Failure) -> None:
-        """Report an exception of a function of log.to."""
+        """Report an exception of a function of log.to, or of a tracker."""
         then = "it is not called any more" if failure.given_up else "it is called again, and this is not repeated"
+        key = "log.to = " if ":" in failure.logger else "log."  # the name of a function has a colon
         self.display.say(
-            f"warning: log.to = {failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
+            f"warning: {key}{failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
         )
         self._event("logger_failed", **asdict(failure))
 
@@ -157,7 +168,7 @@ class Report:
         """Record and print the origin of a new run's initial weights."""
         run, named = self.run, self.run.plan.model.weights
         if named is not None and run.folder is not None:
-            weights = open_folder(Path(named))
+            weights = open_folder(weights_place(named))
             self._keep_controls(weights.path)
             origin, lines = read_weights(run, weights)
             self._event("start", step=0, weights=origin)
@@ -176,9 +187,9 @@ class Report:
         except UserError as error:
             self.display.say(f"its control tokens are not kept for an export: {error}")
 
-    def step(self, step: int, rate: float, result: StepResult, val_loss: float | None, *, last: bool) -> None:
+    def step(self, step: int, rate: float, result: StepResult, found: Validated, *, last: bool) -> None:
         """Write one row of metrics and update the terminal. The `last` step has a row and a line always."""
-        run = self.run
+        run, val_loss = self.run, found.loss
         if run.folder is None:
             return
         tokens, seconds = self.tokens, result.step_s
@@ -200,6 +211,7 @@ class Report:
             "peak_memory_bytes": peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
+            "val_loss_ema": found.of_ema,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
@@ -218,9 +230,11 @@ class Report:
         if (advice := self.slow_steps.add(seconds)) is not None:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}")
-        self.display.step(step, result.train_loss, tokens / seconds, mfu, row["peak_memory_bytes"], due=due)
+        peak = int(row["peak_memory_bytes"])
+        shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak)
+        self.display.step(shown, due=due)
         if val_loss is not None:
-            self.display.validation(step, val_loss)
+            self.display.validation(step, val_loss, found.of_ema)
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")

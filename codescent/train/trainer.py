@@ -14,6 +14,7 @@ from torch import nn
 from codescent.checkpoint.box import Box
 from codescent.coupling import Coupling
 from codescent.data.loader import Loader
+from codescent.train.ema import Ema
 from codescent.train.execute import Executor
 from codescent.train.optimize import Optimizer, copy
 
@@ -60,6 +61,11 @@ class Trainer:
         finally:
             with torch.no_grad():
                 copy(places, before)
+
+    @property
+    def ema(self) -> Ema | None:
+        """The moving average of the weights; None: there is none."""
+        return self.executor.ema
 
     def close(self) -> None:
         """Stop reading ahead and drop the references to process groups."""

@@ -1,9 +1,10 @@
-"""In: an executor, the validation split. Out: the mean loss, equal on every rank.
+"""In: an executor, the validation split. Out: the mean loss, equal on every rank; also that of averaged weights.
 Does not change the model or the order of training samples."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,30 @@ from codescent.data.samples import Source
 from codescent.plan import Plan
 from codescent.tasks.score import at_once
 from codescent.train.execute import Executor
+from codescent.train.trainer import Trainer
+
+
+class Validated(NamedTuple):
+    """The validation loss of the weights, and that of their moving average; None: not validated, or there is none."""
+
+    loss: float | None = None
+    of_ema: float | None = None
+
+    @property
+    def known(self) -> float:
+        """The loss of the weights, where they were validated."""
+        assert self.loss is not None
+        return self.loss
+
+
+def validated(trainer: Trainer, source: Source, most_samples: int | None) -> Validated:
+    """Validate the weights, or the mean of the replicas, and their moving average if there is one. Collective."""
+    with trainer.with_means():
+        loss = loss_on_all_ranks(trainer.executor, source, most_samples)
+    if trainer.ema is None:
+        return Validated(loss)
+    with trainer.ema.in_place_of_weights():
+        return Validated(loss, loss_on_all_ranks(trainer.executor, source, most_samples))
 
 
 def loss_on_all_ranks(executor: Executor, source: Source, most_samples: int | None) -> float:

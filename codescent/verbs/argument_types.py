@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from codescent.base.home import expanded, unknown_home
+from codescent.base.hub_name import is_hub_name, parse_model
 from codescent.base.visible import one_line
 from codescent.launch.once import say_once
 
@@ -91,14 +92,25 @@ def path(word: str) -> Path:
     return expanded(word)
 
 
+def path_or_hub(word: str) -> Path | str:
+    """A path, or a name of a hub such as hf://Qwen/Qwen3-0.6B, as a string."""
+    if not is_hub_name(word):
+        return path(word)
+    try:
+        return str(parse_model(word))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word}: {error}") from error
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser that refuses an option that is given twice, unless its action is "append".
+    """An argument parser that refuses abbreviated options: an option of a later version could make them ambiguous. It
+    also refuses an option that is given twice, unless its action is "append".
 
     Its error messages are one line, in which control characters are shown as text and long words are shortened.
     """
 
     def __init__(self, *words: Any, **named: Any) -> None:
-        super().__init__(*words, **named)
+        super().__init__(*words, **{"allow_abbrev": False, **named})
         for name, action in ((None, _Once), ("store", _Once), ("store_true", _OnceTrue)):
             self.register("action", name, action)
 
@@ -111,8 +123,10 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
     def near(self, word: str) -> str:
-        """The option that is most like a word; empty: none is."""
+        """The option that begins with a word, or is most like it; empty: none is."""
         options = list(self._option_string_actions)
+        if len(longer := [option for option in options if word.startswith("--") and option.startswith(word)]) == 1:
+            return longer[0]
         return next(iter(difflib.get_close_matches(word, options, n=1, cutoff=0.7)), "")
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from codescent.base import cause
 from codescent.base.errors import UserError
@@ -41,6 +42,7 @@ VERBS: Mapping[str, str] = {
     "report": "report.main",
     "export": "exchange.export_main",
     "import": "exchange.import_main",
+    "fetch": "fetch.main",
 }
 """Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""
 
@@ -71,7 +73,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     try:
         if verb in READERS and arguments.run is not None:
             RunFolder.open(arguments.run)  # says at once what is wrong with it: importing torch takes seconds
-        if verb == "import" and not arguments.folder.is_dir():
+        if verb == "import" and isinstance(arguments.folder, Path) and not arguments.folder.is_dir():
             from codescent.huggingface.folder import open_folder
 
             open_folder(arguments.folder)  # says so, without torch

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -14,6 +14,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.output import say
 from codescent.launch.environment import read
 from codescent.results import stopped_by_signals
@@ -47,9 +48,9 @@ def main(arguments: Namespace) -> int:
     try:
         with stopped_by_signals():  # between two sets of ranks, too: their folders are removed
             if arguments.explain:
-                _explain(asked)
+                _explain(asked, as_json=arguments.json)
             else:
-                _show(asked, size, devices)
+                _show(asked, size, devices, as_json=arguments.json)
     except survey.RanksEnded as ended:
         return ended.code
     return 0
@@ -85,31 +86,56 @@ def _refuse_size(ranks: int, size: int) -> None:
         )
 
 
-def _explain(asked: Survey) -> None:
-    from codescent.collectives.holdings import explain
+def _explain(asked: Survey, *, as_json: bool) -> None:
+    from codescent.collectives.holdings import explain, moments
 
-    say(explain(asked.explain()))
+    found = asked.explain()
+    if as_json:
+        print(json_text({"ranks": asked.ranks, "moments": moments(found)}))
+    else:
+        say(explain(found))
 
 
-def _show(asked: Survey, size: int, devices: int) -> None:
-    """Probe every column, print the table, then time our all-reduce on each column where it is possible."""
+def _show(asked: Survey, size: int, devices: int, *, as_json: bool) -> None:
+    """Probe every column, print the table, then time our all-reduce on each column where it is possible.
+
+    `as_json`: all of it is printed as JSON when it is known.
+    """
     import torch
 
     from codescent.collectives.calls import CALLS
     from codescent.collectives.survey import NEEDED, columns
-    from codescent.collectives.table import notes, table, timing
+    from codescent.collectives.table import column_json, notes, table, timing, timing_json
     from codescent.collectives.timing import timed_bytes
 
-    console, shown, calls = Console(highlight=False), columns(), list(CALLS)
+    console, shown, calls = Console(highlight=False, stderr=as_json), columns(), list(CALLS)
+    timings: list[dict[str, Any]] = []
     with console.status("") as status:
         for column in shown:
             if not column.absent:
                 status.update(f"{column.name}: {counted(asked.ranks, 'rank')}")
                 asked.probe(column, calls)
-    say([f"{counted(asked.ranks, 'rank')} on this machine, torch {torch.__version__}", "", *table(shown, calls), ""])
-    say(notes(shown, asked.ranks, devices))
+    if not as_json:
+        say(
+            [f"{counted(asked.ranks, 'rank')} on this machine, torch {torch.__version__}", "", *table(shown, calls), ""]
+        )
+        say(notes(shown, asked.ranks, devices))
     for column in shown:
         if all(column.offers(call) for call in NEEDED):
             with console.status(f"{column.name}: timing"):
                 found = asked.time(column, size, ROUNDS, BUDGET_S)
-            say(["", *timing(column.name, of_bytes(timed_bytes(size)), found)])
+            if not as_json:
+                say(["", *timing(column.name, of_bytes(timed_bytes(size)), found)])
+            timings.append({"backend": column.backend, "device": column.device, **timing_json(found)})
+    if as_json:
+        facts = {"ranks": asked.ranks, "torch": torch.__version__, "cuda_devices": devices}
+        print(
+            json_text(
+                {
+                    **facts,
+                    "columns": list(map(column_json, shown)),
+                    "size_bytes": timed_bytes(size),
+                    "all_reduce": timings,
+                }
+            )
+        )

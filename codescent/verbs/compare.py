@@ -14,6 +14,7 @@ from typing import Any
 from codescent.base.amounts import of_change
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.output import say
 from codescent.results import Run, State, open_run
 from codescent.results.compare import FEWEST_PAIRS, PartChange, Times, Way, times
@@ -51,14 +52,64 @@ def main(arguments: Namespace) -> int:
     found, differences = times(a, b, arguments.warmup), facts(a, b)
     if bound is not None and not found.has_interval:
         raise UserError(f"--fail-above: {too_few(found)}, so nothing can be said; let the runs take more steps")
+    fails = bound is not None and found.step.share.low > bound
+    if arguments.json:
+        print(json_text(compared_json(a, b, found, differences, bound)))
+        return FAILED if fails else 0
     say(verdict(found, differences, max(run.num_ranks for run in (*a, *b))))
     say(["", *table(found), ""])
     say([columns(list(rows(a, b, found, differences)))])
-    if bound is None:
-        return 0
-    fails = found.step.share.low > bound
-    say(["", judgement(found, bound)])
+    if bound is not None:
+        say(["", judgement(found, bound)])
     return FAILED if fails else 0
+
+
+def compared_json(
+    a: Sequence[Run], b: Sequence[Run], found: Times, differences: Facts, bound: float | None
+) -> dict[str, Any]:
+    """What is printed, for programs. Seconds, bytes and shares are numbers; docs/compare.md describes each key."""
+    most = max(run.num_ranks for run in (*a, *b))
+    judged = None
+    if bound is not None:
+        judged = {"bound": bound, "failed": found.step.share.low > bound, "said": judgement(found, bound)}
+    return {
+        "runs": {"A": [run.folder.path for run in a], "B": [run.folder.path for run in b]},
+        "verdict": list(_sentences(found, differences, most)),
+        "times": {
+            "way": found.way,
+            "side_by_side": found.beside,
+            "samples": _both(found.samples),
+            "warmup_steps": found.warmup,
+            "tokens_a_per_b": found.scale,
+            "step": _change(found.step),
+            "mean_step": _change(found.mean),
+            "parts": {change.part: _change(change) for change in found.parts},
+            "cause": None if found.cause is None else found.cause.part,
+            "rank": None if found.rank is None else _both(found.rank),
+        },
+        "memory_bytes": _amounts(memory(a, b)),
+        "peak_flops_per_s": _amounts(speed(a, b)),
+        "losses": losses(a, b),
+        "differences": {
+            name: {key: _both(sides) for key, sides in getattr(differences, name).items()}
+            for name in ("model", "config", "layout", "data", "software", "hardware")
+        },
+        "inside": differences.inside,
+        "notes": list(_notes(a, b, found, differences)),
+        "fail_above": judged,
+    }
+
+
+def _both(values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip("AB", values, strict=True))
+
+
+def _change(change: PartChange) -> dict[str, Any]:
+    return {"a_s": change.a_s, "b_s": change.b_s, "share": change.share, "shown": change.shown}
+
+
+def _amounts(amount: Amount | None) -> dict[str, Any] | None:
+    return None if amount is None else {"A": amount.a, "B": amount.b, "change": amount.change, "shown": amount.shown}
 
 
 def _bound(text: str) -> float:

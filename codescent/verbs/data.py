@@ -8,10 +8,15 @@ from argparse import Namespace
 from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.hub_name import is_hub_name, parse_dataset, parse_model
 from codescent.base.output import say, warn
+from codescent.config.keys import AUTO
 from codescent.data.text import corpora
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.prepare import prepare
+from codescent.hub.cache import place_of, tokenizer_place
+from codescent.hub.needed import corpus_name, for_corpus, for_tokenizer
+from codescent.hub.obtain import listed, obtain, pinned
 from codescent.tasks import ShownDataset
 from codescent.tasks.tensors.dataset import open_tensors
 from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
@@ -23,6 +28,7 @@ def main(arguments: Namespace) -> int:
     """Prepare or open the corpus or tensors, and print a summary and the path."""
     if (arguments.synthetic is None) == (arguments.corpus is None):
         raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
+    _download(arguments)
     files = None if arguments.corpus is None else corpora.pattern_files(arguments.corpus)
     if files:
         warn(f"{arguments.corpus}: no file has this name, so it is read as a pattern (glob): {counted(files, 'file')}")
@@ -41,6 +47,20 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
+def _download(arguments: Namespace) -> None:
+    """Put the places in the cache instead of names of a hub, and download what the cache lacks. Raises UserError."""
+    for key, read, choose in (("corpus", parse_dataset, for_corpus), ("tokenizer", parse_model, for_tokenizer)):
+        if not is_hub_name(word := getattr(arguments, key)):
+            continue
+        try:
+            name = pinned(read(word))
+        except ValueError as error:
+            raise UserError(f"{word}: {error}") from error
+        name = corpus_name(name, listed(name)) if name.is_dataset else name
+        obtain(name, choose)
+        setattr(arguments, key, place_of(str(name)) if name.is_dataset else tokenizer_place(str(name)))
+
+
 def _tokens(arguments: Namespace) -> ShownDataset:
     task, file = (None, "") if arguments.as_text else tasks.beside_text(arguments.corpus)
     if task is not None:
@@ -55,7 +75,7 @@ def _tokens(arguments: Namespace) -> ShownDataset:
         arguments.folder,
         train_bpe=arguments.train_bpe,
         validation_fraction=arguments.validation_fraction,
-        text_key=arguments.text_key,
+        text_key=None if arguments.text_key == AUTO else arguments.text_key,
         as_text=arguments.as_text,
         num_workers=arguments.workers,
         progress=True,

@@ -7,15 +7,18 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.output import say, warn
 from codescent.build import saved_plan
 from codescent.tasks import ScoreRequest, beside_text
 from codescent.tasks.answers.predictions import score_files
+from codescent.tasks.scores import Scores
 
 
 def main(arguments: Namespace) -> int:
     """Print the scores of a run, or of a file of answers (without importing torch)."""
     predictions, data = vars(arguments).pop("predictions"), arguments.data
+    as_json = vars(arguments).pop("json")
     if (arguments.run is None) == (predictions is None):
         raise UserError("codescent evaluate: give a RUN, or --predictions FILE with --data FILE")
     if predictions is None:
@@ -23,11 +26,14 @@ def main(arguments: Namespace) -> int:
     elif data is None:
         raise UserError("codescent evaluate --predictions: also give the questions: --data dev-v1.1.json")
     else:
-        for name in ("out", "best", "step"):
+        for name in ("out", "best", "step", "ema"):
             if getattr(arguments, name):
                 raise UserError(f"--{name}: needs a RUN; leave it out with --predictions FILE")
         scores = score_files(predictions, data)
-    say(scores)
+    if as_json:
+        print(json_text(scores.facts))
+    else:
+        say(scores.lines)
     return 0
 
 
@@ -38,9 +44,10 @@ def evaluate_run(
     out: Path | None = None,
     best: bool = False,
     step: int | None = None,
+    ema: bool = False,
     device: str = "auto",
-) -> list[str]:
-    """Score a checkpoint with the task of its run. Returns lines to print.
+) -> Scores:
+    """Score a checkpoint with the task of its run. Returns lines to print, and the same facts as data.
 
     Args:
         run: the run folder.
@@ -48,6 +55,7 @@ def evaluate_run(
         out: file for predictions, for tasks that write them; None: in the run folder.
         best: score the checkpoint with the lowest validation loss.
         step: score the checkpoint of this step.
+        ema: the moving average of its weights, not the weights.
         device: "auto", "cpu" or "cuda".
 
     Raises:
@@ -58,7 +66,7 @@ def evaluate_run(
     where = device_of(device)
     if isinstance(where, str):
         raise UserError(where)
-    trained = find(run, best=best, step=step)
+    trained = find(run, best=best, step=step, ema=ema)
     if data is None and (missing := trained.saved.state.get("imported", {}).get("missing")):
         keys = " ".join(f"data.{key}=FILE" for key in missing)
         can_score = trained.request.kind in trained.task.scores_files
@@ -82,8 +90,10 @@ def evaluate_run(
     )
     if problems := list(trained.task.refuse_score(request)):
         raise UserError(*problems)
-    scores = [f"{run}, step {trained.saved.step}", *trained.task.score(request)]
-    most = trained.config.train.eval_samples
-    if data is None and most is not None:
-        scores.append(f"(validation losses during the run were those of at most {most:,} samples: train.eval_samples)")
-    return scores
+    scores = trained.task.score(request)
+    said = [f"{run}, {trained.which}", *scores.lines]
+    most = trained.config.train.eval_samples if data is None else None
+    if most is not None:
+        said.append(f"(validation losses during the run were those of at most {most:,} samples: train.eval_samples)")
+    facts = {"run": run, "step": trained.saved.step, "ema": ema, "task": trained.task.name, **scores.facts}
+    return Scores(said, {**facts, "validation_samples_of_the_run": most})

@@ -20,6 +20,7 @@ from codescent.base.command import command, how_to_tune
 from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.hub_name import HubName, parse
 from codescent.base.output import say
 from codescent.base.published import published
 from codescent.base.reading import read_text
@@ -34,9 +35,11 @@ from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.hub.obtain import pinned
 from codescent.huggingface import kind_of, peft
 from codescent.huggingface.folder import CONFIG, Folder, as_keys, inert_keys, more_rows, open_folder, parts_of
 from codescent.huggingface.kind import Kind
+from codescent.huggingface.named import obtain_model
 from codescent.huggingface.read import box
 from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.tokens import GENERATION, Controls, library_text, tokenizer_files, tokenizer_text
@@ -59,7 +62,11 @@ def export_main(arguments: Namespace) -> int:
 
 def import_main(arguments: Namespace) -> int:
     """Import a Hugging Face folder and print a summary."""
-    say(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
+    named = None
+    if isinstance(arguments.folder, str):
+        named = pinned(parse(arguments.folder))
+        arguments.folder = obtain_model(named).folder
+    say(import_folder(arguments.folder, arguments.run, resolved_of(arguments), named))
     return 0
 
 
@@ -69,6 +76,7 @@ def export_run(
     *,
     best: bool = False,
     step: int | None = None,
+    ema: bool = False,
     dtype: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
     as_adapters: bool = False,
@@ -80,6 +88,7 @@ def export_run(
         folder: to create; must not exist.
         best: write the checkpoint with the lowest validation loss.
         step: write the checkpoint of this step. The default is the newest checkpoint.
+        ema: the moving average of its weights, not the weights.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
         max_shard_bytes: largest size of a file of tensors, unless one tensor is larger.
         as_adapters: write only the trained adapters, as a folder of `peft`; otherwise adapters are merged.
@@ -92,7 +101,7 @@ def export_run(
     """
     if os.path.lexists(folder):
         raise UserError(f"{folder}: exists already; give the name of a new folder")
-    trained = find(run, best=best, step=step)
+    trained = find(run, best=best, step=step, ema=ema)
     name, shape, dtype = trained.resolved.model.kind, trained.resolved.shape, dtype or trained.config.train.precision
     try:
         kind = kind_of(name, shape)
@@ -109,7 +118,7 @@ def export_run(
     rounding = _publish(folder, files, dtype, values.box, zeros, texts)
     size = sum(shard.size_bytes for shard in files)
     where = f"{len(files)} files" if len(files) > 1 else files[0].file
-    lines = [f"step {trained.saved.step} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
+    lines = [f"{trained.which} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
     lines += rounding.lines()
     if zeros:
         lines.append(f"{len(zeros)} biases are zeros: this model has none, but a {name} of transformers needs them")
@@ -136,7 +145,7 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str, kind: Kind) -> 
     texts = {peft.ADAPTER_CONFIG: adapters.settings(trained.task.peft_task_type, base), **texts}
     rounding = _publish(folder, [file], dtype, Values(trained).trained, set(), texts)
     count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
-    lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}", *rounding.lines()]
+    lines = [f"{trained.which} of {run}: adapters of rank {lora.rank}: {count}", *rounding.lines()]
     return [*lines, f"load them together with {base}", str(folder)]
 
 
@@ -187,7 +196,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: Mapping[str, An
     }
 
 
-def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
+def import_folder(path: Path, run: Path, resolved: LoadedConfig, named: HubName | None = None) -> list[str]:
     """Create a run from a Hugging Face folder; the folder's weights are the run's checkpoint of step 0.
 
     Args:
@@ -195,6 +204,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         run: the run folder to create; must not exist.
         resolved: the config of the run. The folder decides [model]; data.tokenizer, if it has a tokenizer; and
             data.task, if its model has the head of a task. `run` decides run.name and run.folder.
+        named: the name of the folder at a hub, with its commit, which the run's config gets; None: it has none.
 
     Returns:
         Lines to print.
@@ -209,7 +219,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     vocab_size = None if tokenizer is None else tokenizer.vocab_size
     data, notes = _data(folder, run, resolved, tokenizer)
     try:
-        config = _config(folder, run, resolved, data)
+        config = _config(folder, run, resolved, data, named)
     except ValidationError as error:  # an invalid run name, or a number that our models do not support
         details = error.errors(include_url=False)
         invalid = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details]
@@ -226,7 +236,8 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     task_files = {**task_of(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
     task_files |= Controls.of_folder(path).file()
     missing = task_of(request).missing_files(config.data, has_corpus=_has_corpus(resolved))
-    source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint(), "missing": missing}
+    where = str(path.absolute() if named is None else named)
+    source = {"folder": where, "fingerprint": folder.fingerprint(), "missing": missing}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)
     wrong: list[str] = []
@@ -240,7 +251,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         state = {"step": 0, "tokens": 0, "imported": source}
         Checkpoints(hidden / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
         created.event("import", **source)
-    lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path}"]
+    lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path if named is None else named}"]
     if folder.spare:
         spare = ", ".join(sorted(folder.spare))
         lines.append(f"left out, because codescent's {folder.kind.name} does not use them: {spare}")
@@ -335,7 +346,7 @@ def _data(
     return data, lines
 
 
-def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, Any]) -> Config:
+def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, Any], named: HubName | None) -> Config:
     base, path = resolved.config, run.absolute()
     precision = resolved.config.train.precision
     if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:
@@ -343,7 +354,7 @@ def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, A
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     changed = {
         "run": Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
-        "model": Model(**as_keys(folder.sizes), weights=folder.path.absolute()),
+        "model": Model(**as_keys(folder.sizes), weights=folder.path.absolute() if named is None else str(named)),
         "data": Data(**data),
         "train": base.train.model_copy(update={"precision": precision}),
         "log": log,

@@ -13,7 +13,6 @@ from pathlib import Path
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.visible import one_line
-from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.jobs.checks import preflight
 from codescent.jobs.findings import Findings, Preflight
@@ -28,6 +27,7 @@ from codescent.jobs.targets import TARGETS, site_for, unread
 from codescent.preflight import run_folder
 from codescent.verbs import launch_jobs
 from codescent.verbs.arguments import SITE
+from codescent.verbs.config import resolved_of
 from codescent.verbs.script_file import give, taken
 
 
@@ -51,7 +51,7 @@ def job_of(arguments: Namespace) -> tuple[Job, list[str]]:
     problems: list[str] = []
     config = None
     try:
-        config = None if is_script else load(arguments.config, words).config
+        config = None if is_script else resolved_of(Namespace(config=arguments.config, overrides=words)).config
         if is_script and not Path(arguments.config).is_file():
             problems.append(f"{arguments.config}: there is no such script")
     except UserError as error:

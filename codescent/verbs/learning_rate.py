@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from codescent.base.amounts import rounded
 from codescent.base.durable import replace_file
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import say, warn
@@ -120,12 +121,6 @@ def _overrides(found: Suggestion, optimizer: Optimizer) -> str:
     if optimizer.min_learning_rate > float(rounded(found.steepest)):
         words.append(f"optimizer.min_learning_rate={rounded(found.steepest / 10)}")
     return " ".join(words)
-
-
-def rounded(rate: float) -> str:
-    """A learning rate with two digits, such as 1.2e-3."""
-    digits, _, exponent = f"{rate:.1e}".partition("e")
-    return f"{digits}e{int(exponent)}"
 
 
 def draw(test: RangeTest, found: Suggestion | None, optimizer: Optimizer) -> Figure:

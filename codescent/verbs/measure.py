@@ -26,7 +26,7 @@ from codescent.launch.local import run_ranks
 from codescent.measure.file import cluster_of, refuse_tables, text_of, with_tables
 from codescent.measure.nccl_tests import NcclTable, read_table
 from codescent.measure.table import link_words, summary
-from codescent.verbs.arguments import SECONDS
+from codescent.verbs.arguments_machines import SECONDS
 from codescent.verbs.measure_runs import main as of_runs
 from codescent.verbs.script_file import taken, write_new
 

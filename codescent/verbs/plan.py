@@ -355,6 +355,7 @@ def _precision(plan: Plan) -> list[str]:
     numbers = {one.optimizer_tensors: one.orthogonalized for one in plan.trained}
     tensors = " and ".join(f"{number}{' (Muon)' if muon else ''}" for number, muon in sorted(numbers.items()))
     state = f"{tensors} {plural(max(numbers), 'optimizer tensor')} in {tensor.optimizer_dtype}"
+    state += " and a moving average" if tensor.averaged else ""
     weights = f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients"
     return (
         [weights, f"{tensor.master_dtype} master weights, {state}"] if tensor.master_dtype else [f"{weights}, {state}"]

@@ -9,11 +9,11 @@ from codescent.base.amounts import of_bytes
 from codescent.clusters.by_links import of_device
 from codescent.config.decided import HEAD_CHUNK_TOKENS, compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
-from codescent.cost.activations import is_windowed
+from codescent.cost.activations import UNDECLARED, computed_on, is_windowed
 from codescent.cost.memory import kept_kinds
 from codescent.cost.stage_memory import StageMemory, memory
 from codescent.plan import AXES, Memory, Plan
-from codescent.plan.activations import CPU
+from codescent.plan.activations import COMPILED, CPU
 
 Row = tuple[str, list[str]]
 
@@ -51,26 +51,38 @@ def _kinds(config: Config | None) -> Sequence[str]:
     return list(HEAD_CHUNK_TOKENS) if config is None or auto else [config.train.device]
 
 
-def _held(plan: Plan, kind: str, chunk_tokens: int | None = None) -> list[StageMemory]:
-    """What the first rank of each stage holds on a kind of device."""
+def _held(plan: Plan, kind: str, chunk_tokens: int | None = None, compiled: str = "none") -> list[StageMemory]:
+    """What the first rank of each stage holds on a kind of device. `compiled`: see `memory`."""
     firsts = (plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp))
-    return [memory(plan, rank, of_device(kind), chunk_tokens=chunk_tokens) for rank in firsts]
+    return [memory(plan, rank, of_device(kind), chunk_tokens=chunk_tokens, compiled=compiled) for rank in firsts]
 
 
 def _of_activations(plan: Plan, config: Config | None) -> Iterator[str]:
-    """What forward passes keep for backward, on the stage where it is most. The compiler chooses by itself."""
+    """What forward passes keep for backward, on the stage where it is most.
+
+    A plan does not try the compiler: blocks count as compiled where a run compiles them if it can.
+    """
     flying = max(plan.schedule.most_in_flight(stage) for stage in range(plan.mesh.pp))
     several = f", {flying} passes in flight" if flying > 1 else ""
     for kind in _kinds(config):
-        compiled = kind != CPU if config is None else compiles(config, kind)
-        plain = ", blocks not compiled" if compiled else ""
-        most = max(_held(plan, kind), key=lambda held: held.activations)
+        compiled = ("none" if kind == CPU else "blocks") if config is None else compiles(config, kind)
+        how, words = _declared(plan, kind, compiled)
+        most = max(_held(plan, kind, compiled=how), key=lambda held: held.activations)
         again = f", {of_bytes(most.again)} of it computed again" if most.again else ""
         yield (
-            f"{of_bytes(most.activations)} on {kind}{several}{again}{plain}"
+            f"{of_bytes(most.activations)} on {kind}{several}{again}{words}"
             if most.whole
             else f"not known on {kind} {'with a window' if is_windowed(plan) else f'in {plan.work.precision}'}"
         )
+
+
+def _declared(plan: Plan, kind: str, compiled: str) -> tuple[str, str]:
+    """What is declared that a run compiles, in place of what it compiles; and words on it."""
+    where = computed_on(plan, kind, compiled)
+    if where == COMPILED:
+        at_most = ", at most" if plan.model.dropout and not plan.layout.computes_blocks_again else ""
+        return "blocks", f"{at_most}, blocks compiled"
+    return "none", ", blocks not compiled" if where == UNDECLARED else ""
 
 
 def _of_head(plan: Plan, config: Config) -> Iterator[str]:

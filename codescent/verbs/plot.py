@@ -1,5 +1,5 @@
-"""In: arguments of `codescent plot`. Out: a picture of the metrics of one or several runs (PNG or SVG).
-Does not draw (curves.py does) and does not write a run folder. It does not import torch."""
+"""In: arguments of `codescent plot`. Out: a picture (PNG, SVG) of metrics of runs, or of schedules of configs.
+Does not draw (curves.py and rate_figure.py do) and does not write a run folder. It does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
@@ -17,16 +19,55 @@ from codescent.report.style import PICTURES, no_matplotlib, picture_bytes
 from codescent.results import Run, open_runs
 from codescent.verbs.learning_rate import FILES
 from codescent.verbs.picture import may_replace, no_file
+from codescent.verbs.plot_schedule import rate_curves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARK = "codescent plot"
 """Stands in every picture of this command, which replaces only such files."""
 
 
 def main(arguments: Namespace) -> int:
-    """Draw the runs, and say where the picture is."""
+    """Draw the runs or the schedules, and say where the picture is."""
+    figure, what = _draw_runs(arguments) if arguments.schedule is None else _draw_schedules(arguments)
     out: Path = arguments.out
+    suffix = out.suffix.lower()
+    marks = {".png": {"Software": MARK}, ".svg": {"Title": MARK}}
+    content = picture_bytes(figure, suffix, marks[suffix])
+    try:
+        replace_file(out, content)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {in_words(error)}") from error
+    say([f"{out}: {what}"])
+    return 0
+
+
+def _draw_schedules(arguments: Namespace) -> tuple[Figure, str]:
+    """The figure of --schedule, and what it shows. Raises UserError: all problems of the arguments and the configs."""
+    problems = list(refusals(arguments.out))
+    if arguments.runs:
+        problems.append("--schedule: draws configs; leave out the runs, or give configs behind --schedule alone")
+    if arguments.x is not None:
+        problems.append("--x: is for runs; a schedule is drawn over steps")
+    try:
+        curves = [] if problems else rate_curves(arguments.schedule)
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+
+    from codescent.report.rate_figure import draw_rates
+
+    return draw_rates(curves), counted(len(curves), "schedule")
+
+
+def _draw_runs(arguments: Namespace) -> tuple[Figure, str]:
+    """The figure of the runs, and what it shows. Raises UserError: all problems of the arguments and the runs."""
     runs: list[Run] = []
-    problems = list(refusals(out))
+    problems = list(refusals(arguments.out))
+    if not arguments.runs:
+        problems.append("RUN: give the folder of a run, or --schedule and a config")
     try:
         # `runs/*` has files of FILES, too.
         runs = open_runs(path for path in arguments.runs if not path.name.endswith(FILES))
@@ -40,15 +81,7 @@ def main(arguments: Namespace) -> int:
 
     from codescent.report.curves import draw
 
-    suffix = out.suffix.lower()
-    marks = {".png": {"Software": MARK}, ".svg": {"Title": MARK}}
-    content = picture_bytes(draw(curves, arguments.x), suffix, marks[suffix])
-    try:
-        replace_file(out, content)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {in_words(error)}") from error
-    say([f"{out}: {len(curves)} run{'s' if len(curves) > 1 else ''}"])
-    return 0
+    return draw(curves, arguments.x), counted(len(curves), "run")
 
 
 def refusals(path: Path) -> Iterator[str]:

@@ -12,25 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.writing import remove_folder
 from codescent.config.decided import with_samples
 from codescent.config.load import load
-from codescent.config.sections import Config, Parallel
+from codescent.config.rate_schedules import of_optimizer
+from codescent.config.sections import Config, Optimizer, Parallel
 from codescent.plan import AXES, Plan
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.results import stopped_by_signals, train_run
 from codescent.strategies import ORDER, active
 from codescent.verbs.arguments import parse
-from codescent.verbs.finding import COLUMNS, LayoutResult, finding_of
+from codescent.verbs.finding import LayoutResult, finding_of
+from codescent.verbs.prove_table import proved_json, show, show_progress
 from codescent.verbs.replay import replay_run
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
@@ -118,6 +118,19 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
                 yield LayoutCase(_keys({**used, **variant}), number)
 
 
+def _schedule(optimizer: Optimizer, end: int, steps: int) -> list[str]:
+    """Words that give the first steps the learning rates of the whole run. A decay may begin after them.
+
+    Args:
+        optimizer: of the config.
+        end: the step at which a decay of the whole run has ended.
+        steps: of the proof.
+    """
+    whole = optimizer.model_copy(update={"decay_steps": end})
+    begins_later = any(of_optimizer(whole).refuse(whole, steps))
+    return ["optimizer.schedule=constant"] if begins_later else [f"optimizer.decay_steps={end}"]
+
+
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Keys and values, spelled as on a command line."""
     return tuple((key, _spelled(value)) for key, value in values.items())
@@ -179,14 +192,15 @@ class Prover:
             "parallel.layout=given",  # each layout is tried as it is
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2 // period) * period if given.train.eval_every else 0}",
-            f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
+            *_schedule(given.optimizer, given.optimizer.decay_steps or given.train.num_steps, steps),
             "train.num_epochs=auto",
+            "train.ema=0.0",  # it changes no loss, and some methods have none
             "train.stop_after=0",
             "checkpoint.every=0",
             *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
             "log.sample_tokens=0",
             "log.tensorboard=false",
-            "log.to=auto",
+            *(f"log.{key}=auto" for key in ("to", "wandb", "mlflow", "trackio")),
             "profile.active=0",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
             "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
@@ -280,7 +294,11 @@ def _of_all(plans: Sequence[Plan], row: Mapping[str, float]) -> bool:
 def _refuse_beside_replay(arguments: Namespace) -> None:
     """Raise UserError for words that do nothing beside --replay, which reads all it needs from the run."""
     defaults = parse(["prove", "--replay", arguments.replay])
-    given = [name for name, value in vars(arguments).items() if name != "replay" and value != getattr(defaults, name)]
+    given = [
+        name
+        for name, value in vars(arguments).items()
+        if name not in ("replay", "json") and value != getattr(defaults, name)
+    ]
     if given:
         words = ", ".join("CONFIG" if name == "config" else name for name in given)
         raise UserError(f"prove --replay {arguments.replay}: {words} would have no effect: leave it out")
@@ -293,7 +311,7 @@ def main(arguments: Namespace) -> int:
     """
     if arguments.replay is not None:
         _refuse_beside_replay(arguments)
-        return replay_run(Path(arguments.replay).expanduser())
+        return replay_run(Path(arguments.replay).expanduser(), as_json=arguments.json)
     if arguments.config is None:
         raise UserError("prove: give a config, or --replay RUN")
     ranks, layouts = list(dict.fromkeys(arguments.ranks)), arguments.layouts
@@ -302,7 +320,7 @@ def main(arguments: Namespace) -> int:
     if layouts is None and max(ranks) > MAX_RANKS:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=arguments.json)
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
         period = math.lcm(*(layout.period for layout in tried))
         words = arguments.config, arguments.overrides, arguments.steps, arguments.precision
@@ -315,43 +333,17 @@ def main(arguments: Namespace) -> int:
             for number, layout in enumerate(tried, 1):
                 status.update(escape(f"{number} of {len(tried)}: {layout}"))
                 findings.append(prover.attempt([layout], expected))
-                _show_progress(console, f"{number} of {len(tried)}: ", findings[-1], prover)
+                show_progress(console, f"{number} of {len(tried)}: ", findings[-1], prover.tolerance)
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
             fit = [layout for layout in fit if arguments.resume and prover.continues(layout)]
             for pair in itertools.pairwise([ALONE, *fit, ALONE]) if fit else ():
                 status.update(escape(" -> ".join(map(str, pair))))
                 findings.append(prover.attempt(pair, expected))
-                _show_progress(console, "", findings[-1], prover)
-    _show(console, findings, prover)
+                show_progress(console, "", findings[-1], prover.tolerance)
+    said = findings, prover.steps, prover.precision, prover.tolerance
+    if arguments.json:
+        print(json_text(proved_json(*said)))
+    else:
+        show(console, *said)
     verdicts = {finding.verdict(prover.tolerance) for finding in findings} - {"refused"}
     return 0 if verdicts and verdicts <= {"same", "drift"} else 1
-
-
-def _show_progress(console: Console, number: str, finding: LayoutResult, prover: Prover) -> None:
-    """Print the verdict on a layout at once where there is no terminal, which shows the layout under way."""
-    if not console.is_terminal:
-        console.print(f"{number}{finding.layout}: {finding.verdict(prover.tolerance)}", markup=False, soft_wrap=True)
-        console.file.flush()
-
-
-def _show(console: Console, findings: Sequence[LayoutResult], prover: Prover) -> None:
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("layout", overflow="fold", ratio=1)
-    for heading in ("ranks", "loss", "grad norm", "val loss", "at step"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for finding in findings:
-        numbers = [f"{finding.differences[column]:.1e}" if column in finding.differences else "" for column in COLUMNS]
-        step = str(finding.worst_step) if finding.worst_step else ""
-        table.add_row(Text(finding.layout), str(finding.ranks), *numbers, step, finding.verdict(prover.tolerance))
-    console.print(f"{prover.steps} steps in {prover.precision}, largest relative differences from one process")
-    console.print(f"same: at most {prover.tolerance:g}")
-    if any(not finding.is_exact for finding in findings):
-        console.print("drift: another method than the steps of one process, so its losses are others")
-    console.print(table)
-    reasons: dict[str, list[str]] = {}
-    for finding in findings:
-        if reason := finding.refused or finding.failed:
-            reasons.setdefault(reason, []).append(finding.layout)
-    for reason, layouts in reasons.items():
-        console.print(f"{'; '.join(layouts)}: {reason}", markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.output import say
 from codescent.base.refusal import Change
 from codescent.build import saved_plan
@@ -24,8 +25,10 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 1e-2}
 """Largest distance of the weights with the verdict "same", relative to their norm."""
 
 
-def replay_run(path: Path) -> int:
-    """Replay a run and print the largest distance of a tensor. Returns 0 if the weights are the same, else 1.
+def replay_run(path: Path, *, as_json: bool) -> int:
+    """Replay a run and print the largest distance of a tensor, as a sentence or as JSON.
+
+    Returns 0 if the weights are the same, else 1.
 
     Raises:
         UserError: the run has no order to replay, or no checkpoint.
@@ -71,11 +74,16 @@ def replay_run(path: Path) -> int:
     expected = read_tensors(saved.path, list(found))
     far = {name: distance(value, expected[name]) for name, value in found.items()}
     worst = max(far, key=lambda name: far[name])
-    same = far[worst] <= TOLERANCE[plan.work.precision]
+    tolerance = TOLERANCE[plan.work.precision]
+    same = far[worst] <= tolerance
     portions = saved.step // plan.schedule.period * plan.mesh.world_size
     what = f"pushes to {counted(len(plan.servers), 'server')}"
     if plan.layout.averages_beside:
         what = f"updates of {counted(plan.mesh.dp_replicate, 'replica')}, and their averages"
+    if as_json:
+        facts = {"run": path, "step": saved.step, "applied": portions, "of": what, "tolerance": tolerance}
+        print(json_text({**facts, "distance": far[worst], "tensor": worst, "same": same}))
+        return 0 if same else 1
     say(
         [
             f"{path}, step {saved.step}: {portions:,} {what}, applied in one process",

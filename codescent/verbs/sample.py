@@ -76,6 +76,7 @@ def sample_run(
     *,
     best: bool = False,
     step: int | None = None,
+    ema: bool = False,
     example: bool = False,
     option: str = "--prompt",
 ) -> list[str]:
@@ -95,6 +96,7 @@ def sample_run(
         out: where to write; None: standard output, with control characters made visible (`visible`).
         best: use the checkpoint with the lowest validation loss.
         step: use the checkpoint of this step. The default is the newest checkpoint.
+        ema: the moving average of its weights, not the weights.
         example: if the task's texts continue prompts, continue one of the run's validation split.
         option: what sets the prompts, for messages.
 
@@ -108,7 +110,7 @@ def sample_run(
     problems = [*Choice(temperature, top_k, top_p, seed).problems(), *([where] if isinstance(where, str) else [])]
     problems += [f"{flag} {n}: must be at least 1" for flag, n in (("--tokens", tokens), ("--num", num)) if n < 1]
     try:
-        trained, tokenizer = _find(Path(run), best=best, step=step)
+        trained, tokenizer = _find(Path(run), best=best, step=step, ema=ema)
         prompter = trained.task.prompts(trained.request, tokenizer)
         starts = (_example(trained, tokenizer) if example else None) or _encode(prompter, prompts, option)
     except UserError as error:
@@ -125,7 +127,7 @@ def sample_run(
     return _write(texts, stream, tokenizer, out)
 
 
-def _find(run: Path, *, best: bool, step: int | None) -> tuple[Trained, Tokenizer]:
+def _find(run: Path, *, best: bool, step: int | None, ema: bool) -> tuple[Trained, Tokenizer]:
     folder = RunFolder.open(run)
     kind = saved_plan(folder).model.kind
     problems = []
@@ -135,7 +137,7 @@ def _find(run: Path, *, best: bool, step: int | None) -> tuple[Trained, Tokenize
     if not folder.tokenizer.is_file():
         problems.append(f"{folder.tokenizer}: the run folder has no tokenizer, so tokens cannot be decoded to text")
     try:
-        trained = find(run, best=best, step=step)
+        trained = find(run, best=best, step=step, ema=ema)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or trained.tokenizer is None:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from codescent.base.amounts import of_seconds
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
 from codescent.base.output import say, warn
 from codescent.base.visible import visible
 from codescent.results import Ended, stopped_by_signals
@@ -28,10 +29,11 @@ from codescent.study.listing import commands
 from codescent.study.opened import StudyRuns, evaluate_folder
 from codescent.study.points import axes_of, specs_of
 from codescent.study.repeat import repeat_of
-from codescent.study.result import PointState
+from codescent.study.result import PointState, Study
 from codescent.study.runner import Progress, Turn, run_turns, turns_of
 from codescent.study.shipped import find
 from codescent.study.table import STUDY_CSV, lacking, read_table, rows_of, write_table
+from codescent.verbs.study_json import study_json
 from codescent.verbs.study_scripts import write_scripts
 from codescent.verbs.study_tables import show
 
@@ -47,6 +49,8 @@ def main(arguments: Namespace) -> int:
     baseline = _baseline(arguments.baseline)
     if not arguments.list and (only := [name for name in ("to", "site") if getattr(arguments, name) is not None]):
         raise UserError(f"--{only[0]}: is for scripts; add --list")
+    if arguments.to is not None and arguments.json:
+        raise UserError("--json: prints a list, and --to writes scripts; give one of them")
     if arguments.site is not None and arguments.to is None:
         raise UserError("--site: is for scripts; add --to TARGET")
     if (arguments.file / DEFINITION).is_file():
@@ -58,7 +62,7 @@ def main(arguments: Namespace) -> int:
         taken = read_table(arguments.table, keys.kind, study.axis_names)
         found = evaluated(keys.name, keys.kind, baseline or keys.baseline, taken)
         found = replace(found, paragraphs=[*found.paragraphs, *lacking(axes_of(study), taken, arguments.table)])
-        show(found, arguments.table.name)
+        _tell(found, arguments.table.name, as_json=arguments.json)
         return 0
     specs = specs_of(study)
     if len(specs) >= MANY:  # a point takes 20 ms and more
@@ -69,20 +73,24 @@ def main(arguments: Namespace) -> int:
     folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
     if arguments.list:
         if arguments.to is None:
-            _list(folder)
+            _list(folder, as_json=arguments.json)
         else:
             write_scripts(arguments, folder)
         return 0
     with folder.hold():
         if arguments.collect:
-            say(collect(folder, study, arguments.collect))
+            lines = collect(folder, study, arguments.collect)
+            warn(*lines) if arguments.json else say(lines)
         else:
-            folder = _run(folder, study, retry=arguments.retry is not None)
-    return _finish(folder, baseline)
+            folder = _run(folder, study, retry=arguments.retry is not None, as_json=arguments.json)
+    return _finish(folder, baseline, as_json=arguments.json)
 
 
-def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
-    """Do the runs that there are to do. Returns the folder, with the points that their data refuses."""
+def _run(folder: StudyFolder, study: StudyFile, *, retry: bool, as_json: bool) -> StudyFolder:
+    """Do the runs that there are to do. Returns the folder, with the points that their data refuses.
+
+    `as_json`: what is said of the runs goes to the standard error.
+    """
     definition = folder.definition
     names = {turn.spec.name for turn in turns_of(folder, retry=retry)}
     refused = prepare(study, [spec for spec in definition.specs if spec.name in names])
@@ -91,11 +99,12 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
             folder.path, replace(definition, refused={**definition.refused, **refused}), held=True
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     total, done, runs = len(progress.turns), 0, StudyRuns(folder)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
     config = config_named(definition.config)
-    say([f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"])
+    head = [f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"]
+    warn(*head) if as_json else say(head)
     try:
         with stopped_by_signals(), console.status("") if console.is_terminal else nullcontext() as status:
             for index, turn, ended in run_turns(folder, progress):
@@ -132,8 +141,12 @@ def _about(progress: Progress, done: int) -> str:
     return f"  about {left_s / 60:.0f} min left" if left_s and left_s >= 30 else ""
 
 
-def _list(folder: StudyFolder) -> None:
+def _list(folder: StudyFolder, *, as_json: bool) -> None:
     """Print the command of every repeat that is to do."""
+    if as_json:
+        found = [{"point": spec.name, "command": line or None, "why": why} for spec, line, why in commands(folder)]
+        print(json_text({"config": config_named(folder.definition.config), "folder": folder.path, "points": found}))
+        return
     say([f"# config: {config_named(folder.definition.config)}"])
     nodes = False
     for spec, line, why in commands(folder):
@@ -149,15 +162,23 @@ def _shown(arguments: Namespace, folder: StudyFolder, baseline: Mapping[str, Any
     given = [name for name in ("list", "collect", "table", "retry", "folder") if getattr(arguments, name)]
     if given:
         raise UserError(f"--{given[0]}: needs the study file, not the folder {folder.path}")
-    return _finish(folder, baseline)
+    return _finish(folder, baseline, as_json=arguments.json)
 
 
-def _finish(folder: StudyFolder, baseline: Mapping[str, Any]) -> int:
+def _finish(folder: StudyFolder, baseline: Mapping[str, Any], *, as_json: bool) -> int:
     """Write study.csv and print what the study says."""
     study, points = evaluate_folder(folder, baseline or None)
-    show(study, str(_write(folder, points)))
+    _tell(study, str(_write(folder, points)), as_json=as_json)
     failed = (PointState.FAILED, PointState.OUT_OF_MEMORY)
     return int(any(attempt.state in failed for _, attempts in points for attempt in attempts))
+
+
+def _tell(study: Study, source: str, *, as_json: bool) -> None:
+    """Print what a study says: as tables, or as JSON. `source`: the file with all its numbers."""
+    if as_json:
+        print(json_text(study_json(study, source)))
+    else:
+        show(study, source)
 
 
 def _write(folder: StudyFolder, points: Sequence[tuple[Taken, Sequence[Attempt]]]) -> Path:

@@ -26,6 +26,7 @@ from codescent.base.stopping import LATER, SAVING, reported
 from codescent.base.time_limit import forget_others, stop_at
 from codescent.build import saved_plan, task_request
 from codescent.config.effects import is_default
+from codescent.config.hub_keys import words_of
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
@@ -37,11 +38,12 @@ from codescent.models import GENERATING
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
 from codescent.planner.less_memory import Shortage, advice, held_in_words
-from codescent.preflight import check, is_begun, notes, refuse_moved, run_folder
+from codescent.preflight import check, is_begun, notes, obtain_named, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
 from codescent.train.starts import counted_if_stopped
+from codescent.train.trackers import find_packages
 from codescent.verbs.resume import config_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
@@ -102,12 +104,17 @@ def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
     if tunes:  # before torch is imported, and for the ranks
         os.environ.update(with_expandable_segments(os.environ))
     restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
+    if alone:  # several ranks download when they have met, one on each machine
+        with may_end():
+            obtain_named(config, resume=resume)
     found = notes(loaded) if rank is None or not rank.rank else []
     if arguments.local_rank is not None and rank is not None and not (rank.rank or restarts):
         warn("torch.distributed.launch and its --local-rank are deprecated: start the ranks by torchrun")
     if not restarts and (rank is None or not rank.child):  # else the process that replaces this one says it
         for sentence in found:
             warn(sentence)
+    if rank is None or not rank.rank:
+        find_packages(config.log)  # before torch is imported and the data is prepared
     if config.log.to is not None:
         origin = loaded.origins["log.to"].rpartition(":")[0]
         files = [Path(word) for word in (arguments.config, origin) if word]
@@ -187,6 +194,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
             checked = check(config, ranks, resume=resume, creates_folder=not finds)
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
+    command += words_of(config)  # with their commits: no rank asks the hub again
     flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
     stopped = Stopped(config.parallel.stopped_s, config.parallel.timeout_s)
     words = [*command, *checked.chosen, *flags, "--ranks", str(ranks)]
@@ -217,8 +225,10 @@ def _of_memory(config: Config, rank: int) -> list[str]:
     if row is None:
         return []
     split = {part: row[part] for part in PARTS}
-    kind = CPU if folder.read_environment().get("device", CPU) == CPU else CUDA
-    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind)
+    environment = folder.read_environment()
+    kind = CPU if environment.get("device", CPU) == CPU else CUDA
+    compiled = str(environment.get("levers", {}).get("compile", "none"))
+    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind, compiled)
     more, change = advice(config, plan, plan.model.vocab_size or None, short)
     lines = [f"rank {rank} at step {row['step']}, its last row in memory.csv: {held_in_words(plan, short)}", more]
     if change is not None:

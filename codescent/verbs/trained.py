@@ -15,6 +15,7 @@ from torch import nn
 from codescent import models, tasks
 from codescent.base.command import command, resume_command
 from codescent.base.errors import UserError
+from codescent.base.hub_name import is_hub_name
 from codescent.base.output import warn
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import Resolved, resolve, saved_plan
@@ -37,13 +38,23 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Trained:
-    """A run and one of its checkpoints. The checkpoint names each trained parameter "model.NAME"."""
+    """A run and one of its checkpoints, which names each trained parameter "model.NAME" and its average "ema.NAME".
+
+    Attributes:
+        hold: a lock: while it is open, a run that is still training does not delete the checkpoint.
+        ema: whether the averages are read in place of the weights.
+    """
 
     folder: RunFolder
     config: Config
     saved: Saved
     hold: FileIO
-    """A lock: while it is open, a run that is still training does not delete the checkpoint."""
+    ema: bool = False
+
+    @property
+    def which(self) -> str:
+        """What is read, in words."""
+        return f"step {self.saved.step}{' (moving average of the weights)' if self.ema else ''}"
 
     @cached_property
     def resolved(self) -> Resolved:
@@ -99,10 +110,11 @@ class Values:
         self._lora, self._precision = resolved.model.lora, trained.config.train.precision
         parameters = models.parameters_of(resolved.model.kind, resolved.shape, resolved.model.lora)
         self._parameters = {parameter.name: parameter for parameter in parameters}
-        shapes = {f"model.{parameter.name}": parameter.shape for parameter in parameters if parameter.trained}
+        self._kind = "ema" if trained.ema else "model"
+        shapes = {f"{self._kind}.{parameter.name}": parameter.shape for parameter in parameters if parameter.trained}
         self._reader = reader(path, list(shapes))
         problems = [
-            f"{path}: {name.removeprefix('model.')} has the shape {found}, but by the run's config {shape}"
+            f"{path}: {name.removeprefix(f'{self._kind}.')} has the shape {found}, but by the run's config {shape}"
             for name, shape in shapes.items()
             if (found := self._reader.shape(name)) != shape
         ]
@@ -112,7 +124,7 @@ class Values:
 
     def trained(self, name: str, slices: Slices) -> torch.Tensor:
         """A box of a trained parameter, such as an adapter's matrix."""
-        return self._reader.box(f"model.{name}", slices)
+        return self._reader.box(f"{self._kind}.{name}", slices)
 
     def box(self, name: str, slices: Slices) -> torch.Tensor:
         """A box of a parameter of the model, with its adapter merged (Hu et al. 2021, 4.1)."""
@@ -140,6 +152,9 @@ def _initial_values(trained: Trained) -> InitialValues:
             f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, "
             f"give its new path once: {resume_command(run, 'model.weights=NEW')}, or write it into {run / CONFIG}"
         )
+        if is_hub_name(weights):
+            needs = "its checkpoints have only adapters, and the cache of the hub lacks the weights; download them"
+            words = f"{run}: {needs}: {command('fetch', str(weights))}"
         raise UserError(words, *error.problems) from error
     base = trained.saved.state.get("base")
     same = base is None if found.folder is None else base is not None and found.folder.matches(base)
@@ -148,14 +163,17 @@ def _initial_values(trained: Trained) -> InitialValues:
     return found
 
 
-def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
+def find(run: Path, *, best: bool = False, step: int | None = None, ema: bool = False) -> Trained:
     """Open a run and choose a checkpoint: the newest, the one with the lowest validation loss (`best`), or of a step.
 
     The checkpoint is locked, so that a run that is still training does not delete it.
-    Raises UserError: not a run folder, or there is no such checkpoint.
+    `ema`: its averages are read, not its weights.
+    Raises UserError: not a run folder, there is no such checkpoint, or the run keeps no average.
     """
     folder = RunFolder.open(run)
     config = load(folder.path / CONFIG).config
+    if ema and not config.train.ema:
+        raise UserError(f"{run}: --ema: the run keeps no moving average of its weights (train.ema = 0); leave it out")
     checkpoints = Checkpoints(folder.checkpoints, keep_last=1, keep_best=False)
 
     def choose() -> Saved:
@@ -171,7 +189,7 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
             raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so --best cannot choose one")
         return saved
 
-    return Trained(folder, config, *checkpoints.hold(choose))
+    return Trained(folder, config, *checkpoints.hold(choose), ema)
 
 
 def module_of(trained: Trained, device: torch.device) -> nn.Module:

@@ -3,6 +3,7 @@ Does not damage anything and does not run what it names."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import shutil
@@ -59,6 +60,23 @@ def _lines(folder: Path) -> None:
     words = ["many", "workers", "one", "descent", "é", "😀"]
     lines = [{"text": " ".join(rng.choice(words) for _ in range(20))} for _ in range(100)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _rows(folder: Path) -> None:
+    """The texts of `_lines` in every form of a table. pyarrow and zstandard are needed for this subject alone."""
+    _lines(folder)
+    pyarrow, zstandard = importlib.import_module("pyarrow"), importlib.import_module("zstandard")
+    lines = (folder / "corpus.jsonl").read_bytes()
+    texts = [json.loads(line)["text"] for line in lines.splitlines()]
+    rows = pyarrow.table({"id": range(len(texts)), "text": texts})
+    importlib.import_module("pyarrow.parquet").write_table(rows, folder / "rows.parquet", row_group_size=30)
+    (folder / "saved").mkdir()
+    with pyarrow.ipc.new_stream(str(folder / "saved" / "data.arrow"), rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=30)
+    (folder / "saved" / "dataset_info.json").write_text('{"splits": {"train": {}}}')
+    (folder / "saved" / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}], "_split": null}')
+    (folder / "rows.csv").write_text("id,text\n" + "".join(f'{number},"{text}"\n' for number, text in enumerate(texts)))
+    (folder / "rows.jsonl.zst").write_bytes(zstandard.compress(lines))
 
 
 def _pairs(folder: Path) -> None:
@@ -167,6 +185,11 @@ SUBJECTS: dict[str, Subject] = {
         [["train", "run.toml", *ONE], ["train", "run.toml", *ONE, "data.tokenizer=bpe:300"]],
     ),
     "lines": Subject(_lines, ["corpus.jsonl"], [["train", "run.toml", *ONE, "data.corpus=corpus.jsonl"]]),
+    "rows": Subject(
+        _rows,
+        ["rows.*", "saved/*"],
+        [["data", name, "--tokenizer", "byte"] for name in ("rows.parquet", "rows.csv", "rows.jsonl.zst", "saved")],
+    ),
     "pairs": Subject(
         _pairs, ["pairs.jsonl"], [["train", "run.toml", *ONE, "data.task=sft", "data.corpus=pairs.jsonl"]]
     ),

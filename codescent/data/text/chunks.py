@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from codescent.data.text.sources import DocumentPiece
+from codescent.data.text.records import DocumentPiece
 
 CHUNK_CHARS = 1 << 19
 SEARCH_CHARS = 1 << 16  # a safe cut is searched in so many characters before the limit

@@ -1,4 +1,4 @@
-"""In: the name of a corpus, or the path of a text file, folder, glob or JSONL. Out: its files, in a fixed order.
+"""In: the name of a corpus, or the path of a file, folder or glob. Out: its files, in a fixed order.
 Does not read their text (sources.py does) and does not guess: for an unknown corpus the error names the nearest one."""
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
-from codescent.data.text import download
-from codescent.data.text.forms import TEXT
-from codescent.data.text.sources import JSONL_SUFFIXES, TAR_SUFFIXES, looked_at, may_be_json_lines
+from codescent.data.text import download, saved
+from codescent.data.text.forms import JSONL_SUFFIXES, READ, TEXT
+from codescent.data.text.sources import TAR_SUFFIXES, looked_at, may_hold_records
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
 # Folders of the standard library that are left out: tests, installed packages, tables and help texts.
 STDLIB_LEFT_OUT = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data")
 )
-OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".xz", ".gz", ".bz2", ".tar", ".tgz", ".txz")
+OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet", ".xz", ".gz", ".bz2", ".zst", *TAR_SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ def is_present(corpus: str) -> bool:
     return bool(_matches(corpus))
 
 
-def may_have_json_lines(corpus: str) -> bool:
-    """Whether a file of the corpus may have JSON lines, by its name or its first bytes."""
+def may_have_columns(corpus: str) -> bool:
+    """Whether a file of the corpus may have JSON lines or be a table, by its name or its first bytes."""
     if corpus in NAMES:
         return corpus == "openwebtext"
-    return any(may_be_json_lines(path) for path in _matches(corpus))
+    return any(map(may_hold_records, _matches(corpus)))
 
 
 def pattern_files(corpus: str) -> int | None:
@@ -81,6 +81,11 @@ def pattern_files(corpus: str) -> int | None:
 def is_as_named(corpus: str) -> bool:
     """Whether every file of a corpus has the form that its name says. Earlier versions looked at names alone."""
     return corpus in NAMES[:2] or not any(map(_is_misnamed, _matches(corpus)))
+
+
+def is_read(corpus: str) -> bool:
+    """Whether every file of a corpus has a form that is read."""
+    return corpus in NAMES[:2] or all(looked_at(path) in READ for path in _matches(corpus))
 
 
 def _is_misnamed(path: Path) -> bool:
@@ -146,14 +151,16 @@ def _files(corpus: str) -> Corpus:
         raise _nothing_there(corpus, path)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{corpus}: not a regular file: its text is read twice, so save it to a file first")
-    root = path if path.is_dir() else Path(os.path.commonpath([match.parent for match in matches]))
+    if path.is_dir():
+        saved.refuse_splits(matches)
+    root = saved.data_root(path) if path.is_dir() else Path(os.path.commonpath([match.parent for match in matches]))
     return _stamped(_slug(corpus), root, matches, path.is_file())
 
 
 def _matches(corpus: str) -> list[Path]:
     path = expanded(corpus)
     if path.is_dir():
-        return list(_walk(path))
+        return list(_walk(saved.data_root(path)))
     if path.exists():
         return [path]
     return sorted(_of_glob(path)) if glob.has_magic(corpus) else []
@@ -199,13 +206,11 @@ def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
     for folder, names, files in os.walk(root):  # does not follow links to folders, which may form circles
         names[:] = sorted(
             name
-            for name in names
+            for name in saved.data_folders(Path(folder), names)
             if not name.startswith(".") and name not in left_out and not _is_our_own(Path(folder, name))
         )
-        for name in sorted(files):
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+        shown = sorted(name for name in files if not name.startswith("."))
+        yield from filter(Path.is_file, (Path(folder, name) for name in saved.data_files(Path(folder), shown)))
 
 
 def _is_our_own(folder: Path) -> bool:

@@ -35,6 +35,10 @@ CHECKED_BYTES = 1 << 28  # foreign tokens up to this size are checked when opene
 Count = Annotated[int, Field(ge=0)]
 
 
+_LEFT_OUT = {"null_texts": "without a text (null)", "empty_texts": "with an empty text"}
+"""Fields of a description that count records, with what they lack."""
+
+
 class _Shard(Fields):
     file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
     tokens: Count
@@ -113,9 +117,14 @@ class Dataset:
             lines.append(f"{split.name}: {said}{split.num_tokens:,} tokens in {shards}")
         if empty := corpus.get("empty_files"):
             lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
-        if lines_of := corpus.get("json_lines"):
-            more = ", …" * (len(lines_of) > 3)
-            lines.append(f"read as JSON lines by their content: {', '.join(lines_of[:3])}{more}")
+        for name, form in (("json_lines", "JSON lines"), ("tables", "tables")):
+            if files := corpus.get(name):
+                more = ", …" * (len(files) > 3)
+                lines.append(f"read as {form} by their content: {', '.join(files[:3])}{more}")
+        if columns := corpus.get("columns"):
+            lines.append(f"the text is the column {' or '.join(columns)}")
+        if left_out := [f"{corpus[name]:,} {why}" for name, why in _LEFT_OUT.items() if corpus.get(name)]:
+            lines.append(f"records that were left out: {', '.join(left_out)}")
         if forced := self.description.get("forced_cuts"):
             lines.append(f"{forced} cuts were forced where the text has no white space: see docs/data.md, Cutting")
         return lines
@@ -189,7 +198,7 @@ def locate(
     root: Path,
     *,
     validation_fraction: float = 0.1,
-    text_key: str = "text",
+    text_key: str | None = None,
     train_bpe: int | None = None,
     as_text: bool = False,
 ) -> Path | None:
@@ -217,9 +226,10 @@ def locate_request(request: Request, root: Path) -> Path | None:
         known = request.corpus == "shakespeare"  # its sha256 is fixed: the file is not read
         stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
         found = [entry for entry in found if entry[2].get("stamp") == stamp]
-        looked = [entry for entry in found if not _by_name(entry[2])]
-        if looked != found and not request.as_text and not corpora.is_as_named(request.corpus):
-            found = looked
+        if not request.as_text:
+            found = [entry for entry in found if _still_read_so(entry[2], request.corpus)]
+    if request.text_key is not None:  # a dataset of another column, which was found, has the same key
+        found = [entry for entry in found if not entry[2].get("corpus", {}).get("columns")]
     if not found:
         return None
     _, folder, _ = max(found, key=lambda entry: entry[:2])
@@ -227,9 +237,13 @@ def locate_request(request: Request, root: Path) -> Path | None:
     return folder
 
 
-def _by_name(description: dict[str, Any]) -> bool:
-    """Whether an earlier version prepared these tokens, which knew files by their names alone."""
-    return "json_lines" not in description.get("corpus", {})
+def _still_read_so(description: dict[str, Any], corpus: str) -> bool:
+    """Whether tokens of a corpus are those that this version would make. Without `json_lines` files were known by their
+    names alone; without `columns` a file of JSON on most lines was read as text."""
+    known = description.get("corpus", {})
+    if "json_lines" not in known and not corpora.is_as_named(corpus):
+        return False
+    return "columns" in known or corpora.is_read(corpus)
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
 from codescent.data.text.pool import Encoded, WorkerPool, encode_in_process
+from codescent.data.text.records import DocumentPiece, Reading
 from codescent.data.text.request import (
     ALL_TRAIN,
     ALL_VALIDATION,
@@ -37,7 +38,7 @@ from codescent.data.text.request import (
 )
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
-from codescent.data.text.sources import AS_TEXT, DocumentPiece, Reading, read_blocks
+from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import NO_END, CharTokenizer, Tokenizer, document_end, load, token_dtype
 
@@ -54,7 +55,7 @@ def prepare(
     root: Path,
     *,
     validation_fraction: float = 0.1,
-    text_key: str = "text",
+    text_key: str | None = None,
     train_bpe: int | None = None,
     as_text: bool = False,
     num_workers: int | None = None,
@@ -113,7 +114,7 @@ class _Preparation:
         if (target / DESCRIPTION).exists():  # of the same text, but of other file stamps: store the new stamp
             description = read_description(target)
             check_shards(target, description)
-            of_corpus = {**description["corpus"], "json_lines": list(counted.json_lines)}
+            of_corpus = {**description["corpus"], **counted.noticed()}
             write_sealed(target / DESCRIPTION, {**description, "stamp": corpus.stamp, "corpus": of_corpus})
             return target
         tokenizer, tokenizer_sha256 = self._tokenizer(corpus, counted, given)
@@ -132,7 +133,7 @@ class _Preparation:
                 "documents": counted.documents,
                 "sha256": counted.sha256,
                 "empty_files": list(counted.empty),
-                "json_lines": list(counted.json_lines),
+                **counted.noticed(),
             },
             "tokenizer": {
                 "kind": self.request.kind,
@@ -155,11 +156,12 @@ class _Preparation:
         """The result of the first pass; a saved result is used if no file has changed since."""
         path = self.partial / SCAN
         saved = read_sealed(path)
-        known = saved is not None and "json_lines" in saved["scan"]  # an earlier version knew files by their names
+        names = {item.name for item in fields(Scan)}
+        known = saved is not None and {*saved["scan"]} == names  # earlier versions noticed less
         if saved and known and saved.get("stamp") == corpus.stamp:
-            fields: dict[str, Any] = saved["scan"]
-            lists = {name: tuple(fields[name]) for name in ("empty", "json_lines")}
-            return Scan(**{**fields, **lists})
+            result: dict[str, Any] = saved["scan"]
+            lists = {name: tuple(value) for name, value in result.items() if isinstance(value, list)}
+            return Scan(**{**result, **lists})
         if path.exists() and not known:
             warn(f"{path}: damaged, or of an earlier version: preparing starts from the beginning")
         writing.empty_folder(self.handle)
@@ -167,9 +169,8 @@ class _Preparation:
         num_threads = self.num_workers or available_cores()
         with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
             counted = scan(corpus, self._reading(corpus), self.request.kind == "char", num_threads, advance)
-        if counted.json_lines:
-            more = f" and {len(counted.json_lines) - 1} more files" if len(counted.json_lines) > 1 else ""
-            warn(f"{counted.json_lines[0]}{more}: read as JSON lines, as the content is; {AS_TEXT}")
+        for remark in counted.remarks():
+            warn(remark)
         both = self.request.validation_fraction not in (ALL_TRAIN, ALL_VALIDATION)
         if both and not 0 < self._train_characters(counted) < counted.characters:
             raise UserError(

@@ -13,6 +13,7 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data.text import corpora
+from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers import beside, bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
@@ -33,7 +34,7 @@ class Request:
     Attributes:
         kind: one of KINDS, "bpe" (trained on the corpus, with `bpe_vocab_size` ids) or "file".
         validation_fraction: share of the characters that the validation split gets.
-        text_key: the key of the text in a JSON line.
+        text_key: the column, or the key of a JSON line, that holds the text; None: it is found.
         as_text: every file is plain text, whatever it looks like.
         key: all that the dataset depends on except the corpus' text, as JSON data.
     """
@@ -43,7 +44,7 @@ class Request:
     kind: str
     bpe_vocab_size: int
     validation_fraction: float
-    text_key: str
+    text_key: str | None
     as_text: bool
     key: dict[str, Any]
 
@@ -63,7 +64,7 @@ def make_request(
     corpus: str,
     tokenizer: str | None,
     validation_fraction: float,
-    text_key: str,
+    text_key: str | None,
     train_bpe: int | None,
     *,
     as_text: bool = False,
@@ -122,7 +123,7 @@ def make_request(
         "corpus": corpora.identity(corpus),
         "tokenizer": identity,
         "validation_fraction": validation_fraction,
-        "text_key": text_key,
+        "text_key": text_key or FIRST_NAMES[0],  # as earlier versions wrote it
         **({"as_text": True} if as_text else {}),
     }
     return Request(corpus, wanted, kind, size, validation_fraction, text_key, as_text, key)

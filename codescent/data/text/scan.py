@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.data.text import columnar
 from codescent.data.text.corpora import Corpus, CorpusFile
-from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.text.forms import COLUMNAR, JSON_LINES, READ
+from codescent.data.text.records import Noticed, Reading
+from codescent.data.text.sources import AS_TEXT, looked_at, read_blocks
 
 MAX_PROBLEMS = 20
 NUM_CODE_POINTS = 0x110000
@@ -28,6 +33,9 @@ class Scan:
         alphabet: all characters that occur, sorted; "" if not requested.
         empty: names of empty files.
         json_lines: names of the files that are read as JSON lines although their names do not say so.
+        tables: the same for files that are read as tables.
+        columns: names of the columns that were found to be the text, without "text".
+        nulls, empty_texts: number of records that were skipped: their text is null, or has no character.
     """
 
     num_bytes: int
@@ -37,6 +45,28 @@ class Scan:
     alphabet: str
     empty: tuple[str, ...]
     json_lines: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    nulls: int = 0
+    empty_texts: int = 0
+
+    def noticed(self) -> dict[str, Any]:
+        """What a dataset's description records of how the files were read, as JSON data."""
+        return {
+            "json_lines": list(self.json_lines),
+            "tables": list(self.tables),
+            "columns": list(self.columns),
+            "null_texts": self.nulls,
+            "empty_texts": self.empty_texts,
+        }
+
+    def remarks(self) -> Iterator[str]:
+        """Sentences: what a user may not expect of how the files were read."""
+        for names, form in ((self.json_lines, "JSON lines"), (self.tables, "tables")):
+            if names:
+                more = f" and {counted(len(names) - 1, 'more file')}" if len(names) > 1 else ""
+                yield f"{names[0]}{more}: read as {form}, as the content is; {AS_TEXT}"
+        yield from Noticed(columns={*self.columns}, nulls=self.nulls).remarks()
 
 
 def scan(
@@ -44,8 +74,11 @@ def scan(
 ) -> Scan:
     """Read a corpus once, several files at a time, in bounded memory; `advance` is called with the size of each piece.
 
-    Raises UserError: all problems of the files (the first 20), or: the corpus has no text.
+    Raises UserError: all files of a form that is not read, before any file is read as a whole; or all problems of the
+    files (the first 20); or: the corpus has no text.
     """
+    if not reading.as_text and (refused := _refused(corpus, reading, num_threads)):
+        raise UserError(*refused)
     stopped = threading.Event()
 
     def scan_file(source: CorpusFile) -> Scan | UserError:
@@ -85,7 +118,36 @@ def scan(
         alphabet="".join(sorted(alphabet)),
         empty=tuple(name for file in files for name in file.empty),
         json_lines=tuple(name for file in files for name in file.json_lines),
+        tables=tuple(name for file in files for name in file.tables),
+        columns=tuple(sorted({name for file in files for name in file.columns})),
+        nulls=sum(file.nulls for file in files),
+        empty_texts=sum(file.empty_texts for file in files),
     )
+
+
+def _refused(corpus: Corpus, reading: Reading, num_threads: int) -> list[str]:
+    """Which files cannot be read, by their first bytes: a problem for each form, with all its files."""
+
+    def problem(source: CorpusFile) -> tuple[str, str] | None:
+        try:
+            form = looked_at(source.path, reading.text_key)
+            if form in COLUMNAR:
+                columnar.needed(form)
+        except UserError as error:  # a library is not installed
+            return "; ".join(error.problems), str(source.path)
+        return None if form in READ else (f"is {form}; {AS_TEXT}", str(source.path))
+
+    files: dict[str, list[str]] = {}
+    with ThreadPoolExecutor(num_threads) as threads:
+        for found in filter(None, threads.map(problem, corpus.sources)):
+            files.setdefault(found[0], []).append(found[1])
+    return [
+        f"{', '.join(paths[:MAX_PROBLEMS])}{_more(len(paths) - MAX_PROBLEMS)}: {why}" for why, paths in files.items()
+    ]
+
+
+def _more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
 
 
 def _scan_file(
@@ -103,12 +165,24 @@ def _scan_file(
         num_bytes += len(data)
         advance(len(data))
 
-    noticed: list[str] = []
-    for text, ends_document in read_blocks(source.path, replace(reading, noticed=noticed.append), watch):
+    noticed = Noticed()
+    for text, ends_document in read_blocks(source.path, replace(reading, noticed=noticed), watch):
         characters += len(text)
         documents += ends_document
         if with_alphabet:
             seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
     alphabet = "".join(map(chr, np.flatnonzero(seen).tolist()))
-    empty, lines = () if characters else (source.name,), (source.name,) if noticed else ()
-    return Scan(num_bytes, characters, documents, digest.hexdigest(), alphabet, empty, lines)
+    named = (source.name,)
+    return Scan(
+        num_bytes,
+        characters,
+        documents,
+        digest.hexdigest(),
+        alphabet,
+        empty=() if characters else named,
+        json_lines=named if JSON_LINES in noticed.forms else (),
+        tables=named if noticed.forms - {JSON_LINES} else (),
+        columns=tuple(sorted(noticed.columns)),
+        nulls=noticed.nulls,
+        empty_texts=noticed.empty,
+    )

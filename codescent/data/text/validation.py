@@ -15,8 +15,8 @@ from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset, locate, open_dataset, open_foreign
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, is_foreign, read_foreign_validation
 from codescent.data.text.prepare import prepare
+from codescent.data.text.records import Reading
 from codescent.data.text.request import ALL_VALIDATION
-from codescent.data.text.sources import Reading
 from codescent.data.text.split import Split
 
 

@@ -13,6 +13,7 @@ from codescent.cost.time_parts import TimeParts
 from codescent.plan import Instruction, Mesh, Plan, Verb
 from codescent.plan.operators import LayerOperator
 from codescent.planner.search.depths import SHARE_SAMPLES, Depths, candidate_of_piece, piece
+from codescent.planner.search.sent import NONE, Seconds, by_link
 from codescent.planner.search.space import LayoutFrame, Options, Space
 from codescent.strategies import active
 
@@ -23,14 +24,21 @@ class PassTime(NamedTuple):
     Attributes:
         device_s: the device computes.
         host_s: it waits for its host besides.
-        within_s: it waits for messages of its layers.
-        beside_s: it waits for those of them that travel beside the computation, if nothing makes that longer.
+        beside_s: it waits for messages of its layers that travel beside the computation, if nothing makes that longer.
+        within: by link: messages of its layers for which it waits.
+        beside: by link: those that travel beside the computation.
     """
 
     device_s: float
     host_s: float
-    within_s: float
-    beside_s: float
+    beside_s: float = 0.0
+    within: Seconds = NONE
+    beside: Seconds = NONE
+
+    @property
+    def within_s(self) -> float:
+        """It waits for messages of its layers."""
+        return sum(self.within)
 
     @property
     def total_s(self) -> float:
@@ -53,9 +61,8 @@ class Computing:
 
     def without_messages(self) -> Computing:
         """The same, as if no layer sent anything."""
-        without = {"within_s": 0.0, "beside_s": 0.0}
         forward, backward = (
-            tuple(one._replace(**without) for one in passes) for passes in (self.forward, self.backward)
+            tuple(PassTime(one.device_s, one.host_s) for one in passes) for passes in (self.forward, self.backward)
         )
         return Computing(forward, backward, self.fixed_s)
 
@@ -102,6 +109,7 @@ class Layers:
 
 
 def _pass_time(time: StageTime, of_pass: int, depth: int, parts: TimeParts) -> PassTime:
-    within_s = sum(time.always[of_pass, depth].within.values())
+    sent = time.always[of_pass, depth]
+    within, beside = by_link([sent.within]), by_link([sent.beside])
     device_s = parts.products_s + parts.attention_s + parts.moved_s
-    return PassTime(device_s, parts.host_s, within_s, parts.exposed_s - within_s)
+    return PassTime(device_s, parts.host_s, parts.exposed_s - sum(within), within, beside)

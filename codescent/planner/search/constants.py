@@ -7,7 +7,7 @@ from codescent.build.plan import parameters_of, placed
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.stage_memory import stage_memory
 from codescent.cost.stage_time import StageTime
-from codescent.cost.transfers import between_neighbours, transfers_s
+from codescent.cost.transfers import between_neighbours, transfers
 from codescent.plan import Instruction, Schedule, Verb
 from codescent.planner.search.depths import candidate_of_piece
 from codescent.planner.search.space import LayoutFrame, Options, Space
@@ -44,4 +44,5 @@ class Constants:
         sends = Schedule(((Instruction(Verb.SEND_ACTIVATION, 0, peer=1),),), ((0, 1),))
         plan = placed(self.space.config, candidate_of_piece(self.space, frame, options), (), sends, ())
         (record,) = Pipeline().traffic(plan, 0)
-        return transfers_s(between_neighbours(record, frame.mesh.pp), frame.mesh, self.cluster, self.software)
+        records = between_neighbours(record, frame.mesh.pp)
+        return [one.seconds for one in transfers(records, frame.mesh, self.cluster, self.software)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from codescent.build.plan import activations, made_again
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.activations import is_known
-from codescent.cost.stage_memory import block_bytes, stage_memory
+from codescent.cost.stage_memory import block_bytes, stage_memory, where
 from codescent.plan import Mesh, Plan
 from codescent.plan.activations import chunk_bytes, kept_on
 from codescent.planner.search.depths import Depths, candidate_of_piece, piece
@@ -29,11 +29,12 @@ class Kept:
         self, space: Space, depths: Depths, frame: LayoutFrame, options: Options, cluster: Cluster, software: Software
     ) -> None:
         pp, cp, tp = min(2, frame.mesh.pp), frame.mesh.cp, frame.mesh.tp
-        self.mesh, self.last, self.device = Mesh(pp=pp, cp=cp, tp=tp), depths.last, cluster.device.kind
+        self.mesh, self.last = Mesh(pp=pp, cp=cp, tp=tp), depths.last
         candidate = candidate_of_piece(space, LayoutFrame(self.mesh, frame.microbatch_size, 1), options)
         whole = piece(space, depths, candidate, [(depths.last, depths.last + 1)], ())
         keeps, again = (made(candidate, whole.objective) for made in (activations, made_again))
         plan = replace(whole, activations=keeps, again=again)
+        self.device = where(plan, cluster.device.kind, software)
         known = is_known(plan, self.device)
         self.tensors = list(kept_on(plan.activations, self.device)) if known else []
         self.logits = stage_memory(replace(plan, mesh=replace(self.mesh, pp=1)), 0, cluster, software).logits

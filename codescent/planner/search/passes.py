@@ -113,7 +113,8 @@ class Passes:
         assert self.sending is not None
         found = []
         for at, sent in enumerate(self.sending.passes):
-            least_s = min(one.device_s for one in self.passes[at in BACK][1:-1])
+            computed = self.passes[at in BACK][1:-1]
+            least_s = min(one.device_s for one in computed) - max(max(one.beside) for one in computed)
             blocks = [sent[depth] for depth in self.depths.some if 0 < depth < self.depths.last]
             some = [*blocks, sent[self.depths.last]]
             most_s = [
@@ -178,14 +179,16 @@ class Passes:
 
 
 def _total(passes: Sequence[PassTime], counts: Sequence[int]) -> PassTime:
-    device_s = host_s = within_s = beside_s = 0.0
+    device_s = host_s = beside_s = 0.0
+    within, beside = list[tuple[float, Seconds]](), list[tuple[float, Seconds]]()
     for number, one in zip(counts, passes, strict=True):
         if number:
             device_s += number * one.device_s
             host_s += number * one.host_s
-            within_s += number * one.within_s
             beside_s += number * one.beside_s
-    return PassTime(device_s, host_s, within_s, beside_s)
+            within.append((number, one.within))
+            beside.append((number, one.beside))
+    return PassTime(device_s, host_s, beside_s, _total_s(within), _total_s(beside))
 
 
 Each = Sequence[tuple[int, DepthSent]]

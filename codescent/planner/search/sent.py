@@ -122,10 +122,11 @@ def _in_bucket_s(record: Traffic, time: StageTime, whole_s: float, share: float)
 
 def _sent(time: StageTime, of_pass: int, depth: int, *, once: bool) -> DepthSent:
     found = [time.always[of_pass, depth], *([time.once[of_pass, depth]] if once else [])]
-    before, after = (_by_link([getattr(one, name) for one in found]) for name in ("before", "after"))
+    before, after = (by_link([getattr(one, name) for one in found]) for name in ("before", "after"))
     return DepthSent(before, after)
 
 
-def _by_link(waits: Sequence[Mapping[str, float]]) -> Seconds:
+def by_link(waits: Sequence[Mapping[str, float]]) -> Seconds:
+    """The sum of seconds by link."""
     inside, between, bus = (sum(one.get(link, 0.0) for one in waits) for link in LINKS)
     return inside, between, bus

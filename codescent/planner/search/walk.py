@@ -4,6 +4,7 @@ Does not know which depths a pass has (passes.py does). cost/stage_time.py walks
 from __future__ import annotations
 
 import math
+from operator import add
 from typing import NamedTuple
 
 from codescent.clusters.cluster import Software
@@ -39,7 +40,7 @@ class Walked(NamedTuple):
     Attributes:
         opening_s: at least until the first two depths have their weights; it is in `least_s`.
         opened_s: at most for how long depths wait for weights.
-        shorter_s: by so much, at most, they wait less for messages beside them, because they compute for longer.
+        shorter_s: by so much, at most, they wait less for messages of layers, because they compute for longer.
         least_s, most_s: until the last depth has computed.
         left_s: at least from then on, until gradients have arrived.
         all_s: at least until then.
@@ -67,7 +68,8 @@ def walk(
     """A pass of one micro-batch through consecutive depths.
 
     Messages that fit into the computation of a depth make it longer by `Software.contention`, and nobody waits for
-    them. Of others it is known that their link is busy, and that they make it longer or are waited for.
+    them. Of others it is known that their link is busy, and that they make it longer or are waited for. Messages of
+    layers share links with them. Here that counts only where the most is asked for.
 
     Args:
         computed, begins, ends: of all depths, of the one that computes first, and of the one that computes last.
@@ -97,19 +99,41 @@ def walk(
         waits_s = within_s + computed.beside_s
         taken_s = (1.0 - 1.0 / contention) * max(0.0, min(hidden_s, computed.device_s) - waits_s)
     computing_s = max(alone_s, computed.device_s + within_s + taken_s)
-    least_s = max(opening_s + computing_s, max(before) + ends.total_s)
-    most_s = _most_s(computed, contention)
+    layers = [sum(both) for both in zip(computed.within, computed.beside, strict=True)]
+    least_s = max(opening_s + computing_s, max(before) + ends.total_s, *(map(add, before, layers)))
+    most_s, longer = _most_s(computed, contention), _longer(computed, sent)
     queued_s = sum(left_s for gathered_s, left_s in zip(before, after, strict=True) if gathered_s)
     rest_s = most_s + sum(before) + queued_s - begins.total_s  # from the first depth's end, when it sends gradients
-    last_s = _most_s(ends, contention)
+    last_s, last_longer = _most_s(ends, contention), _longer(ends, sent)
     left_s = sum(closes)
     if after != NONE and exact:
-        left_s = sum([max(closes[at] + max(0.0, aside[at] - last_s), all_s - rest_s) for at, all_s in enumerate(after)])
-    all_s = max(least_s + left_s, *(before[at] + after[at] for at in range(len(before))))
-    shorter_s = min(computed.beside_s, (contention - 1.0) * computed.device_s)
-    return Walked(opening_s, opened_s, shorter_s, least_s, most_s + opened_s if exact else math.inf, left_s, all_s)
+        left_s = sum(
+            max(
+                closes[at] + max(0.0, aside[at] - last_s - _others(last_longer, at)),
+                all_s - rest_s - _others(longer, at),
+            )
+            for at, all_s in enumerate(after)
+        )
+    all_s = max(least_s + left_s, *map(sum, zip(before, after, layers, strict=True)))
+    shorter_s = min(computed.beside_s + sum(longer), (contention - 1.0) * computed.device_s)
+    most_s += opened_s + sum(longer) if exact else math.inf
+    return Walked(opening_s, opened_s, shorter_s, least_s, most_s, left_s, all_s)
 
 
 def _most_s(one: PassTime, contention: float) -> float:
     """The most that depths take beside waiting for weights."""
     return contention * one.device_s + one.host_s + one.within_s + one.beside_s
+
+
+def _longer(one: PassTime, sent: PassMessages) -> Seconds:
+    """By how much longer, at most, messages of layers take because they share their link with others."""
+    inside_s, between_s, bus_s = (
+        min(within_s + beside_s, 2.0 * (gathered_s + left_s))
+        for within_s, beside_s, gathered_s, left_s in zip(one.within, one.beside, sent.before, sent.after, strict=True)
+    )
+    return inside_s, between_s, bus_s
+
+
+def _others(longer: Seconds, link: int) -> float:
+    """Of all links but one: what shares that one makes its own queue as much longer."""
+    return sum(longer) - longer[link]

@@ -27,6 +27,7 @@ from codescent.tasks.answers.squad import Questions, has_questions, read_questio
 from codescent.tasks.answers.windows import CONTROLS, WindowSizes, make_windows
 from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.masked_tokens import refuse_no_wordpiece
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest, Task, TaskRequest
 
 if TYPE_CHECKING:
@@ -147,11 +148,11 @@ class Answers(FolderTask):
         if not os.access(out.parent, os.W_OK):
             yield f"{out}: its folder does not exist, or is not writable"
 
-    def score(self, request: ScoreRequest) -> list[str]:
+    def score(self, request: ScoreRequest) -> Scores:
         """See `Task`; writes the predicted answers and compares them with the right ones."""
-        from codescent.tasks.answers.evaluate import answer_lines  # noqa: PLC0415 - planning does without torch
+        from codescent.tasks.answers.evaluate import score_answers  # noqa: PLC0415 - planning does without torch
 
-        return answer_lines(request, request.out or request.task.run / PREDICTIONS)
+        return score_answers(request, request.out or request.task.run / PREDICTIONS)
 
 
 def _positions(request: TaskRequest) -> int | None:

@@ -19,11 +19,12 @@ from codescent.data.loader import Batch
 from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import Samples
 from codescent.data.tokenizers.wordpiece import WordPiece
-from codescent.tasks.answers.predictions import Score, lines, score, write_predictions
+from codescent.tasks.answers.predictions import Score, score, scores_of, write_predictions
 from codescent.tasks.answers.source import QuestionDataset, QuestionSource
 from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
 from codescent.tasks.score import fitting
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest
 
 Logits = npt.NDArray[np.float64]
@@ -145,7 +146,7 @@ def _windows(logits_of: LogitsOf, source: QuestionSource, batch_size: int) -> It
         yield from zip(source.rows[numbers], starts, ends, strict=True)
 
 
-def answer_lines(request: ScoreRequest, out: Path) -> list[str]:
+def score_answers(request: ScoreRequest, out: Path) -> Scores:
     """Answers of a trained model, written to `out` and scored.
     Raises UserError: questions that cannot be read, logits that are not finite.
     """
@@ -154,7 +155,8 @@ def answer_lines(request: ScoreRequest, out: Path) -> list[str]:
     batch_size = fitting(module, request.work.seq_len, request.device)
     found = evaluate_questions(_logits_of(module, request.device), source, questions, batch_size=batch_size)
     write_predictions(out, found.predictions)
-    return [*lines(found.score, questions.path), f"predictions: {out}"]
+    scored = scores_of(found.score, questions.path)
+    return Scores([*scored.lines, f"predictions: {out}"], {**scored.facts, "predictions": out})
 
 
 def _questions(request: ScoreRequest) -> tuple[QuestionSource, Questions]:

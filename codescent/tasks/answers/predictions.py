@@ -16,6 +16,7 @@ from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.tasks.answers.squad import Question, load_json, problem_lines, read_questions
+from codescent.tasks.scores import Scores
 
 SHOWN_IDS = 3
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -73,8 +74,8 @@ def f1(prediction: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def score_files(predictions: Path, data: Path) -> list[str]:
-    """Score a file of predictions against a file in SQuAD's format; returns lines to print.
+def score_files(predictions: Path, data: Path) -> Scores:
+    """Score a file of predictions against a file in SQuAD's format.
     Predictions without a question are counted and ignored, as SQuAD's evaluate-v1.1.py ignores them.
     Raises UserError: every problem of either file, or predictions of which none has a question.
     """
@@ -89,7 +90,7 @@ def score_files(predictions: Path, data: Path) -> list[str]:
     found = score(questions, given := read_predictions(predictions))
     if given and len(found.ignored) == len(given):
         raise UserError(f"{predictions}: none of its {len(given):,} predictions is for a question of {data}")
-    return lines(found, data)
+    return scores_of(found, data)
 
 
 def read_predictions(path: Path) -> dict[str, str]:
@@ -121,8 +122,8 @@ def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def lines(found: Score, data: Path) -> list[str]:
-    """A score as lines to print."""
+def scores_of(found: Score, data: Path) -> Scores:
+    """A score as lines to print, and as data: exact match and F1 as shares."""
     summary = f"{counted(found.num_questions, 'question')} of {data}"
     if found.unanswered:
         summary += f"; {len(found.unanswered):,} have no prediction and count as wrong: {_first(found.unanswered)}"
@@ -131,7 +132,15 @@ def lines(found: Score, data: Path) -> list[str]:
         said.append(
             f"{len(found.ignored):,} predictions are ignored, their ids are not in {data}: {_first(found.ignored)}"
         )
-    return said
+    facts = {
+        "data": data,
+        "exact_match": found.exact_match / 100,
+        "f1": found.f1 / 100,
+        "questions": found.num_questions,
+        "unanswered": found.unanswered,
+        "ignored": found.ignored,
+    }
+    return Scores(said, facts)
 
 
 def _first(ids: Sequence[str]) -> str:

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.data.text.sources import BLOCK_BYTES, Reading, format_hint, read_blocks, read_unpacked
+from codescent.data.text.compressed import read_unpacked
+from codescent.data.text.lines import format_hint
+from codescent.data.text.records import BLOCK_BYTES, Reading
+from codescent.data.text.sources import read_blocks
 
 VERSION = "1.1"
 MAX_PROBLEMS = 20

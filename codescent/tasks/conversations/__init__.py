@@ -21,7 +21,7 @@ from codescent.base.output import warn
 from codescent.base.reading import open_regular
 from codescent.data.prepared import AGAIN, DESCRIPTION, user_file_sha256
 from codescent.data.samples import AnyDataset, Source
-from codescent.data.text.sources import BAD_ARCHIVE, unpacking
+from codescent.data.text.compressed import BAD_ARCHIVE, unpacking
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
 from codescent.base.reading import open_regular
-from codescent.data.text.sources import BAD_ARCHIVE, read_unpacked, unpacking
+from codescent.data.text.compressed import BAD_ARCHIVE, read_unpacked, unpacking
 from codescent.tasks.conversations.forms import refused_form
 from codescent.tasks.conversations.messages import (
     ASSISTANT,

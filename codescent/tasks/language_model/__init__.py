@@ -10,8 +10,10 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.hub.cache import weights_place
 from codescent.tasks.conversations.chat_files import read_chat_files
 from codescent.tasks.conversations.kept import CHAT, exported, file_of, has_chat_template, saved_chat
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest, TaskRequest
 from codescent.tasks.text import TextTask
 
@@ -28,8 +30,7 @@ class LanguageModel(TextTask):
 
     def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
         """See `Task`: the chat template of the folder, which this task does not use, for an export."""
-        folder = request.model.weights
-        if folder is None or not has_chat_template(folder):
+        if request.model.weights is None or not has_chat_template(folder := weights_place(request.model.weights)):
             return {}
         try:
             return file_of(read_chat_files(folder))
@@ -50,8 +51,8 @@ class LanguageModel(TextTask):
         chat = saved_chat(request)
         return (texts if chat is None else exported(chat, texts)), ends
 
-    def score(self, request: ScoreRequest) -> list[str]:
+    def score(self, request: ScoreRequest) -> Scores:
         """See `Task`; for a decoder the loss, perplexity and bits per byte of the whole text."""
-        from codescent.tasks.language_model.evaluate import text_lines  # noqa: PLC0415 - planning does without torch
+        from codescent.tasks.language_model.evaluate import score_text  # noqa: PLC0415 - planning does without torch
 
-        return text_lines(request) if request.task.kind in models.GENERATING else super().score(request)
+        return score_text(request) if request.task.kind in models.GENERATING else super().score(request)

@@ -1,4 +1,4 @@
-"""In: a trained decoder; a text file, or the run's validation text. Out: lines with loss, perplexity, bits per byte.
+"""In: a trained decoder; a text file, or the run's validation text. Out: its loss, perplexity and bits per byte.
 Does not read the run folder (verbs/trained.py does). Does not stream: all tokens of the text are in memory."""
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
-from codescent.data.text.sources import Reading, read_blocks
+from codescent.data.text.records import Reading
+from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest
 
 DECODED_AT_ONCE = 1 << 16
@@ -27,7 +29,7 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
-def text_lines(request: ScoreRequest) -> list[str]:
+def score_text(request: ScoreRequest) -> Scores:
     """Score a text, or the run's validation split: each token is predicted from the tokens before it in its window.
     Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
@@ -38,17 +40,30 @@ def text_lines(request: ScoreRequest) -> list[str]:
         assert isinstance(dataset, Dataset)
         name, (tokens, num_bytes, remarks) = request.validation_name(dataset), _of_split(dataset)
     else:
-        name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)
+        name, (tokens, num_bytes, remarks) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: at least 2 are needed, to predict one")
     nats = _nats(module, tokens, seq_len, request.device)
     loss = nats / (len(tokens) - 1)
-    bits = f", {nats / math.log(2) / num_bytes:.4f} bits per byte" if num_bytes else ""
-    return [
+    perplexity = math.exp(min(loss, LARGEST_LOSS))
+    bits_per_byte = nats / math.log(2) / num_bytes if num_bytes else None
+    bits = "" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte"
+    said = [
         f"{name}: {len(tokens) - 1:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
-        f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}",
+        f"loss {loss:.4f}, perplexity {perplexity:.4g}{bits}",
         *remarks,
     ]
+    facts = {
+        "data": name,
+        "tokens": len(tokens) - 1,
+        "bytes": num_bytes or None,
+        "window": seq_len,
+        "loss": loss,
+        "perplexity": perplexity,
+        "bits_per_byte": bits_per_byte,
+        "remarks": remarks,
+    }
+    return Scores(said, facts)
 
 
 def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device) -> float:
@@ -99,15 +114,17 @@ def _front(tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.opening or separator)
 
 
-def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
-    """The tokens of a text and the number of bytes that are predicted.
+def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int, list[str]]:
+    """The tokens of a text, the number of bytes that are predicted, and lines about how it was read.
+
     Each text begins and ends as the tokenizer says, such as with <s>. If nothing begins it, the separator is put in
     front, if there is one. So the first token is predicted too.
     """
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
-    texts = list(_documents(data, Reading(request.task.data.text_key, request.task.data.as_text)))
+    reading = Reading(request.task.data.text_key, request.task.data.as_text)
+    texts = list(_documents(data, reading))
     begin, front = list(tokenizer.opening), _front(tokenizer)
     parts = [np.array(front[len(begin) :], np.int64)]
     for number, text in enumerate(texts):
@@ -117,7 +134,7 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
     if not front and len(tokens):  # the first token is not predicted
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
-    return tokens, num_bytes
+    return tokens, num_bytes, list(reading.noticed.remarks())
 
 
 def _documents(data: Path, reading: Reading) -> Iterator[str]:

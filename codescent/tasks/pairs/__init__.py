@@ -16,6 +16,7 @@ from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
+from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest, Task, TaskRequest
 from codescent.tasks.text import TextDataset, TextTask
 
@@ -157,11 +158,11 @@ class Pairs(TextTask):
         """See `Task`."""
         return LineDataset(self.text(request, path), request.data.pairs)
 
-    def score(self, request: ScoreRequest) -> list[str]:
+    def score(self, request: ScoreRequest) -> Scores:
         """See `Task`; also prints how many tokens and lines are right."""
         from codescent.models.transformer.module import Transformer  # noqa: PLC0415 - planning does without torch
         from codescent.tasks.pairs.evaluate import score_lines  # noqa: PLC0415
 
         _, source = request.validation(self)
         assert isinstance(source, LineSource)
-        return score_lines(cast(Transformer, request.make_module()), source, request.device).words()
+        return score_lines(cast(Transformer, request.make_module()), source, request.device).scores()

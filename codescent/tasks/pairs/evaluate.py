@@ -14,6 +14,7 @@ from codescent.data.loader import Batch
 from codescent.models.transformer.module import Transformer
 from codescent.models.transformer.translate import greedy
 from codescent.tasks.pairs import LineSource
+from codescent.tasks.scores import Scores
 
 LINES_AT_ONCE = 256
 MOST_LINES = 1000  # greedy decoding computes the whole target so far for every new token
@@ -43,15 +44,23 @@ class LineScore:
     forced: Accuracy
     alone: Accuracy
 
-    def words(self) -> list[str]:
-        """Lines to print."""
-        return [
+    def scores(self) -> Scores:
+        """Lines to print, and the same as data."""
+        ways = {"with teacher forcing": self.forced, "with greedy decoding": self.alone}
+        shares = {when: (how.tokens / self.tokens, how.lines / self.lines) for when, how in ways.items()}
+        said = [
             f"{counted(self.lines, 'line')} of the validation split, {self.tokens:,} tokens: loss {self.loss:.4f}",
             *(
-                f"{when}: {how.tokens / self.tokens:.2%} of the tokens, {how.lines / self.lines:.2%} of the lines"
-                for when, how in (("with teacher forcing", self.forced), ("with greedy decoding", self.alone))
+                f"{when}: {tokens:.2%} of the tokens, {lines:.2%} of the lines"
+                for when, (tokens, lines) in shares.items()
             ),
         ]
+        facts = {"data": "validation split", "lines": self.lines, "tokens": self.tokens, "loss": self.loss}
+        right = {
+            when.removeprefix("with ").replace(" ", "_"): {"tokens": tokens, "lines": lines}
+            for when, (tokens, lines) in shares.items()
+        }
+        return Scores(said, {**facts, **right})
 
 
 def score_lines(

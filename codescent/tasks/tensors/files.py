@@ -3,7 +3,6 @@ Does not know splits or the order of samples. Does not write."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import pickle
@@ -19,10 +18,11 @@ import numpy as np
 
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
+from codescent.base.extra import library
 from codescent.base.safetensors_header import read_header
 from codescent.data.file_array import FileArray, Watched
 from codescent.data.samples import Numbers
-from codescent.data.text.sources import MOST_UNPACKED_BYTES
+from codescent.data.text.compressed import MOST_UNPACKED_BYTES
 from codescent.tasks.tensors import hdf5
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
@@ -118,10 +118,7 @@ def format_of(path: Path) -> str:
 
 def h5py() -> ModuleType:
     """The library that reads and writes HDF5. Raises UserError: it is not installed."""
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise UserError('HDF5 needs h5py, which is not installed: pip install "codescent[hdf5]"') from error
+    return library("h5py", "HDF5", "hdf5")
 
 
 def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[int, Sizes]:

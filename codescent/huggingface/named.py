@@ -1,0 +1,118 @@
+"""In: a config with names of a hub. Out: the config with their commits; what it names, downloaded into the cache.
+Does not download itself (codescent/hub does) and reads no tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from codescent.base.errors import UserError
+from codescent.base.hub_name import HubName
+from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, WEIGHTS, names_in, with_names
+from codescent.config.load import LoadedConfig
+from codescent.config.sections import Config
+from codescent.hub import needed
+from codescent.hub.cache import snapshot_of
+from codescent.hub.obtain import CachedFiles, Choice, held, listed, obtain, pinned, repair
+from codescent.huggingface.folder import keys_of_model
+
+CHOICES: Mapping[str, Choice] = {
+    WEIGHTS: needed.for_weights,
+    TOKENIZER: needed.for_tokenizer,
+    CORPUS: needed.for_corpus,
+    VALIDATION: needed.for_corpus,
+}
+"""Which files of a repository each key needs."""
+DATA_KEYS = (TOKENIZER, CORPUS, VALIDATION)
+
+
+def with_commits(loaded: LoadedConfig, recorded: Mapping[str, HubName]) -> LoadedConfig:
+    """The config with the commit of each name of a hub, and with the path of a corpus that has one file.
+
+    Args:
+        loaded: a config.
+        recorded: names of the run to resume, by key: if a key names the same, it gets this commit.
+
+    Raises:
+        UserError: every name that cannot be resolved.
+    """
+    names, problems = dict[str, HubName](), list[str]()
+    for key, name in names_in(loaded.config).items():
+        try:
+            names[key] = _with_commit(key, name, recorded.get(key))
+        except UserError as error:
+            problems += [f"{loaded.origins[key]}: {key} = {problem}" for problem in error.problems]
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    return dataclasses.replace(loaded, config=with_names(loaded.config, names)) if names else loaded
+
+
+def _with_commit(key: str, name: HubName, recorded: HubName | None) -> HubName:
+    if recorded is not None and not name.is_pinned and _names_same(name, recorded):
+        return recorded
+    found = pinned(name)
+    return needed.corpus_name(found, listed(found)) if found.is_dataset and not found.path else found
+
+
+def _names_same(name: HubName, recorded: HubName) -> bool:
+    """Whether the name of a config is that of a run, which has a commit, and a path where the config may have none."""
+    return name.names_same(recorded if name.path else dataclasses.replace(recorded, path=""))
+
+
+def obtain_config(name: HubName) -> None:
+    """Download config.json of a pinned model. Raises UserError: see `hub.obtain.obtain`."""
+    obtain(name, needed.for_config)
+
+
+def obtain_model(name: HubName) -> CachedFiles:
+    """Download a pinned model, and read what is in the cache already.
+
+    Raises UserError: see `repair`; before a long download: codescent cannot build the model.
+    """
+    obtain_config(name)
+    try:
+        keys_of_model(snapshot_of(name))
+    except UserError as error:
+        raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
+    return repair(name, needed.for_weights)
+
+
+def obtain_all(
+    config: Config, keys: tuple[str, ...] = HUB_KEYS, *, repairs: bool = False
+) -> list[tuple[str, CachedFiles]]:
+    """Download what a config with commits names, as far as the cache lacks it.
+
+    Args:
+        config: see `with_commits`.
+        keys: only these.
+        repairs: read what the cache has, too, and download what is damaged again.
+
+    Returns:
+        Each key with its files.
+
+    Raises:
+        UserError: every key whose files cannot be had.
+    """
+    get, found, problems = repair if repairs else obtain, list[tuple[str, CachedFiles]](), list[str]()
+    for key, name in names_in(config).items():
+        try:
+            found += [(key, get(name, CHOICES[key]))] if key in keys else []
+        except UserError as error:
+            problems += [f"{key} = {problem}" for problem in error.problems]
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
+    return found
+
+
+def all_held(config: Config) -> Iterator[tuple[str, CachedFiles]]:
+    """What the cache has of what a config names, by key. Raises UserError: a name cannot be used."""
+    for key, name in names_in(config).items():
+        try:
+            yield key, held(name, CHOICES[key])
+        except UserError as error:
+            raise UserError(*(f"{key} = {problem}" for problem in error.problems)) from error
+
+
+def keys_of_run(*, resumes: bool, has_adapters: bool) -> tuple[str, ...]:
+    """The keys whose files a run reads. A resumed run has its weights, unless they stay frozen under adapters."""
+    return DATA_KEYS if resumes and not has_adapters else HUB_KEYS

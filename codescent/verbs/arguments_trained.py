@@ -1,0 +1,118 @@
+"""In: a parser. Out: the arguments of subcommands that read run folders: sample, evaluate, plot, study.
+Does not parse (arguments.py does), does not check arguments against each other, and does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from codescent.verbs.argument_types import path, path_or_hub, positive, text, whole
+from codescent.verbs.argument_words import CONFIG_HELP, DEVICES, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
+
+
+def sample(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent sample`."""
+    add = verb.add_argument
+    add("run", type=path, metavar="RUN", help="run folder")
+    prompt_help = "text to continue; may be given several times"
+    add("--prompt", dest="prompts", action="append", metavar="PROMPT", help=prompt_help)
+    add("--tokens", type=positive, default=200, help="largest number of tokens to generate (default 200)")
+    add("--temperature", type=float, default=0.8, help="0: always the most probable token (default 0.8)")
+    add("--top-k", type=positive, help="sample only from the K most probable tokens")
+    add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
+    add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
+    add("--num", type=positive, default=1, help="number of texts for each prompt (default 1)")
+    checkpoint_arguments(verb)
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+
+
+def evaluate(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent evaluate`."""
+    add = verb.add_argument
+    add("run", type=path, nargs="?", metavar="RUN", help="run folder; without it, give --predictions")
+    add("--data", type=path, metavar="FILE", help="a text, or questions in SQuAD's format (default: validation split)")
+    add("--predictions", type=path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}")
+    add("--json", action="store_true", help="print the scores as JSON")
+    add("--out", type=path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
+    checkpoint_arguments(verb)
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+
+
+def plot(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent plot`."""
+    add = verb.add_argument
+    add("runs", type=path, nargs="*", metavar="RUN", help="run folder, of a run that has ended or still trains")
+    add("--out", type=path, required=True, metavar="FILE", help="picture to write: .png or .svg")
+    add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
+    add = verb.add_argument_group("instead of runs").add_argument
+    schedule_help = "the learning rate of each step of a config, with the overrides behind it; several in one picture"
+    add("--schedule", type=text, nargs="+", metavar="CONFIG", help=schedule_help)
+
+
+def report(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent report`."""
+    add = verb.add_argument
+    add("runs", type=path, nargs="*", metavar="RUN", help="run folders, or the folder of a study")
+    add("--out", type=path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
+    add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
+    add("--figures", type=path, metavar="FOLDER", help="also write each figure into a file of this folder")
+    add("--format", choices=("svg", "png"), help="format of these files (default svg)")
+    add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
+    add("--profile", type=path, metavar="RUN", help="run folder, of a run with profile.active")
+    add("--window", type=positive, metavar="N", help="which window, with profile.repeat (default 1)")
+
+
+def compare(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent compare`."""
+    add = verb.add_argument
+    add("runs", type=path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
+    add("--with", dest="others", type=path, nargs="+", metavar="RUN", help="run folders of B")
+    add("--warmup", type=whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
+    fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
+    add("--json", action="store_true", help="print what differs as JSON")
+    add("--fail-above", type=text, metavar="PERCENT", help=fail_help)
+
+
+def study(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent study`."""
+    add = verb.add_argument
+    add("file", type=path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
+    add("--folder", type=path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
+    words = "another baseline: values of axes, such as ranks=1"
+    json_help = "print what the study says as JSON, and progress to the standard error"
+    add("--json", action="store_true", help=json_help)
+    add("--baseline", nargs="+", default=[], metavar="AXIS=VALUE", help=words)
+    what = verb.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print the command of each run that is to do, and run none")
+    what.add_argument("--collect", type=path, nargs="+", metavar="RUN", help="take finished runs of other machines")
+    what.add_argument("--table", type=path, metavar="FILE.csv", help="evaluate a table that others measured")
+    retry_help = "also run points again that have failed or had too little memory"
+    what.add_argument("--retry", choices=("failed",), help=retry_help)
+    add = verb.add_argument_group("with --list: a script for each run instead").add_argument
+    add("--to", type=text, metavar="TARGET", help=f"who starts the ranks: {TARGETS_HELP}")
+    add("--site", type=text, metavar="NAME|FILE", help="what the cluster asks for: sites/NAME.toml, or a file")
+
+
+def export(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent export`."""
+    add = verb.add_argument
+    add("run", type=path, metavar="RUN", help="run folder")
+    add("folder", type=path, metavar="DIR", help="folder to create")
+    checkpoint_arguments(verb)
+    add("--dtype", choices=("fp64", "fp32", "bf16", "fp16"), help="number format (default: the run's)")
+    size_help = "largest size of a file of tensors (default 5 GB; adapters are always one file)"
+    add("--max-shard-bytes", type=positive, default=5_000_000_000, metavar="BYTES", help=size_help)
+    add(
+        "--adapters",
+        dest="as_adapters",
+        action="store_true",
+        help="with lora.rank: write only the adapters (default: merged weights)",
+    )
+
+
+def import_(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent import`."""
+    add = verb.add_argument
+    add("folder", type=path_or_hub, metavar="DIR", help="Hugging Face folder, or hf://OWNER/NAME of the hub")
+    add("run", type=path, metavar="RUN", help="run folder to create")
+    add("--config", type=text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
+    add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
