@@ -26,7 +26,7 @@ from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
 from codescent.strategies.fully_shard import send_ourselves
-from codescent.train import loop, machine, profile, range_test, verification, world
+from codescent.train import loop, machine, profile, range_test, validate, verification, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 from codescent.train.result import Pending
@@ -289,13 +289,13 @@ def killed(step: str) -> None:
 
 def validation_without_a_number() -> None:
     """The first validation loss is NaN."""
-    whole, seen = loop.loss_on_all_ranks, []
+    whole, seen = validate.loss_on_all_ranks, []
 
     def patched(*arguments: Any) -> float:
         seen.append(whole(*arguments))
         return seen[-1] if len(seen) > 1 else torch.nan
 
-    loop.loss_on_all_ranks = patched
+    validate.loss_on_all_ranks = patched
 
 
 def little_memory(more: str) -> None:

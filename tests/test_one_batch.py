@@ -28,7 +28,7 @@ def test_the_way_of_one_batch_on_one_rank_is_short(forker: Forker, project: Path
         *(f"{caller} -> {callee} ({number} times)" for caller, callee, number in crossings),
     ]
     print("\n".join(said))
-    assert len(beside_model) <= 26
-    assert len(pairs) <= 57
-    assert len(files) <= 37
-    assert len(crossings) <= 94
+    assert len(beside_model) <= 28
+    assert len(pairs) <= 58
+    assert len(files) <= 40
+    assert len(crossings) <= 96

@@ -74,7 +74,7 @@ def test_the_accuracy_of_a_run(runs: Runs, monkeypatch: pytest.MonkeyPatch, caps
     assert score(run, most_lines=5).lines == 5
     assert cli(["evaluate", str(run.path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1:] == found.words()
+    assert said[1:] == found.scores().lines
     assert len(said) == 4
 
 

@@ -369,7 +369,7 @@ def test_a_link_is_read(text: str, rate: float, latency_s: float) -> None:
         "1.2.3mbit",
         "49mbit,5",
         "49mbit;1ms",
-        "1tbit",
+        "1pbit",
         ".",
         "9" * 400 + "mbit",
         "1mbit," + "9" * 400 + "s",

@@ -57,7 +57,7 @@ def _attend(qkv_BTGEK: Tensor, keep: bool, window: int) -> tuple[Tensor, Tensor,
     for start in range(0, length, BLOCK_QUERIES):
         stop = min(start + BLOCK_QUERIES, length)
         probabilities_PNS = _probabilities(qkv_EPTK, later_QT, start, stop, window)
-        y_PNK = torch.bmm(probabilities_PNS, v_PTK[:, first_key(start, window) : stop])
+        y_PNK = torch.bmm(probabilities_PNS, v_PTK[:, first_key(start, window) if window else 0 : stop])
         blocks.append(y_PNK.view(batch * groups, rows - 2, stop - start, head_dim))
         if keep:
             kept.append(probabilities_PNS)
@@ -78,7 +78,7 @@ def _rows(x_RPTK: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _probabilities(qkv_EPTK: Tensor, later_QT: Tensor, start: int, stop: int, window: int) -> Tensor:
-    q_RPTK, first = qkv_EPTK[:-2], first_key(start, window)
+    q_RPTK, first = qkv_EPTK[:-2], first_key(start, window) if window else 0
     k_PSK = qkv_EPTK[-2][:, first:stop]
     rows, length = later_QT.shape
     # Row r of the mask belongs to query length - rows + r. A block that starts `shift` positions earlier skips `shift`
@@ -108,7 +108,7 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], wind
     # The last block comes first: without a window it sees every key, and writes all of d_k and d_v. Other blocks add.
     for start in reversed(range(0, length, BLOCK_QUERIES)):
         stop = min(start + BLOCK_QUERIES, length)
-        seen = slice(first_key(start, window), stop)
+        seen = slice(first_key(start, window) if window else 0, stop)
         p_PNS = kept[start // BLOCK_QUERIES] if kept else _probabilities(qkv_EPTK, later_QT, start, stop, window)
         d_y_PNK = _rows(d_y_RPTK, start, stop)
         d_p_PNS = torch.bmm(d_y_PNK, v_PTK[:, seen].transpose(1, 2))

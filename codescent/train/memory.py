@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from codescent.base.reading import read_bytes
 from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
@@ -32,7 +31,6 @@ MOST_COUNTS, RUN = 400, 20
 """See `moments`."""
 STATM, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
-"""proc_pid_status(5). getrusage(2) would also count what the process held that has started this one."""
 NONE = -1.0
 """A number that this device does not have."""
 
@@ -297,14 +295,28 @@ def peak_memory_bytes(device: torch.device) -> int:
         # torch.cuda.max_memory_allocated sorts hundreds of other numbers; this is read after each instruction.
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         return int(stats["allocated_bytes"]["all"]["peak"])
-    try:
-        found = HIGH_WATER.search(read_bytes(STATUS))
-    except OSError:
-        found = None
-    if found is not None:
-        return int(found[1]) * 1024
+    most = _most_bytes()
+    return most if most > AT_IMPORT else _own_bytes() or most
+
+
+def _most_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+AT_IMPORT = _most_bytes()
+"""getrusage(2) also counts what the process held that has started this one. What is above that is this one's own."""
+
+
+def _own_bytes() -> int:
+    """The most that this process itself has held, by proc_pid_status(5); 0: this system does not say it."""
+    found = HIGH_WATER.search(_of_proc(STATUS)) if STATUS.is_file() else None
+    return int(found[1]) * 1024 if found else 0
+
+
+def _of_proc(file: Path) -> bytes:
+    """A file that the system makes of this process, which is short and always there."""
+    return file.read_bytes()
 
 
 def memory_now_bytes(device: torch.device) -> int:
@@ -313,7 +325,7 @@ def memory_now_bytes(device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     if not STATM.is_file():
         return peak_memory_bytes(device)
-    return int(STATM.read_text().split()[1]) * resource.getpagesize()
+    return int(_of_proc(STATM).split()[1]) * resource.getpagesize()
 
 
 def _allocator(device: torch.device) -> tuple[float, float]:
