@@ -362,6 +362,11 @@ class Log(Section):
         "(docs/loggers.md); auto: none"
     )
 
+    @property
+    def names_loggers(self) -> bool:
+        """Whether rows also go elsewhere, as all ranks know it."""
+        return any((self.to, self.wandb, self.mlflow, self.trackio))
+
 
 class Profile(Section):
     """Which steps torch's profiler records (docs/profile.md). A window is wait + warmup + active steps."""

@@ -67,10 +67,10 @@ def assemble(
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
     loader = _loader(parts, plan, world, dataset, first_step) if computes else None
-    ema = Ema(weights, config.train.ema, config.train.ema_every) if config.train.ema else None
+    ema = Ema(weights, config.train.ema, config.train.ema_every)
     coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop, generation, ema))
-    executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested, ema)
-    return Trainer(executor, parts, coupling, loader)
+    executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested, ema.updates)
+    return Trainer(executor, parts, coupling, loader, ema)
 
 
 def _part(plan: Plan, this_rank: ThisRank, depths: Any, device: torch.device) -> nn.Module:
@@ -92,7 +92,7 @@ def _services(
     first_step: int,
     stop: StopRequest,
     generation: int,
-    ema: Ema | None,
+    ema: Ema,
 ) -> Services:
     """What the run gives the coupling of this rank."""
     plan, device, host = this_rank.plan, world.device, torch.device("cpu")

@@ -3,7 +3,7 @@ Does not talk to other ranks: each averages what its optimizer updates. It does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,19 @@ class Ema:
 
     Args:
         weights: the trained tensors of this rank, with initial values.
-        decay: at least 0, less than 1.
+        decay: at least 0, less than 1. 0: there is no average, and nothing is done.
         every: steps from one update to the next.
     """
 
     def __init__(self, weights: Sequence[Weight], decay: float, every: int) -> None:
-        self.weights, self.decay, self.every = list(weights), decay, every
+        self.weights, self.decay, self.every = list(weights) if decay else [], decay, every
         self.masters = [weight.master.detach() for weight in self.weights]
         self.averages = [master.clone() for master in self.masters]
+
+    @property
+    def updates(self) -> Sequence[Callable[[int], None]]:
+        """What a step calls with its number: `update`, if there is an average."""
+        return (self.update,) if self.decay else ()
 
     @torch.no_grad()
     def update(self, step: int) -> None:

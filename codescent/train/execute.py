@@ -18,7 +18,6 @@ from codescent.data.loader import Batch, Loader, Portion
 from codescent.plan import AXES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.train.chunk import Chunk, InFlight
-from codescent.train.ema import Ema
 from codescent.train.instruments import Instruments
 from codescent.train.memory import MemoryWatch
 from codescent.train.messages import message_shape
@@ -33,7 +32,7 @@ class Executor:
     """Executes the instruction list of one pipeline stage, once for each step.
 
     `parts` are the chunks of this stage, divided by the strategies. `stop_requested` is called once in each step; all
-    ranks stop if it returns True on one. `ema`: the moving average of the weights, if there is one.
+    ranks stop if it returns True on one. `updated` are called after each update of the weights, with the step (from 1).
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class Executor:
         coupling: Coupling,
         loader: Loader | None,
         stop_requested: Callable[[], bool],
-        ema: Ema | None = None,
+        updated: Sequence[Callable[[int], None]],
     ) -> None:
         self.plan = plan
-        self.ema = ema
+        self.updated = updated
         self.world = world
         self.program = plan.schedule.program(world.stage, 0)
         self.coupling = coupling
@@ -274,8 +273,8 @@ class Executor:
     def _step(self, instruction: Instruction) -> None:
         self.sums = self.coupling.optimizer.step(self.gradients.collect(), self.rate, self.coupling.agree)
         self.gradients.release()
-        if self.ema is not None:
-            self.ema.update(self.number + 1)
+        for call in self.updated:
+            call(self.number + 1)
         self.coupling.stepped()
 
     def own(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -118,7 +118,7 @@ class _Steps:
         self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
         self.culprit, self.replaces = Culprit(run.world.store), False
         self._attach()
-        self.times, self.replicas = RankTimes(), run.plan.mesh.dp
+        self.times, self.replicas, self.logs = RankTimes(), run.plan.mesh.dp, run.config.log.names_loggers
 
     def _attach(self) -> None:
         """Work with the trainer of the present generation."""
@@ -283,7 +283,7 @@ class _Steps:
 
     def _write(self, step: int, rate: float, result: StepResult, found: Validated, *, line: bool) -> None:
         """Write the step's row, and if a `line` is due the times and the memory of all ranks."""
-        with self.beside.doing(LOGGERS) if self.config.log.to else nullcontext():
+        with self.beside.doing(LOGGERS) if self.logs else nullcontext():
             self.report.step(step, rate, result, found, last=step == self.standing.last)
         self.times.add(result.step_s, result.parts)
         if result.stop or line:

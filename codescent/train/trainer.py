@@ -27,6 +27,7 @@ class Trainer:
     parts: list[nn.Module]
     coupling: Coupling
     loader: Loader | None
+    ema: Ema
 
     @property
     def optimizer(self) -> Optimizer:
@@ -61,11 +62,6 @@ class Trainer:
         finally:
             with torch.no_grad():
                 copy(places, before)
-
-    @property
-    def ema(self) -> Ema | None:
-        """The moving average of the weights; None: there is none."""
-        return self.executor.ema
 
     def close(self) -> None:
         """Stop reading ahead and drop the references to process groups."""

@@ -34,7 +34,7 @@ def validated(trainer: Trainer, source: Source, most_samples: int | None) -> Val
     """Validate the weights, or the mean of the replicas, and their moving average if there is one. Collective."""
     with trainer.with_means():
         loss = loss_on_all_ranks(trainer.executor, source, most_samples)
-    if trainer.ema is None:
+    if not trainer.ema.decay:
         return Validated(loss)
     with trainer.ema.in_place_of_weights():
         return Validated(loss, loss_on_all_ranks(trainer.executor, source, most_samples))
