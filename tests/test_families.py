@@ -12,6 +12,7 @@ import pytest
 import torch
 from forker import Forker
 from peft import PeftModel
+from published_models import PUBLISHED
 from runs import make_project
 from safetensors.torch import load_file
 from test_huggingface import LLAMA, change, difference, llama, ours, random_
@@ -121,56 +122,6 @@ def test_gradients_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_
         # the elements are in another order, so their norms are compared, and their sum
         assert abs(gradient.double().norm() / both.norm() - 1) < bound, name_of_ours
         assert abs(gradient.double().sum() - both.sum()) < bound * both.norm(), name_of_ours
-
-
-PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
-    "Qwen3-0.6B": (
-        {
-            "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False,
-            "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
-            "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
-            "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16,
-            "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
-            "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-            "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
-        },
-        596_049_920,
-    ),
-    "Qwen2.5-0.5B": (
-        {
-            "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
-            "bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896,
-            "initializer_range": 0.02, "intermediate_size": 4864, "max_position_embeddings": 32768,
-            "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False,
-            "use_sliding_window": False, "vocab_size": 151936,
-        },
-        494_032_768,
-    ),
-    "OLMo-2-0425-1B": (
-        {
-            "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False,
-            "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048,
-            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096,
-            "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 100277,
-            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
-            "torch_dtype": "float32", "transformers_version": "4.47.0", "use_cache": False, "vocab_size": 100352,
-        },
-        1_484_916_736,
-    ),
-    "Mistral-7B-v0.3": (
-        {
-            "model_type": "mistral", "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0,
-            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
-            "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
-            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
-            "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-            "transformers_version": "4.42.0.dev0", "use_cache": True, "vocab_size": 32768,
-        },
-        7_248_023_552,
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

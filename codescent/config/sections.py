@@ -90,12 +90,11 @@ class Model(Section):
     target_len: int | None = auto("tokens after the source, which the decoder reads and predicts (transformer)", ge=1)
     rope_theta: float | None = auto("base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
     rope_type: Literal["llama3", "linear", "yarn", "longrope"] | None = auto(
-        "how rotary frequencies are scaled for longer sequences, if rope_factor is given (llama); auto: the preset's, "
-        "else llama3"
+        "how rotary frequencies are scaled (llama); needs rope_factor; auto: as the preset, else llama3"
     )
     rope_factor: float | None = auto(
-        "how much longer the sequences are: rotary frequencies are divided by it, in llama3 and yarn those of long "
-        "waves (llama); auto without a preset: no frequency is",
+        "rotary frequencies are divided by it, in llama3 and yarn those of long waves (llama); auto without a preset: "
+        "none is",
         gt=0,
     )
     rope_low_freq_factor: float | None = auto(

@@ -1,0 +1,84 @@
+"""In: nothing. Out: config.json of released models, each with its number of parameters.
+Does not test anything: test_families and test_rotary_scaling do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LENGTH = "original_max_position_embeddings"
+LLAMA_3_2_1B = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256,
+    "rope_scaling": {
+        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, LENGTH: 8192, "rope_type": "llama3",
+    },
+}  # fmt: skip
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "model_type": "llama",
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True,
+    "vocab_size": 49152,
+}  # fmt: skip
+LLAMA_3_3_70B = LLAMA_3_2_1B | {
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "head_dim": 128, "tie_word_embeddings": False, "eos_token_id": [128001, 128008, 128009],
+    "rope_scaling": LLAMA_3_2_1B["rope_scaling"] | {"factor": 8.0},  # type: ignore[operator]
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-3.2-1B": (LLAMA_3_2_1B, 1_235_814_400),
+    "Llama-3.3-70B": (LLAMA_3_3_70B, 70_553_706_496),
+    "SmolLM2-135M": (SMOLLM2_135M, 134_515_008),
+    "Qwen3-0.6B": (
+        {
+            "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+            "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16,
+            "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+            "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+        },
+        596_049_920,
+    ),
+    "Qwen2.5-0.5B": (
+        {
+            "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
+            "bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896,
+            "initializer_range": 0.02, "intermediate_size": 4864, "max_position_embeddings": 32768,
+            "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+        494_032_768,
+    ),
+    "OLMo-2-0425-1B": (
+        {
+            "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096,
+            "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 100277,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+            "torch_dtype": "float32", "transformers_version": "4.47.0", "use_cache": False, "vocab_size": 100352,
+        },
+        1_484_916_736,
+    ),
+    "Mistral-7B-v0.3": (
+        {
+            "model_type": "mistral", "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+            "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.0.dev0", "use_cache": True, "vocab_size": 32768,
+        },
+        7_248_023_552,
+    ),
+}  # fmt: skip
