@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -131,8 +132,8 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, 
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)
-    assemble._loader = lambda *_: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
-    return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
+    with patch.object(assemble, "_loader", lambda *_: loader or FixedLoader(plan)):  # a test's own process calls it, too
+        return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 
 def joined(plan: Plan, rank: int) -> World:
