@@ -132,7 +132,8 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None, 
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)
-    with patch.object(assemble, "_loader", lambda *_: loader or FixedLoader(plan)):  # a test's own process calls it, too
+    # Put back afterwards: some tests call this in their own process.
+    with patch.object(assemble, "_loader", lambda *_: loader or FixedLoader(plan)):
         return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 
