@@ -4,13 +4,17 @@ Measures the machine by `codescent measure` first. Nothing else may run meanwhil
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import random
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from measure import finish, hardware, machine_line, parser, say, table, write_json
@@ -22,11 +26,10 @@ from codescent.results import open_run
 
 MODELS = {
     "GPT-2 14M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "model.vocab_size=8192",
-                  "train.global_batch_size=8", "train.num_steps=24"),
+                  "train.global_batch_size=8", "train.num_steps=11"),
     "GPT-2 124M": ("model.num_layers=12", "model.num_heads=12", "model.hidden_dim=768", "model.vocab_size=50304",
-                   "train.global_batch_size=4", "train.num_steps=10"),
+                   "train.global_batch_size=4", "train.num_steps=6"),
 }  # fmt: skip
-"""Many short steps: a shared machine is fast and slow for seconds at a time."""
 SAME = ("model.preset=auto", "model.kind=gpt2", "model.seq_len=256", "data.seq_len=256",
         "train.num_threads=1", "train.eval_every=0", "checkpoint.every=0", "log.every=1")  # fmt: skip
 LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -38,17 +41,30 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "cp": ("parallel.cp=2",),
     "pp": ("parallel.pp=2", "parallel.schedule=1f1b"),
 }
-MICROBATCH, WARM_UP = 2, 3
+MICROBATCH, WARM_UP = 2, 2
+ROUNDS = 3
+"""A shared machine is fast and slow for seconds or minutes at a time. So all layouts run in turns, some rounds of them,
+and every second round in the reverse order."""
+RESAMPLED, CONFIDENT = 2000, 0.95
+"""The order of two layouts counts if that share of so many samples of their rounds has it (Efron 1979, "Bootstrap
+Methods")."""
 MUST_MEDIAN, MUST_WORST, MUST_MEMORY, MUST_TAU = 0.15, 0.30, 0.10, 0.7
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run: predicted and measured."""
+    """The runs of a layout: predicted and measured.
+
+    Attributes:
+        rounds_s: median step of each round.
+        measured_s: median step of all rounds.
+        measured_bytes: of the fullest rank, the most of all rounds.
+    """
 
     model: str
     layout: str
     predicted_s: float
+    rounds_s: list[float]
     measured_s: float
     predicted_bytes: float
     measured_bytes: float
@@ -64,11 +80,28 @@ class Compared:
         return self.predicted_bytes / self.measured_bytes - 1.0
 
 
+@dataclass
+class Layout:
+    """What the rounds of a layout have found so far: predictions, steps by round, memory."""
+
+    predicted: tuple[float, float] = (math.nan, math.nan)
+    rounds: list[list[float]] = field(default_factory=list)
+    most_bytes: float = 0.0
+
+    def compared(self, model: str, layout: str) -> Compared:
+        """All rounds in one."""
+        whole = [step for one in self.rounds for step in one]
+        medians = [statistics.median(one) for one in self.rounds]
+        times = (self.predicted[0], medians, statistics.median(whole))
+        return Compared(model, layout, *times, self.predicted[1], self.most_bytes)
+
+
 def arguments_of() -> argparse.Namespace:
     """The command line."""
     parsed = parser("Compare predictions with small runs on this machine.")
     parsed.add_argument("--cluster", type=Path, metavar="FILE", help="a measured cluster; the default: measure now")
     parsed.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="number format (default fp32)")
+    parsed.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of all layouts (default {ROUNDS})")
     parsed.add_argument("--keep", type=Path, metavar="FILE", help="keep the measured cluster")
     parsed.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the folders of the runs there")
     return parsed.parse_args()
@@ -92,20 +125,41 @@ def measured_cluster(folder: Path) -> Path:
     return out
 
 
-def compared(folder: Path, cluster: Path, model: str, layout: str, precision: str) -> Compared:
-    """Run a layout, and read its prediction and its metrics."""
-    ranks, name = 1 + bool(LAYOUTS[layout]), f"{model}-{layout}".replace(" ", "-").replace(",", "")
-    run = folder / name
+def run(folder: Path, cluster: Path, model: str, layout: str, precision: str, found: Layout) -> None:
+    """Run a layout once more, and read its prediction and its metrics."""
+    ranks = 1 + bool(LAYOUTS[layout])
+    place = folder / f"{model}-{layout}-{len(found.rounds)}".replace(" ", "-").replace(",", "")
     words = (*SAME, *MODELS[model], f"train.microbatch_size={MICROBATCH}")
-    own = (f"train.precision={precision}", f"parallel.ranks={ranks}", f"run.folder={run}", f"run.cluster={cluster}")
+    own = (f"train.precision={precision}", f"parallel.ranks={ranks}", f"run.folder={place}", f"run.cluster={cluster}")
     called(folder, "train", "default", *words, *LAYOUTS[layout], *own)
-    prediction = json.loads((run / "prediction.json").read_text())
-    found, rows = open_run(run), last_rows(run)
-    assert found.plan is not None
+    prediction = json.loads((place / "prediction.json").read_text())
+    opened, rows = open_run(place), last_rows(place)
+    assert opened.plan is not None
     fullest = max(rows, key=lambda rank: float(rows[rank]["peak_bytes"] or 0))
-    held = beside.memory(prediction, found.plan.role(fullest), rows[fullest])[0]
-    measured_s = statistics.median(float(one) for one in found.columns["step_s"][WARM_UP:])
-    return Compared(model, layout, prediction["step_s"], measured_s, held.predicted, held.measured or float("nan"))
+    held = beside.memory(prediction, opened.plan.role(fullest), rows[fullest])[0]
+    found.predicted = prediction["step_s"], held.predicted
+    found.rounds.append([float(one) for one in opened.columns["step_s"][WARM_UP:]])
+    found.most_bytes = max(found.most_bytes, held.measured or math.nan)
+    shutil.rmtree(place / "checkpoints", ignore_errors=True)
+
+
+def clear(runs: Sequence[Compared]) -> list[tuple[Compared, Compared]]:
+    """The pairs of layouts whose order the rounds show: the first one is faster.
+
+    A round is drawn for both at once: layouts of one round have met the same machine.
+    """
+    draw, found = random.Random(0), []
+    for one, other in itertools.combinations(runs, 2):
+        rounds = range(len(one.rounds_s))
+        samples = [draw.choices(rounds, k=len(rounds)) for _ in range(RESAMPLED)]
+        faster = sum(
+            statistics.median(one.rounds_s[at] / other.rounds_s[at] for at in sample) < 1.0 for sample in samples
+        )
+        if faster >= CONFIDENT * RESAMPLED:
+            found.append((one, other))
+        elif faster <= (1.0 - CONFIDENT) * RESAMPLED:
+            found.append((other, one))
+    return found
 
 
 def requirements(runs: Sequence[Compared]) -> Iterator[tuple[str, float, float, bool]]:
@@ -116,8 +170,12 @@ def requirements(runs: Sequence[Compared]) -> Iterator[tuple[str, float, float, 
     yield "memory, worst error", max(sizes), MUST_MEMORY, max(sizes) <= MUST_MEMORY
     for model in MODELS:
         some = [one for one in runs if one.model == model and one.layout != "one process"]
-        order = tau([one.measured_s for one in some], [one.predicted_s for one in some])
-        yield f"order of the layouts, tau, {model}", order, MUST_TAU, order >= MUST_TAU
+        pairs = clear(some)
+        signs = [1 if first.predicted_s < second.predicted_s else -1 for first, second in pairs]
+        order = sum(signs) / len(signs) if signs else math.nan
+        every = tau([one.measured_s for one in some], [one.predicted_s for one in some])
+        of = f"{len(pairs)} of {math.comb(len(some), 2)} pairs; of all: {every:.2f}"
+        yield f"order of the layouts, tau, {model} ({of})", order, MUST_TAU, order >= MUST_TAU
 
 
 def main() -> int:
@@ -131,11 +189,13 @@ def main() -> int:
         cluster = arguments.cluster.absolute() if arguments.cluster else measured_cluster(folder)
         if arguments.keep is not None:
             arguments.keep.write_text(cluster.read_text("utf-8"), "utf-8")
-        runs = []
-        for model in MODELS:
-            for layout in LAYOUTS:
-                runs.append(compared(folder, cluster, model, layout, arguments.precision))
-                say(", ".join(_row(runs[-1])))
+        layouts = {(model, layout): Layout() for model in MODELS for layout in LAYOUTS}
+        for number in range(arguments.rounds):
+            turn = list(layouts) if number % 2 == 0 else list(reversed(layouts))
+            for at in turn:
+                run(folder, cluster, *at, arguments.precision, layouts[at])
+                say(f"round {number + 1}: " + ", ".join(_row(layouts[at].compared(*at))))
+        runs = [found.compared(*at) for at, found in layouts.items()]
     musts = [*requirements(runs)]
     say("")
     say(table(HEADER, [_row(one) for one in runs]))
@@ -145,6 +205,7 @@ def main() -> int:
         "benchmark": "prediction_here",
         "hardware": record,
         "precision": arguments.precision,
+        "rounds": arguments.rounds,
         "runs": [asdict(one) for one in runs],
         "musts": [
             {"claim": what, "value": value, "bound": bound, "held": holds} for what, value, bound, holds in musts

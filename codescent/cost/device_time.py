@@ -103,8 +103,8 @@ def spent(
     return forward, backward
 
 
-def _copies(device: ClusterDevice, software: Software) -> float:
-    """Bytes per second."""
+def copies_per_s(device: ClusterDevice, software: Software) -> float:
+    """Bytes that a device reads and writes per second."""
     return device.memory_bytes_per_s * software.memory_efficiency
 
 
@@ -117,7 +117,7 @@ def _product(one: Computed, device: ClusterDevice, software: Software, precision
     is_head = one.forward_flops > flops
     peak = device.peak(precision if is_head or not software.block_products else software.block_products)
     best = peak * software.product_efficiency
-    moved_s = one.forward_bytes * flops / one.forward_flops / _copies(device, software)
+    moved_s = one.forward_bytes * flops / one.forward_flops / copies_per_s(device, software)
     sizes = ((rows, outputs, inputs), (rows, inputs, outputs), (outputs, inputs, rows))
     seconds = [max(flops / (best * utilization(device, peak, *size)), moved_s) for size in sizes]
     forward, backward = round(one.forward_flops / flops), one.backward_flops / flops
@@ -138,7 +138,7 @@ def _attention(one: Computed, device: ClusterDevice, software: Software, precisi
         waves = samples * heads * math.ceil(queries / QUERIES) / device.units
         best *= math.sqrt(waves / math.ceil(waves)) if waves else 1.0
     first, second = (
-        Spent(attention_s=max(flops / best, moved / _copies(device, software)), launches=int(flops > 0))
+        Spent(attention_s=max(flops / best, moved / copies_per_s(device, software)), launches=int(flops > 0))
         for flops, moved in _passes(one)
     )
     return first, second
@@ -149,7 +149,7 @@ def _moved(one: Computed, device: ClusterDevice, software: Software, *, of_head:
     peak = device.peak("fp32")
     times = WHOLE_LOGITS if of_head and software.logit_bytes else software.fused
     first, second = (
-        Spent(moved_s=max(times * moved / _copies(device, software), flops / peak), launches=int(moved > 0))
+        Spent(moved_s=max(times * moved / copies_per_s(device, software), flops / peak), launches=int(moved > 0))
         for flops, moved in _passes(one)
     )
     return first, second

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.amounts import phases, runs_in
 from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
-from codescent.cost.device_time import Spent, spent
+from codescent.cost.device_time import Spent, copies_per_s, spent
 from codescent.cost.loading import Loading
 from codescent.cost.operators import operators_of_depth
 from codescent.cost.second_products import kept_shares
@@ -39,12 +39,14 @@ class DepthMessages:
         beside: messages that travel while the depth computes.
         within: sums and gathers of layers, for which the depth waits.
         after: gradients that leave when the depth is done.
+        copied_s: seconds of the copies between tensors and the buffers of `before` and `after`.
     """
 
     before: Waits = field(default_factory=_none)
     beside: Waits = field(default_factory=_none)
     within: Waits = field(default_factory=_none)
     after: Waits = field(default_factory=_none)
+    copied_s: float = 0.0
 
 
 class ChunkTime(NamedTuple):
@@ -111,13 +113,16 @@ class StageTime:
         of_pass, is_layers = PASSES[record.verb], sends_layers(record)
         gathers, units = record.collective is Collective.ALL_GATHER, "" if is_layers else self.software.units
         runs, microbatches = self._runs[_unit(record)] / len(depths), self.plan.work.num_microbatches
-        repeats, again = is_layers or runs > 1, units == "again" and gathers and runs <= 1
+        share, repeats, again = 1.0, is_layers or runs > 1, units == "again" and gathers and runs <= 1
         if units == "kept" and runs > 1:
-            whole_s, repeats = 0.0 if gathers and of_pass else whole_s / runs, False
+            share, repeats = 0.0 if gathers and of_pass else 1.0 / runs, False
         exchanges = self.always if repeats or again else self.once
-        each_s = whole_s / len(depths) / (microbatches if repeats else 1)
+        share /= len(depths) * (microbatches if repeats else 1)
+        each_s = share * whole_s
+        copied_s = 0.0 if is_layers else share * record.times / record.every * self._copied_s(record)
         for depth in depths:
             found = exchanges[of_pass, depth]
+            found.copied_s += copied_s
             if is_layers:
                 hidden = record.during is None and "layers" in self.software.overlaps
                 pieces = self.plan.mesh.degree(record.axis) if hidden else 1  # the first piece is waited for
@@ -126,8 +131,14 @@ class StageTime:
                 found.before[link] += each_s
                 if again and of_pass == 0:
                     exchanges[1, depth].before[link] += each_s
+                    exchanges[1, depth].copied_s += copied_s
             else:
                 found.after[link] += each_s
+
+    def _copied_s(self, record: Traffic) -> float:
+        """What is gathered is copied out of a buffer, and what is summed into one (Zhao et al. 2023, "PyTorch FSDP",
+        section 4.2): read once and written once."""
+        return 2.0 * record.payload_bytes / copies_per_s(self.cluster.device, self.software)
 
     def parts_of(self, at: Instruction) -> TimeParts:
         """The seconds of an instruction. REDUCE waits for the gradients that the last backward pass has sent."""
@@ -256,8 +267,9 @@ class _Walk:
             begins_s = self.now_s
             if self.hides and following is not None:
                 ready = self._gather(following)
-            self._compute(self.stage.spent[depth][self.of_pass])
-            for found in self._messages(depth):
+            messages = self._messages(depth)
+            self._compute(self.stage.spent[depth][self.of_pass], messages)
+            for found in messages:
                 self._wait_beside(found.beside, begins_s, ready)
                 self._wait_within(found.within, begins_s, ready)
                 self._send(found.after)
@@ -313,13 +325,15 @@ class _Walk:
                 if link in ready:
                     ready[link] += each_s
 
-    def _compute(self, wanted: Spent) -> None:
+    def _compute(self, wanted: Spent, messages: Sequence[DepthMessages]) -> None:
         """What collectives take from the device while they run makes the computation longer."""
-        device_s = wanted.device_s
-        beside_s = min(device_s, max(0.0, max(self.free_s.values(), default=0.0) - self.now_s))
+        moved_s = wanted.moved_s + sum(found.copied_s for found in messages)
+        device_s = wanted.products_s + wanted.attention_s + moved_s
+        sent_s = [sum(found.beside.values()) for found in messages]
+        beside_s = min(device_s, max(0.0, max(self.free_s.values(), default=0.0) - self.now_s, *sent_s))
         slower = 1.0 + (self.stage.software.contention - 1.0) * (beside_s / device_s if device_s else 0.0)
         host_s = max(0.0, wanted.launches * self.stage.software.host_s - slower * device_s)
-        computing = TimeParts(wanted.products_s, wanted.attention_s, wanted.moved_s).times(slower)
+        computing = TimeParts(wanted.products_s, wanted.attention_s, moved_s).times(slower)
         self.parts += computing + TimeParts(host_s=host_s)
         self.now_s += slower * device_s + host_s
 

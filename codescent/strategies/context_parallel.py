@@ -33,16 +33,31 @@ def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -
     """
     if degree == 1:
         return ()
-    ring, what = context == "ring", "keys and values"
-    there, back = (Collective.SEND,) * 2 if ring else (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-    numel, times = (kv_numel, degree - 1) if ring else (kv_numel * degree, 1)
-    return tuple(
-        Traffic(collective, "cp", numel * DTYPE_BYTES[dtype], dtype, verb, verb if ring else None, what, times)
-        for collective, verb, dtype, what in (
-            (there, Verb.FORWARD, precision, what),
-            (there, Verb.BACKWARD, precision, what),
-            (back, Verb.BACKWARD, WIDE[precision], f"gradients of {what}"),
+    what, wide = "keys and values", WIDE[precision]
+    gradients = f"gradients of {what}"
+    if context == "ring":
+        sends = (
+            (Verb.FORWARD, precision, what, degree - 1, True),
+            (Verb.BACKWARD, precision, what, degree - 1, True),
+            (Verb.BACKWARD, wide, gradients, degree - 2, True),
+            (Verb.BACKWARD, wide, gradients, 1, False),
         )
+        return tuple(
+            Traffic(
+                Collective.SEND, "cp", kv_numel * DTYPE_BYTES[dtype], dtype, verb, verb if hides else None, name, hops
+            )
+            for verb, dtype, name, hops, hides in sends
+            if hops
+        )
+    gathers = (
+        (Collective.ALL_GATHER, Verb.FORWARD, precision, what),
+        (Collective.ALL_GATHER, Verb.BACKWARD, precision, what),
+        (Collective.REDUCE_SCATTER, Verb.BACKWARD, wide, gradients),
+    )
+    numel = kv_numel * degree
+    return tuple(
+        Traffic(collective, "cp", numel * DTYPE_BYTES[dtype], dtype, verb, None, name)
+        for collective, verb, dtype, name in gathers
     )
 
 
