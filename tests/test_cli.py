@@ -208,7 +208,7 @@ def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: 
 def test_what_may_not_be_read_is_said(project: Path, tmp_path: Path, words: list[str]) -> None:
     (hidden := tmp_path / "hidden").mkdir()
     words = [str(hidden / "inside") if word == "HIDDEN" else word for word in words]
-    import_module("codescent.verbs.exchange")  # another user may not be allowed to read the program
+    import_module("codescent.verbs.export_run")  # another user may not be allowed to read the program
     called(project, *words)
     hidden.chmod(0)
     with as_nobody():
