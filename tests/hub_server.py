@@ -78,118 +78,133 @@ def sibling(name: str, data: bytes) -> dict[str, Any]:
     return {"rfilename": name, "size": len(data), "blobId": git_hash(data), **({"lfs": lfs} if is_lfs(data) else {})}
 
 
+class Server(ThreadingHTTPServer):
+    """A server, with what a test can change of it."""
+
+    daemon_threads = True
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.hub = hub
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request, as `Hub` says."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    @property
+    def hub(self) -> Hub:
+        return self.server.hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        split = urlsplit(self.path)
+        self.hub.requests.append((self.command, unquote(split.path), self.headers.get("Range", "")))
+        words = [unquote(word) for word in split.path.strip("/").split("/")]
+        if words[0] == "api" and words[1] in ("models", "datasets"):
+            self.about(words[1], words[2:], parse_qs(split.query))
+        else:
+            is_dataset = words[0] == "datasets"
+            kind, words = ("datasets", words[1:]) if is_dataset else ("models", words)
+            if words[2:3] == ["resolve"]:
+                self.file(kind, "/".join(words[:2]), words[3], "/".join(words[4:]))
+            else:  # huggingface_hub asks for lists of its own, too
+                self.refuse(404, "", "there is no such page")
+
+    def about(self, kind: str, words: list[str], query: dict[str, list[str]]) -> None:
+        repositories: dict[str, Repository] = getattr(self.hub, kind)
+        if not words:
+            owner = query.get("author", [""])[0]
+            self.json([{"id": name} for name in repositories if name.startswith(f"{owner}/")])
+            return
+        repository = repositories.get("/".join(words[:2]))
+        if repository is None:
+            self.refuse(401, "RepoNotFound", "Repository not found")
+        elif words[2:3] == ["refs"]:
+            refs = [
+                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": at} for name, at in repository.refs.items()
+            ]
+            self.json({"branches": refs, "converts": [], "tags": [], "pullRequests": []})
+        elif (commit := repository.at(words[3] if words[2:3] == ["revision"] else "main")) is None:
+            self.refuse(404, "RevisionNotFound", "Invalid rev id")
+        else:
+            files = [sibling(name, data) for name, data in repository.commits[commit].items()]
+            self.json({"id": "/".join(words[:2]), "sha": commit, "siblings": files, "private": False, "tags": []})
+
+    def file(self, kind: str, name: str, revision: str, path: str) -> None:
+        repository: Repository | None = getattr(self.hub, kind).get(name)
+        commit = None if repository is None else repository.at(revision)
+        if repository is None:
+            self.refuse(401, "RepoNotFound", "Repository not found")
+        elif repository.gated and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            self.refuse(401, "GatedRepo", "Access to model is restricted. You must be authenticated to access it.")
+        elif commit is None:
+            self.refuse(404, "RevisionNotFound", "Invalid rev id")
+        elif path not in repository.commits[commit]:
+            self.refuse(404, "EntryNotFound", "Entry not found", commit)
+        elif path in self.hub.refused:
+            self.refuse(403, "", "not for you", commit)
+        else:
+            self.content(repository.commits[commit][path], commit, path)
+
+    def content(self, data: bytes, commit: str, path: str) -> None:
+        etag = hashlib.sha256(data).hexdigest() if is_lfs(data) else git_hash(data)
+        size = len(data)
+        if is_lfs(data) and self.hub.damages:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+        self.send_response(206 if first else 200)
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", commit)
+        self.send_header("Accept-Ranges", "bytes")
+        if is_lfs(data):
+            self.send_header("X-Linked-Etag", f'"{etag}"')
+            self.send_header("X-Linked-Size", str(size))
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - first))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if path in self.hub.breaks:
+            self.wfile.write(data[first : first + self.hub.breaks.pop(path)])
+            self.close_connection = True
+            self.connection.shutdown(1)
+            return
+        self.wfile.write(data[first:])
+
+    def json(self, value: Any) -> None:
+        text = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text if self.command == "GET" else b"")
+
+    def refuse(self, status: int, code: str, said: str, commit: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", said)
+        if commit is not None:
+            self.send_header("X-Repo-Commit", commit)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
 @contextmanager
 def hub_server() -> Iterator[Hub]:
     hub = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.answer()
-
-        def do_GET(self) -> None:
-            self.answer()
-
-        def answer(self) -> None:
-            split = urlsplit(self.path)
-            hub.requests.append((self.command, unquote(split.path), self.headers.get("Range", "")))
-            words = [unquote(word) for word in split.path.strip("/").split("/")]
-            if words[0] == "api" and words[1] in ("models", "datasets"):
-                self.about(words[1], words[2:], parse_qs(split.query))
-            else:
-                is_dataset = words[0] == "datasets"
-                kind, words = ("datasets", words[1:]) if is_dataset else ("models", words)
-                if words[2:3] == ["resolve"]:
-                    self.file(kind, "/".join(words[:2]), words[3], "/".join(words[4:]))
-                else:  # huggingface_hub asks for lists of its own, too
-                    self.refuse(404, "", "there is no such page")
-
-        def about(self, kind: str, words: list[str], query: dict[str, list[str]]) -> None:
-            repositories: dict[str, Repository] = getattr(hub, kind)
-            if not words:
-                owner = query.get("author", [""])[0]
-                self.json([{"id": name} for name in repositories if name.startswith(f"{owner}/")])
-                return
-            repository = repositories.get("/".join(words[:2]))
-            if repository is None:
-                self.refuse(401, "RepoNotFound", "Repository not found")
-            elif words[2:3] == ["refs"]:
-                refs = [
-                    {"name": name, "ref": f"refs/heads/{name}", "targetCommit": at}
-                    for name, at in repository.refs.items()
-                ]
-                self.json({"branches": refs, "converts": [], "tags": [], "pullRequests": []})
-            elif (commit := repository.at(words[3] if words[2:3] == ["revision"] else "main")) is None:
-                self.refuse(404, "RevisionNotFound", "Invalid rev id")
-            else:
-                files = [sibling(name, data) for name, data in repository.commits[commit].items()]
-                self.json({"id": "/".join(words[:2]), "sha": commit, "siblings": files, "private": False, "tags": []})
-
-        def file(self, kind: str, name: str, revision: str, path: str) -> None:
-            repository: Repository | None = getattr(hub, kind).get(name)
-            commit = None if repository is None else repository.at(revision)
-            if repository is None:
-                self.refuse(401, "RepoNotFound", "Repository not found")
-            elif repository.gated and self.headers.get("Authorization") != f"Bearer {hub.token}":
-                self.refuse(401, "GatedRepo", "Access to model is restricted. You must be authenticated to access it.")
-            elif commit is None:
-                self.refuse(404, "RevisionNotFound", "Invalid rev id")
-            elif path not in repository.commits[commit]:
-                self.refuse(404, "EntryNotFound", "Entry not found", commit)
-            elif path in hub.refused:
-                self.refuse(403, "", "not for you", commit)
-            else:
-                self.content(repository.commits[commit][path], commit, path)
-
-        def content(self, data: bytes, commit: str, path: str) -> None:
-            etag = hashlib.sha256(data).hexdigest() if is_lfs(data) else git_hash(data)
-            size = len(data)
-            if is_lfs(data) and hub.damages:
-                data = bytes([data[0] ^ 1]) + data[1:]
-            first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
-            self.send_response(206 if first else 200)
-            self.send_header("ETag", f'"{etag}"')
-            self.send_header("X-Repo-Commit", commit)
-            self.send_header("Accept-Ranges", "bytes")
-            if is_lfs(data):
-                self.send_header("X-Linked-Etag", f'"{etag}"')
-                self.send_header("X-Linked-Size", str(size))
-            if first:
-                self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
-            self.send_header("Content-Length", str(size - first))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            if path in hub.breaks:
-                self.wfile.write(data[first : first + hub.breaks.pop(path)])
-                self.close_connection = True
-                self.connection.shutdown(1)
-                return
-            self.wfile.write(data[first:])
-
-        def json(self, value: Any) -> None:
-            text = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text if self.command == "GET" else b"")
-
-        def refuse(self, status: int, code: str, said: str, commit: str | None = None) -> None:
-            self.send_response(status)
-            self.send_header("X-Error-Code", code)
-            self.send_header("X-Error-Message", said)
-            if commit is not None:
-                self.send_header("X-Repo-Commit", commit)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(hub)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -155,6 +155,14 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["data", " "], "corpus: is empty"),
         (["data", "x" * 5000], "xxx...: File name too long"),
         (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
+        (["data", "corpus.txt", "--text-key", ""], "--text-key: is empty"),
+        (["data", "corpus.txt", "--text-key", "body"], "--text-key: for JSON lines and tables, and there are none in"),
+        (["data", "corpus.txt", "--seed", "0"], "--seed: for --synthetic only; leave it out"),
+        (
+            ["data", "--synthetic", "9", "--text-key", "body"],
+            "--text-key: for text only, not for tensors; leave it out",
+        ),
+        (["data", "corpus.txt", "--tokenizer", "bpe:" + "9" * 5000], "a BPE's vocabulary size must be at least 257"),
         (["data", "corpus.txt", "--workers", "9" * 12], "workers: 999999999999: the memory of this machine has room"),
         (["data", "--synthetic", "9" * 15], "no space left on the disk (47,308,7"),
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
@@ -208,7 +216,7 @@ def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: 
 def test_what_may_not_be_read_is_said(project: Path, tmp_path: Path, words: list[str]) -> None:
     (hidden := tmp_path / "hidden").mkdir()
     words = [str(hidden / "inside") if word == "HIDDEN" else word for word in words]
-    import_module("codescent.verbs.exchange")  # another user may not be allowed to read the program
+    import_module("codescent.verbs.export_run")  # another user may not be allowed to read the program
     called(project, *words)
     hidden.chmod(0)
     with as_nobody():

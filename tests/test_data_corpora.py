@@ -113,6 +113,35 @@ def test_a_misspelt_path_and_an_empty_folder(tmp_path: Path) -> None:
     assert "holds no file" in refusal(str(tmp_path / "empty"))
 
 
+def test_what_is_no_regular_file_is_not_left_out_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caught: a part of a corpus whose blob is gone, or whose folder may not be read, is left out, and nobody knows."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "c.txt").symlink_to("gone")
+    os.mkfifo(tmp_path / "d.txt")
+    for corpus in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(UserError) as caught:
+            resolve(str(corpus))
+        link, pipe = caught.value.problems
+        assert link == f"{tmp_path / 'c.txt'}: a symbolic link that leads nowhere"
+        assert pipe.startswith(f"{tmp_path / 'd.txt'}: a pipe, a socket or a device: it holds no text")
+    assert len(resolve(str(tmp_path / "[ab].txt")).sources) == 2
+    (tmp_path / "c.txt").unlink()
+    (tmp_path / "d.txt").unlink()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "loop").symlink_to(".")  # links to folders are left out, as the docs say
+    assert len(resolve(str(tmp_path)).sources) == 2
+    scandir = os.scandir
+
+    def refused(path: str) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "inner":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert refusal(str(tmp_path)) == f"{tmp_path / 'inner'}: cannot be read: Permission denied"
+
+
 def test_openwebtext_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(download, "OPENWEBTEXT", replace(download.OPENWEBTEXT, url="http://127.0.0.1:9/openwebtext"))

@@ -215,6 +215,17 @@ def spoil(name: str, change: Callable[[Path], object]) -> Callable[[Path], objec
             spoil("state.json", lambda file: file.write_text('{"_data_files": [], "_indices_data_files": [{}]}')),
             "its rows are chosen by a file of indices: save it again after `dataset.flatten_indices()`",
         ),
+        (
+            spoil("state.json", lambda file: file.write_text(file.read_text().replace("00001-of", "00000-of"))),
+            "state.json: names data-00000-of-00002.arrow twice",
+        ),
+        (
+            lambda folder: [
+                (folder / "state.json").unlink(),
+                (folder / "dataset_info.json").write_text('{"splits": 5}'),
+            ],
+            "dataset_info.json: not the description of a data set: splits is no JSON object",
+        ),
     ],
 )
 def test_a_damaged_saved_data_set_is_refused(change: Callable[[Path], object], told: str, tmp_path: Path) -> None:
@@ -286,6 +297,14 @@ def test_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (root / "refs" / "main").unlink()
     with pytest.raises(UserError, match=r"which snapshot\? give one of its folders in .*: 0123abcd, old"):
         corpora.resolve(str(root))
+
+
+def test_a_commit_that_cannot_be_read_or_leads_elsewhere_is_none(tmp_path: Path) -> None:
+    """Caught: a damaged name of the commit ends in a traceback, or is followed out of the snapshots."""
+    root = hub(tmp_path, {"a.txt": b"text"})
+    for wrong in (b"\xff", b"../..", b"."):
+        (root / "refs" / "main").write_bytes(wrong)
+        assert names_of(root) == {"a.txt"}
 
 
 def test_the_splits_of_the_hub(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -252,3 +253,59 @@ def test_a_file_that_unpacks_to_itself_ends(tmp_path: Path) -> None:
         data = gzip.compress(data)
     (tmp_path / "a").write_bytes(data)
     assert "compressed more than 4 times" in refusal(tmp_path / "a")
+
+
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "a.txt.gz": gzip.compress,
+    "a.txt.xz": lzma.compress,
+    "a.txt.bz2": bz2.compress,
+    "a.txt.zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_what_follows_a_compressed_stream_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    """Caught: Python's xz and bzip2 drop in silence what follows a stream: the rest of a file of pixz or pbzip2 whose
+    second stream is damaged, and an xz stream behind padding. An empty file is taken as an empty text."""
+    path, pack = tmp_path / name, PACKS[name]
+    first, second = pack(b"one " * 999), pack(b"two " * 999)
+    for middle in (b"", b"\0" * 4, b"\0" * 10_000):
+        path.write_bytes(first + middle + second + middle)
+        assert documents(path) == ["one " * 999 + "two " * 999]
+    for wrong in (
+        first + b"X" + second[1:],
+        first + second[:-9],
+        first + second[:3],
+        first + b"rubbish",
+        b"",
+        b"\0" * 8,
+    ):
+        path.write_bytes(wrong)
+        assert refusal(path).startswith(f"{path}: damaged or cut short: ")
+
+
+def test_an_archive_is_read_to_its_end_or_refused(tmp_path: Path) -> None:
+    """Caught: tarfile ends in silence at a damaged header, where an archive was cut between two members, and before a
+    second archive."""
+    path = tmp_path / "a.tar"
+    whole = tar_of({f"{number}.txt": text.encode() for number, text in enumerate(TEXTS)})
+    path.write_bytes(whole + whole)
+    assert documents(path) == TEXTS * 2
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512  # blocks of zeros follow
+    assert documents_of(path, whole[: end + 512] + b"\0" * 100) == TEXTS
+    spoiled = whole[:1024] + b"X" * 8 + whole[1032:]  # the name of the second member: its checksum does not fit
+    for wrong in (spoiled, whole[:1024], whole[:1200], whole[:end]):
+        path.write_bytes(wrong)
+        assert refusal(path).startswith(f"{path}: damaged or cut short: at byte "), wrong
+
+
+def documents_of(path: Path, data: bytes) -> list[str]:
+    path.write_bytes(data)
+    return documents(path)
+
+
+def test_a_number_of_thousands_of_digits_is_refused_by_its_line(tmp_path: Path) -> None:
+    """Caught: Python's limit of digits ends in a traceback, where the form of a file is looked for."""
+    path = tmp_path / "a.json"
+    path.write_text('{"text": "a", "id": ' + "9" * 5000 + "}\n")
+    assert refusal(path).startswith(f"{path}: line 1: not JSON: ")

@@ -39,7 +39,8 @@ from codescent.huggingface.folder import keys_of_model, open_folder
 from codescent.models import SIZES, shape_of
 from codescent.models.generate import generate
 from codescent.models.llama.declare import LlamaShape
-from codescent.verbs.exchange import export_run, import_folder
+from codescent.verbs.export_run import export_run
+from codescent.verbs.import_folder import import_folder
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0}
 WINDOWLESS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}
@@ -156,6 +157,19 @@ def test_a_family_that_is_not_known_is_refused_with_the_nearest(tmp_path: Path) 
         ),
         ({"layer_types": None, "attention_bias": True}, r"attention_bias = true: not known for qwen2"),
     ):
+        change(tmp_path, **keys)
+        with pytest.raises(UserError, match=message):
+            open_folder(tmp_path)
+
+
+def test_switches_and_types_of_layers_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """Catches: "false" in quotes, which is true; and layers of which nobody says whether they have a window."""
+    for keys, message in (
+        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings = "false": neither true nor false'),
+        ({"use_sliding_window": 1, "sliding_window": 8}, "use_sliding_window = 1: neither true nor false"),
+        ({"layer_types": ["full_attention"]}, "layer_types: of 1 layers, but num_hidden_layers = 2"),
+    ):
+        qwen2().save_pretrained(tmp_path)
         change(tmp_path, **keys)
         with pytest.raises(UserError, match=message):
             open_folder(tmp_path)

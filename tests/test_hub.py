@@ -93,7 +93,7 @@ def test_names_are_read_as_they_are_written() -> None:
         "hf://a/b@",
         "hf://datasets/a/b/../c",
         "hf://a/b@../x",
-        "hf://datasets/a",
+        *("hf://datasets/a", "hf://a/b.git", "hf://a/b--c", "hf://a..b/c", "hf://a/b@x%00", "hf://datasets/a/b/c\x00"),
     )
     for text in wrong:
         with pytest.raises(ValueError, match="write hf://"):
@@ -179,6 +179,55 @@ def test_fetch_lists_downloads_and_repairs(hub: Hub, tmp_path: Path, monkeypatch
     assert f"codescent fetch hf://{MODEL}" in done.stderr
 
 
+def test_fetch_repairs_what_it_reads_first_and_names_every_problem(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged config.json ends `fetch`, whose message says to call `fetch`; or the second wrong name comes after an
+    hour of downloading the first; or weights are read twice."""
+    assert called(tmp_path, "fetch", f"hf://{MODEL}").returncode == 0
+    blob = next((tmp_path / "hf").rglob("config.json")).resolve()
+    whole = blob.read_bytes()
+    for damaged in (whole[:-9], b"[" + whole[1:]):
+        blob.write_bytes(damaged)
+        done = called(tmp_path, "fetch", f"hf://{MODEL}")
+        assert done.returncode == 0, done.stderr
+        assert next((tmp_path / "hf").rglob("config.json")).read_bytes() == whole
+    hub.requests.clear()
+    done = called(tmp_path, "fetch", f"hf://datasets/{DATASET}/data/train.txt", "hf://tiny-lab/none", "hf://x", "a=b")
+    assert done.returncode == 2
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["hf://tiny-lab/none", "hf://x", "a=b"]
+    assert not hub.asked("GET", "/resolve/")
+    bad = ("model.weights=hf://tiny-lab/gpt2-tiny", "data.corpus=hf://datasets/tiny-lab/rhymes/none.txt")
+    done = called(tmp_path, "fetch", "run.toml", *bad, "data.validation=hf://datasets/tiny-lab/rhymes/no", "--dry-run")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2, done.stderr
+    read = list[str]()
+    differs = listing.HubFile.differs
+    monkeypatch.setattr(listing.HubFile, "differs", lambda self, path: read.append(self.path) or differs(self, path))
+    assert called(tmp_path, "fetch", "run.toml", NAMES[0]).returncode == 0
+    assert read.count("model.safetensors") == 1
+
+
+def test_a_mirror_and_a_full_disk(
+    hub: Hub, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password in HF_ENDPOINT is shown or kept; a new commit of weights that are there is refused: no room."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url.replace("//", "//me:hunter2@"))
+    done = called(tmp_path, "fetch", "hf://tiny-lab/none")
+    assert f"{hub.url} has no such model" in done.stderr
+    kept = "".join(path.read_text() for path in (tmp_path / "cache").rglob("*.json"))
+    assert f"tiny-lab/none at {hub.url} for" in kept
+    assert "hunter2" not in done.stdout + done.stderr + kept
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    assert called(tmp_path, "fetch", f"hf://{MODEL}").returncode == 0
+    hub.models[MODEL].push({**files, "README.md": b"another text"})
+    again(monkeypatch)
+    monkeypatch.setattr(obtain.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    done = called(tmp_path, "fetch", f"hf://{MODEL}")
+    assert done.returncode == 0, done.stderr
+    assert not hub.asked("GET", "README.md")
+
+
 def test_a_download_goes_on_and_is_verified(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken download begins anew, or a byte that changed on the way is trained on."""
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
@@ -231,6 +280,7 @@ REFUSED = {
     "hf://tiny-lab/gpt2-tini": f"did you mean {MODEL}?",
     f"hf://{MODEL}@mian": "has no revision mian; give a branch, a tag or a commit; did you mean main?",
     f"hf://datasets/{DATASET}/data/*.csv": "no file of the data set has the path data/*.csv; it has data/train.txt",
+    f"hf://datasets/{DATASET}/[z-a]": "[z-a] is not a pattern (glob): bad character range z-a",
     f"hf://datasets/{DATASET}": f"add the path of a file, a folder or a pattern: hf://datasets/{DATASET}",
     f"hf://{MODEL}/config.json": "write hf://OWNER/NAME",
     "hf://tiny-lab/gated": "is gated: accept its terms at",

@@ -42,8 +42,9 @@ from codescent.config.load import load
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.huggingface.tokens import tokenizer_files
 from codescent.record import RunFolder
-from codescent.verbs import exchange as interchange
 from codescent.verbs.cli import run
+from codescent.verbs.export_run import export_run
+from codescent.verbs.import_folder import import_folder
 from codescent.verbs.sample import sample_run
 from codescent.verbs.trained import find, module_of
 
@@ -377,7 +378,7 @@ def test_what_the_folder_lacks_is_drawn_and_said(project: Path, tmp_path: Path, 
     (started, *_) = RunFolder.open(project / "runs" / "begun").read_events()
     assert started["weights"]["drawn"] == ["head.weight"]
     with pytest.raises(UserError, match=r"head\.weight: missing: the folder's model has no head"):
-        interchange.import_folder(folder, tmp_path / "run", load("default"))
+        import_folder(folder, tmp_path / "run", load("default"))
 
 
 def test_a_masked_model_begins_with_a_new_head_to_answer_questions(
@@ -444,9 +445,7 @@ def test_weights_that_are_not_finite_are_refused_on_every_rank(project: Path, tm
     assert done.codes == [2, 2]
     assert f"{folder}: holds numbers that are not finite (NaN or infinity), in blocks.1.mlp.up.weight" in done.said
     assert not (project / "runs" / "nan").exists()
-    (told,) = (
-        line for line in interchange.import_folder(folder, tmp_path / "imported", load("default")) if "warning" in line
-    )
+    (told,) = (line for line in import_folder(folder, tmp_path / "imported", load("default")) if "warning" in line)
     assert "not finite (NaN or infinity), in blocks.1.mlp.up.weight: no run can train from them" in told
 
 
@@ -458,13 +457,13 @@ def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: p
     before = sorted(tmp_path.iterdir())
     path = project / "runs" / "gpt2"
     with monkeypatch.context() as patch:
-        patch.setattr(interchange, "write_weights", full)
+        patch.setattr("codescent.verbs.export_run.write_weights", full)
         with pytest.raises(UserError, match="no space left"):
-            interchange.export_run(path, tmp_path / "out")
+            export_run(path, tmp_path / "out")
     with monkeypatch.context() as patch:
         patch.setattr("codescent.checkpoint.storage._write_hashed", full)
         with pytest.raises(UserError, match="no space left"):
-            interchange.import_folder(folder, tmp_path / "out", load("default"))
+            import_folder(folder, tmp_path / "out", load("default"))
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -499,7 +498,8 @@ PEAK = """
 import sys
 from pathlib import Path
 from codescent.config.load import load
-from codescent.verbs.exchange import export_run, import_folder
+from codescent.verbs.export_run import export_run
+from codescent.verbs.import_folder import import_folder
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

@@ -17,7 +17,7 @@ from codescent.tasks import TASKS
 PACKAGE = Path(codescent.__file__).parent
 RESOLVED = ("model", "data", "lora")
 """Sections of a config that `build` resolves, beside the keys of [parallel] that make a layout."""
-BEFORE = ("build/", "planner/", "config/", "verbs/config.py", "verbs/exchange.py")
+BEFORE = ("build/", "planner/", "config/", "verbs/config.py", "verbs/import_folder.py")
 """Who works on a config before it is resolved: who loads one, and `import`, which makes one."""
 STARTS = {"ranks", "timeout_s", "restarts", "meet_s", "listen", "stopped_s"}
 """Keys of [parallel] that say how ranks are started, not how they divide the work."""

@@ -78,6 +78,7 @@ def test_scalings_that_cannot_be_are_refused_with_the_reason(tmp_path: Path) -> 
         ({"rope_type": "dynamic", "factor": 2.0}, r'"dynamic": its frequencies change with the length of each text'),
         ({"rope_type": "proportional"}, r'"proportional": codescent has "default", "linear", "llama3", "longrope"'),
         ({"rope_type": "yarn", "factor": "4", LENGTH: 16}, r'factor = "4": yarn needs a number above 0'),
+        ({"rope_type": "yarn", "factor": 4.0, LENGTH: 16.5}, r"original_max_position_embeddings = 16.5: yarn needs"),
         ({"rope_type": "longrope", LENGTH: 16}, r"short_factor = null, long_factor = null: longrope needs"),
         ({**SCALINGS["longrope, long"], "long_factor": [1.0, 2.0]}, r"rope_long_factors: 2 numbers; give 8 above 0"),
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, r"beta_fast = 3\.0: unknown to codescent"),

@@ -21,7 +21,7 @@ from codescent.base.errors import UserError
 from codescent.config.sections import Log
 from codescent.record import RunFolder
 from codescent.train import trackers
-from codescent.train.loggers import END, METRICS, START, Failure, Loggers
+from codescent.train.loggers import END, METRICS, START, Failure, Logger, Loggers
 from codescent.train.trackers import STARTED, TRACKERS, Tracker, continue_in, find_packages, tracked, trackers_of
 
 RUN = {
@@ -210,6 +210,23 @@ def test_a_folder_of_the_packages_name_is_no_package(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="the package mlflow is not installed"):
         find_packages(Log(mlflow="p"))
     find_packages(Log())
+
+
+def test_no_password_of_an_address_is_shown_or_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of MLflow's database has one; it would be in the output of a job, and in events.jsonl."""
+    address = "postgresql://me:hunter2@host/runs"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    tracker, failures = trackers.Mlflow("p"), list[Failure]()
+    monkeypatch.setattr(tracker, "_new", lambda run: "r")
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace())
+    tracker.begin(RUN, SimpleNamespace(MlflowClient=lambda tracking_uri: tracking_uri))
+    assert tracker.where == "postgresql://host/runs, run r"
+
+    def fails(*, kind: str, data: dict[str, Any]) -> None:
+        raise ConnectionError(f"cannot reach {address}")
+
+    Loggers([Logger("mlflow", fails, "mlflow", needs_start=True)], failures.append).send(START, RUN)
+    assert failures[0].problem.startswith("ConnectionError: cannot reach postgresql://host/runs")
 
 
 def test_only_a_run_of_the_same_project_is_continued() -> None:

@@ -23,6 +23,9 @@ _DATASET = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>refs/(?:pr|convert)/[^@/\s]+|[^@/\s]+))?(?:/(?P<path>.+))?"
 )
 
+_NO_REPO = re.compile(r"--|\.\.|\.git$")
+"""A hub has no such names: the cache writes -- for /."""
+
 
 @dataclass(frozen=True)
 class HubName:
@@ -75,8 +78,13 @@ def parse(text: str) -> HubName:
     found = (_DATASET if is_dataset else _MODEL).fullmatch(inner.removeprefix(DATASETS))
     path = "" if found is None else found.groupdict().get("path") or ""
     revision = MAIN if found is None else unquote(found["revision"] or MAIN)
-    is_odd = bool(path) and not is_inside(path.rstrip("/"))
-    if not text.startswith(PREFIX) or found is None or is_odd or not is_inside(revision):
+    is_odd = found is not None and (
+        (bool(path) and not is_inside(path.rstrip("/")))
+        or not is_inside(revision)
+        or not f"{path}{revision}".isprintable()
+        or _NO_REPO.search(found["repo"]) is not None
+    )
+    if not text.startswith(PREFIX) or found is None or is_odd:
         raise ValueError(f"write {CORPUS_FORM if is_dataset else FORM}")
     return HubName(found["repo"], is_dataset, revision, path)
 

@@ -41,6 +41,8 @@ KNOWN = re.compile(
     r"|xox[abeprs]-[\w-]{8,}|npm_\w{30,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,})"
 )
 LOGIN = re.compile(r"\bwandb\b.*\blogin\b[^;&|]*\b[0-9a-f]{40}\b")
+_USER = re.compile(r"(?<=://)[^/\s@]*@")
+"""The user, and perhaps a password, of an address."""
 SWITCHES = ("true", "false", "yes", "no", "none")
 """Values with which a name says only whether there is a secret."""
 OF_DATA = re.compile(
@@ -82,6 +84,11 @@ def secret_of(text: str) -> Secret | None:
         return Secret("the key of wandb login", "WANDB_API_KEY")
     known = KNOWN.search(text)
     return None if known is None else Secret(f"{known[0][:4]}...")
+
+
+def without_user(text: str) -> str:
+    """The text; addresses in it have no user and no password."""
+    return _USER.sub("", text)
 
 
 def _counts(name: str, value: str) -> bool:

@@ -172,10 +172,9 @@ class Data(Section):
 
     corpus: Corpus = key(
         "python-stdlib",
-        "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME@REVISION/PATH of the hub; or the "
-        "path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a folder, a glob, a data set of Hugging Face on "
-        "disk, or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file "
-        "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME/PATH of the hub; the path of a "
+        "file, a folder, a glob or token shards, of the kinds in docs/data.md; for data.task tensors also "
+        "synthetic:SAMPLES or synthetic:SAMPLES:SEED, random numbers of the model's sizes",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "

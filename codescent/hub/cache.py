@@ -4,13 +4,21 @@ Does not ask a hub: it looks at the cache alone (HF_HUB_CACHE, else HF_HOME/hub)
 from __future__ import annotations
 
 from pathlib import Path
-
-from huggingface_hub import constants
+from urllib.parse import urlsplit
 
 from codescent.base.durable import replace_file
+from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.reading import read_text
+from codescent.base.secret import without_user
 from codescent.base.writing import make_parents
+
+try:
+    from huggingface_hub import constants
+
+    urlsplit(constants.ENDPOINT).port  # noqa: B018 - other modules of it look at the port when they are imported
+except ValueError as error:  # it reads its variables when it is imported
+    raise UserError(f"HF_ENDPOINT, or another variable HF_* of the environment, cannot be read: {error}") from error
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -18,6 +26,11 @@ TOKENIZER_FILE = "tokenizer.json"
 def is_offline() -> bool:
     """Whether the user forbids every request: HF_HUB_OFFLINE=1."""
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def hub_shown() -> str:
+    """The address of the hub, for messages and files: HF_ENDPOINT may have a password."""
+    return without_user(constants.ENDPOINT)
 
 
 def root() -> Path:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, hf_hub_download
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from codescent import __version__
@@ -38,16 +39,16 @@ def ask(name: HubName) -> tuple[str, HubFiles]:
         info = api.repo_info(
             name.repo, repo_type=name.kind, revision=name.revision, files_metadata=True, timeout=TIMEOUT_S
         )
-    assert isinstance(info, ModelInfo | DatasetInfo)
-    assert info.sha is not None, "the hub names no commit"
-    files = {}
-    for one in info.siblings or ():
-        if not is_inside(one.rfilename):  # no file of the cache may lie elsewhere
-            continue
-        sha256 = None if one.lfs is None else one.lfs.sha256
-        size_bytes = one.size if one.lfs is None else one.lfs.size
-        files[one.rfilename] = HubFile(one.rfilename, size_bytes or 0, sha256, one.blob_id)
-    return info.sha, HubFiles(files)
+        if not isinstance(info, ModelInfo | DatasetInfo) or info.sha is None:
+            raise ValueError("it names no commit")
+        held = (one for one in info.siblings or () if is_inside(one.rfilename))  # no file of the cache lies elsewhere
+        return info.sha, HubFiles({one.rfilename: _file_of(one) for one in held})
+
+
+def _file_of(one: RepoSibling) -> HubFile:
+    if one.lfs is None:
+        return HubFile(one.rfilename, one.size or 0, None, one.blob_id)
+    return HubFile(one.rfilename, one.lfs.size, one.lfs.sha256, one.blob_id)
 
 
 def _quiet() -> None:

@@ -19,9 +19,11 @@ from huggingface_hub.errors import (
 )
 
 from codescent.base.command import command
+from codescent.base.early import StopAsked
 from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName
 from codescent.base.published import in_words, is_full
+from codescent.base.secret import without_user
 from codescent.hub.cache import root
 
 HTTP_ERRORS: tuple[type[BaseException], ...] = (HfHubHTTPError.__bases__[0], OSError)
@@ -35,8 +37,10 @@ def explained(name: HubName, what: str = "") -> Iterator[None]:
     """Turn errors of huggingface_hub into UserErrors. `what`: the file that is asked for."""
     try:
         yield
-    except HTTP_ERRORS as error:
-        raise UserError(_in_words(name, what, error)) from error
+    except (UserError, StopAsked):
+        raise
+    except Exception as error:  # an address, a proxy or a token that is none, or an answer that is not of a hub
+        raise UserError(without_user(_in_words(name, what, error))) from error  # HF_ENDPOINT may have a password
 
 
 def not_in_cache(name: HubName, what: str = "") -> UserError:
@@ -69,10 +73,17 @@ def _in_words(name: HubName, what: str, error: BaseException) -> str:
         return f"{name}: has no file {what}; its files: {page}/tree/{name.revision}"
     if isinstance(cause, HfHubHTTPError) and cause.response is not None:
         said = cause.server_message or cause.response.reason_phrase
-        return f"{name}: {constants.ENDPOINT} answers {cause.response.status_code} ({said}); try again later"
+        status = cause.response.status_code
+        then = "give a token that may read it (HF_TOKEN)" if status in (401, 403) else "try again later"
+        return f"{name}: {constants.ENDPOINT} answers {status} ({said}); {then}"
     if isinstance(cause, OSError) and cause.errno in _OF_DISK:
         more = "; free some space, or set HF_HOME to another disk" if is_full(cause) else "; set HF_HOME elsewhere"
         return f"{name}: {root()}: cannot be written: {in_words(cause)}{more}"
+    if not isinstance(cause, HTTP_ERRORS):
+        return (
+            f"{name}: {constants.ENDPOINT} cannot be asked, or it is no hub: a page or a proxy may answer instead "
+            f"({type(cause).__name__}: {_brief(cause)}); check HF_ENDPOINT, HTTPS_PROXY and HF_TOKEN"
+        )
     return (
         f"{name}: {constants.ENDPOINT} cannot be reached ({_brief(cause)}); check the network, or HF_ENDPOINT and "
         f"HTTPS_PROXY; without internet run on a machine that has it: {command('fetch', str(name))}, and set "
@@ -86,10 +97,11 @@ def _brief(error: BaseException) -> str:
 
 
 def _near(wanted: str, names: Callable[[HfApi], list[str]]) -> str:
-    """A clause with the nearest name that the hub has; "": there is none, or the hub does not say."""
-    with suppress(*HTTP_ERRORS):
-        known = {name.lower(): name for name in names(HfApi(endpoint=constants.ENDPOINT))}
-        found = difflib.get_close_matches(wanted.lower(), known, n=1, cutoff=0.6)
+    """A clause with the nearest name that the hub has; "": there is none, or the hub does not say. Repositories are of
+    one owner, so what is before their / is alike."""
+    with suppress(Exception):
+        known = {name.rpartition("/")[2].lower(): name for name in names(HfApi(endpoint=constants.ENDPOINT))}
+        found = difflib.get_close_matches(wanted.rpartition("/")[2].lower(), known, n=1, cutoff=0.6)
         return f"; did you mean {known[found[0]]}?" if found else ""
     return ""
 

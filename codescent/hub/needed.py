@@ -99,7 +99,10 @@ def for_corpus(name: HubName, listing: HubFiles) -> list[HubFile]:
     found = [file for inner, file in listing.files.items() if inner == path]
     found = found or [file for inner, file in listing.files.items() if inner.startswith(f"{path}/")]
     if not found and _MAGIC.search(path):
-        pattern = _expression(path)
+        try:
+            pattern = _expression(path)
+        except re.error as error:
+            raise UserError(f"{name}: {path} is not a pattern (glob): {error}") from error
         found = [file for inner, file in listing.files.items() if pattern.fullmatch(inner)]
     found = [file for file in found if not _is_hidden(file.path, path)]
     if not found:

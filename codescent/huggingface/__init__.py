@@ -1,5 +1,5 @@
 """In: a codescent model, or a Hugging Face folder. Out: the model in the other format, by one table per model kind.
-Does not read runs or checkpoints (codescent/verbs/exchange.py does). Does not import `transformers`."""
+Does not read runs or checkpoints (codescent/verbs/export_run.py does). Does not import `transformers`."""
 
 from __future__ import annotations
 

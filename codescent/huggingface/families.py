@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from codescent.huggingface import rope
-from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, is_true
 from codescent.huggingface.llama import axes, rows
 from codescent.models.llama.declare import LlamaShape
 
@@ -41,7 +41,7 @@ class Family:
     def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
         """See `Kind.read`: traits, tied head, head size, and rotary positions."""
         found, problems = rope.read(settings)
-        tied, channels = bool(settings.get("tie_word_embeddings", False)), settings.get("head_dim", self.head_dim)
+        tied, channels = is_true(settings, "tie_word_embeddings"), settings.get("head_dim", self.head_dim)
         found |= {"tie_head": tied, **self.traits}
         if channels is not None and (type(channels) is not int or channels < 1):
             problems.append(f"head_dim = {channels!r}: not a size")
@@ -62,7 +62,9 @@ class Family:
                 windowed = sum(one == "sliding_attention" for one in types)
                 if unknown := sorted({*types} - {"sliding_attention", "full_attention"}):
                     return 0, [f"layer_types: {', '.join(unknown)}: codescent has no such attention"]
-            windowed = windowed if settings.get("use_sliding_window", False) else 0
+                if len(types) != layers:
+                    return 0, [f"layer_types: of {len(types)} layers, but num_hidden_layers = {layers}"]
+            windowed = windowed if is_true(settings, "use_sliding_window") else 0
         if not windowed or width is None:
             return 0, []
         if type(width) is not int or width < 1:

@@ -3,6 +3,7 @@ Does not name any model kind and does not read files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,14 @@ class Kind:
 def is_same(value: object, other: object) -> bool:
     """Whether two values of a JSON file are equal; true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def is_true(settings: Settings, key: str) -> bool:
+    """The value of a switch; null is false. Raises TypeError: it is none of them, such as "false" in quotes."""
+    value = settings.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{key} = {json.dumps(value)}: neither true nor false")
+    return bool(value)
 
 
 COMMON_IGNORED = """

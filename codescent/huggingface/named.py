@@ -4,9 +4,9 @@ Does not download itself (codescent/hub does) and reads no tensor."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from codescent.base.errors import UserError
+from codescent.base.errors import UserError, of_each
 from codescent.base.hub_name import HubName
 from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, WEIGHTS, names_in, with_names
 from codescent.config.load import LoadedConfig
@@ -36,14 +36,12 @@ def with_commits(loaded: LoadedConfig, recorded: Mapping[str, HubName]) -> Loade
     Raises:
         UserError: every name that cannot be resolved.
     """
-    names, problems = dict[str, HubName](), list[str]()
-    for key, name in names_in(loaded.config).items():
-        try:
-            names[key] = _with_commit(key, name, recorded.get(key))
-        except UserError as error:
-            problems += [f"{loaded.origins[key]}: {key} = {problem}" for problem in error.problems]
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
+    named = names_in(loaded.config)
+    names = of_each(
+        named,
+        lambda key: _with_commit(key, named[key], recorded.get(key)),
+        lambda key: f"{loaded.origins[key]}: {key} = ",
+    )
     return dataclasses.replace(loaded, config=with_names(loaded.config, names)) if names else loaded
 
 
@@ -64,16 +62,18 @@ def obtain_config(name: HubName) -> None:
     obtain(name, needed.for_config)
 
 
-def obtain_model(name: HubName) -> CachedFiles:
-    """Download a pinned model, and read what is in the cache already.
-
-    Raises UserError: see `repair`; before a long download: codescent cannot build the model.
-    """
-    obtain_config(name)
+def refuse_unknown(name: HubName) -> None:
+    """Raise UserError if codescent cannot build a pinned model, by its config.json: before a long download."""
+    repair(name, needed.for_config)
     try:
         keys_of_model(snapshot_of(name))
     except UserError as error:
         raise UserError(*(f"{name}: {problem}" for problem in error.problems)) from error
+
+
+def obtain_model(name: HubName) -> CachedFiles:
+    """Download a pinned model, and read what is in the cache. Raises UserError: see `refuse_unknown` and `repair`."""
+    refuse_unknown(name)
     return repair(name, needed.for_weights)
 
 
@@ -93,24 +93,20 @@ def obtain_all(
     Raises:
         UserError: every key whose files cannot be had.
     """
-    get, found, problems = repair if repairs else obtain, list[tuple[str, CachedFiles]](), list[str]()
-    for key, name in names_in(config).items():
-        try:
-            found += [(key, get(name, CHOICES[key]))] if key in keys else []
-        except UserError as error:
-            problems += [f"{key} = {problem}" for problem in error.problems]
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
-    return found
+    return _for_each(config, keys, repair if repairs else obtain)
 
 
-def all_held(config: Config) -> Iterator[tuple[str, CachedFiles]]:
-    """What the cache has of what a config names, by key. Raises UserError: a name cannot be used."""
-    for key, name in names_in(config).items():
-        try:
-            yield key, held(name, CHOICES[key])
-        except UserError as error:
-            raise UserError(*(f"{key} = {problem}" for problem in error.problems)) from error
+def all_held(config: Config) -> list[tuple[str, CachedFiles]]:
+    """What the cache has of what a config names, by key. Raises UserError: every name that cannot be used."""
+    return _for_each(config, HUB_KEYS, held)
+
+
+def _for_each(
+    config: Config, keys: tuple[str, ...], get: Callable[[HubName, Choice], CachedFiles]
+) -> list[tuple[str, CachedFiles]]:
+    """The files of each key that names something of a hub. Raises UserError: the problems of all keys."""
+    names = {key: name for key, name in names_in(config).items() if key in keys}
+    return list(of_each(names, lambda key: get(names[key], CHOICES[key]), lambda key: f"{key} = ").items())
 
 
 def keys_of_run(*, resumes: bool, has_adapters: bool) -> tuple[str, ...]:

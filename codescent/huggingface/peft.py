@@ -1,5 +1,5 @@
 """In: a kind's table, a model's sizes, its LoRA settings. Out: tensor names and adapter_config.json of a `peft` export.
-Does not read or write files: codescent/verbs/exchange.py does."""
+Does not read or write files: codescent/verbs/export_run.py does."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from codescent.huggingface.kind import Settings
 from codescent.models.llama.rope import READS, ROPE
@@ -74,7 +74,7 @@ def _scaling(method: str, rope: dict[str, Any], settings: Settings) -> tuple[dic
     }
     if wrong:
         shown = ", ".join(f"{theirs} = {json.dumps(value)}" for theirs, value in wrong.items())
-        return {}, [f"rotary scaling with {shown}: {method} needs a number above 0 for each"]
+        return {}, [f"rotary scaling with {shown}: {method} needs a number above 0 for each; {LENGTH} is whole"]
     return {"rope_type": method, **{_SIZE_OF[name]: _size(name, value) for name, value in given.items()}}, []
 
 
@@ -83,7 +83,7 @@ def _fits(field: str, value: object) -> bool:
         return isinstance(value, bool)
     if field in _LISTS:
         return isinstance(value, list) and all(map(_is_number, value))
-    return _is_number(value)
+    return _is_number(value) and (field != "original_seq_len" or float(value).is_integer())
 
 
 def _size(field: str, value: Any) -> Any:
@@ -95,7 +95,7 @@ def _size(field: str, value: Any) -> Any:
     return float(value)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from codescent.base.errors import UserError
 from codescent.base.reading import read_text
+from codescent.base.secret import without_user
 from codescent.record import PLAN
 
 START, METRICS, EVENT, END = "start", "metrics", "event", "end"
@@ -207,7 +208,7 @@ def _takes(function: Callable[..., object]) -> bool:
 
 
 def _words(error: BaseException, file: str) -> str:
-    """An exception in one line, with the line of the user's file at which it was raised.
+    """An exception in one line, without passwords of addresses; with the line of the user's file that raised it.
     If no line of `file` was running: the first line that is neither this module's nor the import system's.
     """
     frames = traceback.extract_tb(error.__traceback__)
@@ -216,4 +217,4 @@ def _words(error: BaseException, file: str) -> str:
     of_user = [frame for frame in own if frame.filename == file][-1:] or own[:1]
     where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in of_user)
     said = " ".join(str(error).split())
-    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+    return f"{type(error).__name__}{f': {without_user(said)}' if said else ''}{where}"

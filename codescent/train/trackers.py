@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from codescent.base.errors import UserError
+from codescent.base.secret import without_user
 from codescent.config.sections import Log
 from codescent.train.loggers import END, METRICS, START, load
 from codescent.train.loggers import Logger as Logger
@@ -141,7 +142,7 @@ class Mlflow(Tracker):
             self._client.update_run(self.id, status="RUNNING")
         else:
             self.id = self._new(run)
-        self.where = f"{uri}, run {self.id}"
+        self.where = f"{without_user(uri)}, run {self.id}"  # of a database it has the password
 
     def _new(self, run: Mapping[str, Any]) -> str:
         """Make a run with the config and the plan as parameters. Returns its id."""

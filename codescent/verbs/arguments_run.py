@@ -112,7 +112,8 @@ def data(verb: argparse.ArgumentParser) -> None:
     add("--train-bpe", type=positive, metavar="VOCAB", help="train a BPE of this many tokens on the corpus")
     add("--folder", type=path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
     add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
-    add("--text-key", help="column or JSON key of the text (default: text, content or the only one of strings)")
+    key_help = "column or JSON key of the text (default: text, content or the only one of strings)"
+    add("--text-key", type=text, help=key_help)
     add("--as-text", action="store_true", help="every file is plain text, whatever it looks like: JSON, CSV, questions")
     add("--workers", type=positive, metavar="N", help="number of processes (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")

@@ -40,8 +40,8 @@ VERBS: Mapping[str, str] = {
     "compare": "compare.main",
     "study": "study.main",
     "report": "report.main",
-    "export": "exchange.export_main",
-    "import": "exchange.import_main",
+    "export": "export_run.main",
+    "import": "import_folder.main",
     "fetch": "fetch.main",
 }
 """Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""

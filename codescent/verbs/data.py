@@ -7,12 +7,12 @@ from argparse import Namespace
 
 from codescent import tasks
 from codescent.base.counted import counted
-from codescent.base.errors import UserError
+from codescent.base.errors import UserError, of_each
 from codescent.base.hub_name import is_hub_name, parse_dataset, parse_model
 from codescent.base.output import say, warn
 from codescent.config.keys import AUTO
 from codescent.data.text import corpora
-from codescent.data.text.dataset import open_dataset
+from codescent.data.text.dataset import open_dataset, token_shards
 from codescent.data.text.prepare import prepare
 from codescent.hub.cache import place_of, tokenizer_place
 from codescent.hub.needed import corpus_name, for_corpus, for_tokenizer
@@ -21,7 +21,8 @@ from codescent.tasks import ShownDataset
 from codescent.tasks.tensors.dataset import open_tensors
 from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
 
-_OF_TEXT, _OF_TENSORS = ("tokenizer", "train_bpe", "workers", "as_text"), ("source", "target", "format", "seed")
+_OF_TEXT = ("tokenizer", "train_bpe", "workers", "text_key", "as_text")
+_OF_TENSORS = ("source", "target", "format", "seed")
 
 
 def main(arguments: Namespace) -> int:
@@ -33,12 +34,7 @@ def main(arguments: Namespace) -> int:
     if files:
         warn(f"{arguments.corpus}: no file has this name, so it is read as a pattern (glob): {counted(files, 'file')}")
     opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
-    vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
-    for name in (*(_OF_TEXT if vectors else ()), *(() if arguments.synthetic else _OF_TENSORS)):
-        value = getattr(arguments, name)
-        if value is not None and value is not False:
-            why = "for text only, not for tensors" if name in _OF_TEXT else "for --synthetic only"
-            raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
+    _refuse_unused(arguments, opened)
     dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
     if arguments.verify:
         dataset.verify()
@@ -47,18 +43,39 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
+def _refuse_unused(arguments: Namespace, opened: ShownDataset | None) -> None:
+    """Raise UserError for each option without an effect. `opened`: the corpus, if it is prepared already."""
+    vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
+    is_prepared = opened is not None or (not vectors and token_shards(arguments.corpus) is not None)
+    of_text = "for text only, not for tensors" if vectors else f"for text, and {arguments.corpus} is prepared already"
+    why = dict.fromkeys(_OF_TEXT, of_text) if vectors or is_prepared else {}
+    if not why and arguments.as_text:
+        why["text_key"] = "for JSON lines and tables, and --as-text reads every file as plain text"
+    elif not why and arguments.text_key is not None and not corpora.may_have_columns(arguments.corpus):
+        why["text_key"] = f"for JSON lines and tables, and there are none in {arguments.corpus}"
+    if not arguments.synthetic:
+        why |= dict.fromkeys(_OF_TENSORS, "for --synthetic only")
+    given = [name for name in why if getattr(arguments, name) is not None and getattr(arguments, name) is not False]
+    if given:
+        raise UserError(*(f"--{name.replace('_', '-')}: {why[name]}; leave it out" for name in given))
+
+
 def _download(arguments: Namespace) -> None:
     """Put the places in the cache instead of names of a hub, and download what the cache lacks. Raises UserError."""
-    for key, read, choose in (("corpus", parse_dataset, for_corpus), ("tokenizer", parse_model, for_tokenizer)):
-        if not is_hub_name(word := getattr(arguments, key)):
-            continue
+    words = {key: getattr(arguments, key) for key in ("corpus", "tokenizer") if is_hub_name(getattr(arguments, key))}
+
+    def place(key: str) -> str:
+        is_corpus = key == "corpus"
         try:
-            name = pinned(read(word))
+            name = (parse_dataset if is_corpus else parse_model)(words[key])
         except ValueError as error:
-            raise UserError(f"{word}: {error}") from error
-        name = corpus_name(name, listed(name)) if name.is_dataset else name
-        obtain(name, choose)
-        setattr(arguments, key, place_of(str(name)) if name.is_dataset else tokenizer_place(str(name)))
+            raise UserError(f"{words[key]}: {error}") from error
+        name = pinned(name)
+        name = corpus_name(name, listed(name)) if is_corpus else name
+        obtain(name, for_corpus if is_corpus else for_tokenizer)
+        return place_of(str(name)) if is_corpus else tokenizer_place(str(name))
+
+    vars(arguments).update(of_each(words, place))
 
 
 def _tokens(arguments: Namespace) -> ShownDataset:

@@ -8,42 +8,52 @@ from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted
-from codescent.base.errors import UserError
-from codescent.base.hub_name import is_hub_name, parse
+from codescent.base.errors import UserError, of_each
+from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.output import say
 from codescent.config.hub_keys import HUB_KEYS, WEIGHTS, names_in
 from codescent.hub import needed
 from codescent.hub.cache import root
-from codescent.hub.obtain import CachedFiles, held, listed, pinned, repair
-from codescent.huggingface.named import all_held, obtain_all, obtain_model
+from codescent.hub.obtain import CachedFiles, Choice, held, listed, pinned, repair
+from codescent.huggingface.named import all_held, obtain_all, obtain_model, refuse_unknown
 from codescent.verbs.config import resolved_of
 
 
 def main(arguments: Namespace) -> int:
     """Download what a config or a name of a hub needs, and print where it is."""
     if is_hub_name(arguments.config):
-        found = [_of_name(word, dry_run=arguments.dry_run) for word in (arguments.config, *arguments.overrides)]
+        found = _of_names([arguments.config, *arguments.overrides], dry_run=arguments.dry_run)
     else:
         found = _of_config(arguments)
     say(_lines(found, dry_run=arguments.dry_run))
     return 0
 
 
-def _of_name(word: str, *, dry_run: bool) -> tuple[str, CachedFiles]:
-    """The files of a name: of a model weights and tokenizer, or its tokenizer alone; of a data set a corpus."""
+def _of_names(words: Sequence[str], *, dry_run: bool) -> list[tuple[str, CachedFiles]]:
+    """The files of names. Raises UserError: every name that is wrong, before a download; then those that fail."""
+    names = of_each(words, _wanted)
+    return list(of_each(names, lambda word: _obtained(*names[word], dry_run=dry_run)).items())
+
+
+def _wanted(word: str) -> tuple[HubName, Choice]:
+    """A name with its commit, and which files: of a model weights and tokenizer, or its tokenizer alone; of a data set
+    a corpus."""
     try:
-        name = pinned(parse(word))
+        name = parse(word)
     except ValueError as error:
         raise UserError(f"{word}: {error}") from error
+    name = pinned(name)
     if name.is_dataset:
-        name = needed.corpus_name(name, listed(name))
-        return word, held(name, needed.for_corpus) if dry_run else repair(name, needed.for_corpus)
+        return needed.corpus_name(name, listed(name)), needed.for_corpus
     files = listed(name).files
     has_model = needed.CONFIG in files and any(path.endswith((".safetensors", *needed.PICKLES)) for path in files)
-    choose = needed.for_weights if has_model else needed.for_tokenizer
+    return name, needed.for_weights if has_model else needed.for_tokenizer
+
+
+def _obtained(name: HubName, choose: Choice, *, dry_run: bool) -> CachedFiles:
     if dry_run:
-        return word, held(name, choose)
-    return word, obtain_model(name) if has_model else repair(name, choose)
+        return held(name, choose)
+    return obtain_model(name) if choose is needed.for_weights else repair(name, choose)
 
 
 def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
@@ -54,9 +64,9 @@ def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
         keys = ", ".join(HUB_KEYS)
         raise UserError(f"{arguments.config}: names nothing of a hub: none of {keys} begins with hf://")
     if arguments.dry_run:
-        return list(all_held(config))
-    if WEIGHTS in names:  # before a long download
-        obtain_model(names[WEIGHTS])
+        return all_held(config)
+    if WEIGHTS in names:
+        refuse_unknown(names[WEIGHTS])
     return obtain_all(config, repairs=True)
 
 

@@ -4,8 +4,9 @@ changes in the same order. Does not compute them (train/replay.py and train/repl
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
@@ -15,6 +16,7 @@ from codescent.base.refusal import Change
 from codescent.build import saved_plan
 from codescent.build.accept import changed
 from codescent.config.load import load
+from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.record import CHECKPOINTS, RunFolder
 
@@ -43,54 +45,61 @@ def replay_run(path: Path, *, as_json: bool) -> int:
     saved = Checkpoints(folder.path / CHECKPOINTS, 1, keep_best=False).latest()
     if saved is None:
         raise UserError(f"{path}: has no checkpoint to compare with")
-    alone = changed(
-        config,
-        Change(
-            {
-                "parallel.ranks": 1,
-                "parallel.dp_replicate": None,
-                "parallel.servers": 0,
-                "parallel.restarts": 0,
-                "parallel.updates": "synchronous",
-                "parallel.staleness": None,
-                "parallel.momentum_every": None,
-                "parallel.local_steps": "equal",
-                "parallel.average_every": 0,
-                "parallel.outer_optimizer": "none",
-                "parallel.outer_learning_rate": 0.7,
-                "parallel.outer_momentum": 0.9,
-                "parallel.gossip": "none",
-                "parallel.gossip_mode": "synchronous",
-                "parallel.wire": "none",
-                "train.microbatch_size": plan.work.microbatch_size,
-            }
-        ),
-    )
     again = replay_gossip if plan.layout.averages_beside else replay
     recorded = folder.read_environment()
     if not recorded:
         raise UserError(f"{path}: has no environment.json, which names its kernels and threads; it cannot be replayed")
-    found = again(config, alone, plan, folder.path, saved, recorded)
+    found = again(config, _alone(config, plan), plan, folder.path, saved, recorded)
     expected = read_tensors(saved.path, list(found))
     far = {name: distance(value, expected[name]) for name, value in found.items()}
     worst = max(far, key=lambda name: far[name])
     tolerance = TOLERANCE[plan.work.precision]
-    same = far[worst] <= tolerance
     portions = saved.step // plan.schedule.period * plan.mesh.world_size
-    what = f"pushes to {counted(len(plan.servers), 'server')}"
-    if plan.layout.averages_beside:
-        what = f"updates of {counted(plan.mesh.dp_replicate, 'replica')}, and their averages"
+    facts = {
+        **{"run": path, "step": saved.step, "applied": portions, "of": _applied(plan), "tolerance": tolerance},
+        **{"distance": far[worst], "tensor": worst, "same": far[worst] <= tolerance},
+    }
     if as_json:
-        facts = {"run": path, "step": saved.step, "applied": portions, "of": what, "tolerance": tolerance}
-        print(json_text({**facts, "distance": far[worst], "tensor": worst, "same": same}))
-        return 0 if same else 1
-    say(
-        [
-            f"{path}, step {saved.step}: {portions:,} {what}, applied in one process",
-            f"largest relative distance of a tensor: {far[worst]:.2e} ({worst}): {'same' if same else 'DIFFERS'}",
-        ]
-    )
-    return 0 if same else 1
+        print(json_text(facts))
+    else:
+        say(_lines(facts))
+    return 0 if facts["same"] else 1
+
+
+def _alone(config: Config, plan: Plan) -> Config:
+    """The config of one process that computes what a replica or a worker of the run has computed."""
+    synchronous = {
+        "parallel.ranks": 1,
+        "parallel.dp_replicate": None,
+        "parallel.servers": 0,
+        "parallel.restarts": 0,
+        "parallel.updates": "synchronous",
+        "parallel.staleness": None,
+        "parallel.momentum_every": None,
+        "parallel.local_steps": "equal",
+        "parallel.average_every": 0,
+        "parallel.outer_optimizer": "none",
+        "parallel.outer_learning_rate": 0.7,
+        "parallel.outer_momentum": 0.9,
+        "parallel.gossip": "none",
+        "parallel.gossip_mode": "synchronous",
+        "parallel.wire": "none",
+    }
+    return changed(config, Change({**synchronous, "train.microbatch_size": plan.work.microbatch_size}))
+
+
+def _applied(plan: Plan) -> str:
+    """What the run has applied, in words."""
+    if plan.layout.averages_beside:
+        return f"updates of {counted(plan.mesh.dp_replicate, 'replica')}, and their averages"
+    return f"pushes to {counted(len(plan.servers), 'server')}"
+
+
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The facts in sentences."""
+    yield f"{facts['run']}, step {facts['step']}: {facts['applied']:,} {facts['of']}, applied in one process"
+    verdict = "same" if facts["same"] else "DIFFERS"
+    yield f"largest relative distance of a tensor: {facts['distance']:.2e} ({facts['tensor']}): {verdict}"
 
 
 def distance(value: Tensor, expected: Tensor) -> float:

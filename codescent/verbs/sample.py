@@ -87,10 +87,7 @@ def sample_run(
         prompts: texts to continue, or user messages if the run has a chat template; None: one text that begins a
             document, or the answer to "Hello".
         tokens: largest number of new tokens of a text; a text ends earlier if the model ends the document.
-        temperature: see Choice.
-        top_k: see Choice.
-        top_p: see Choice.
-        seed: see Choice. The same seed on the same machine gives the same texts.
+        temperature, top_k, top_p, seed: see Choice. The same seed on the same machine gives the same texts.
         num: number of texts for each prompt.
         device: "auto", "cpu" or "cuda".
         out: where to write; None: standard output, with control characters made visible (`visible`).
@@ -117,10 +114,7 @@ def sample_run(
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
         raise UserError(*problems)
-    longest = max(len(ids) for _, ids in starts) + tokens
-    if num * len(starts) > (most := _most_texts(trained, longest, where)):
-        each = f" for each of {len(starts)} prompts" if len(starts) > 1 else ""
-        raise UserError(f"--num {num}{each}: keys and values of {most:,} texts at most fit into the memory")
+    _refuse_many(trained, starts, num, tokens, where)
     texts, ids = zip(*(start for start in starts for _ in range(num)))
     module, vocab_size = module_of(trained, where), tokenizer.vocab_size
     stream = generate(module, ids, tokens, temperature, top_k, top_p, seed, prompter.stop, vocab_size)
@@ -150,6 +144,16 @@ def _example(trained: Trained, tokenizer: Tokenizer) -> list[tuple[str, list[int
     work = saved_plan(trained.folder).work
     ids = trained.task.example(lambda: dataset_of(trained).source("validation", work.seq_len, work.positions(-1)))
     return None if ids is None else [(tokenizer.decode(ids), ids)]
+
+
+def _refuse_many(
+    trained: Trained, starts: Sequence[tuple[str, list[int]]], num: int, tokens: int, device: torch.device
+) -> None:
+    """Raise UserError if the memory has no room for `num` texts of each prompt, each with `tokens` new tokens."""
+    longest = max(len(ids) for _, ids in starts) + tokens
+    if num * len(starts) > (most := _most_texts(trained, longest, device)):
+        each = f" for each of {len(starts)} prompts" if len(starts) > 1 else ""
+        raise UserError(f"--num {num}{each}: keys and values of {most:,} texts at most fit into the memory")
 
 
 def _most_texts(trained: Trained, longest: int, device: torch.device) -> int:

@@ -4,7 +4,6 @@ Does not hold a whole file in memory, except in `read_unpacked`. Does not open a
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import tarfile
@@ -21,27 +20,37 @@ from codescent.data.text.forms import COLUMNAR, HEAD_BYTES, binary_form, is_tar,
 READ_BYTES = 1 << 20
 MOST_UNPACKED_BYTES = 1 << 32
 """A larger file is not read as a whole."""
-_ZSTD_PIECE_BYTES = 1 << 12  # so many bytes unpack to 128 MiB at most: a block of 128 KiB takes 4 bytes or more
+_PIECE_BYTES = 1 << 12  # so many bytes unpack to 128 MiB at most: a block of 128 KiB of Zstandard takes 4 bytes or more
 _ZSTD_WINDOW_BYTES = 1 << 31  # of `zstd --long=31`, the largest; memory is allocated as a frame declares it
+_GZIP_BITS = 16 + zlib.MAX_WBITS  # of zlib: a header and a checksum as gzip has them
 
 
 class Damaged(Exception):
-    """Zstandard data is damaged."""
+    """Compressed data is damaged."""
 
 
-BAD_ARCHIVE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, gzip.BadGzipFile, Damaged)
+BAD_ARCHIVE = (EOFError, tarfile.TarError, Damaged)
 """What reading a compressed file or an archive raises if it is damaged."""
 
 
-class _Zstandard(io.RawIOBase):
-    """The content of a file of Zstandard frames. Reading raises Damaged or EOFError: it is damaged or cut short."""
+class _Streams(io.RawIOBase):
+    """The content of a compressed file: that of all its streams (Zstandard: frames), one after the other.
 
-    def __init__(self, packed: IO[bytes]) -> None:
+    Zeros behind a stream are padding. Reading raises Damaged: what follows is no stream, or a stream is damaged; or
+    EOFError: the file has no stream, or ends within one. The readers of Python drop what follows a stream in silence.
+
+    Args:
+        packed: the compressed file.
+        new: makes what decompresses one stream: an object of bz2, lzma, zlib or zstandard.
+        wrong: what it raises if its input is damaged.
+    """
+
+    def __init__(self, packed: IO[bytes], new: Callable[[], Any], wrong: type[Exception]) -> None:
         super().__init__()
-        self._library = library("zstandard", "Zstandard", "zstd")
-        self._packed = packed
-        self._frame: Any = None  # None: between two frames
-        self._rest = self._ready = b""  # packed bytes behind the last frame; content that was not read yet
+        self._packed, self._new, self._wrong = packed, new, wrong
+        self._stream: Any = None  # None: between two streams
+        self._found_any = False
+        self._rest, self._ready = b"", memoryview(b"")  # packed bytes behind the last stream; content not read yet
 
     def readable(self) -> bool:
         """True."""
@@ -50,10 +59,10 @@ class _Zstandard(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """See io.RawIOBase."""
         while not self._ready:
-            piece = self._rest or self._packed.read(_ZSTD_PIECE_BYTES)
+            piece = self._rest or self._packed.read(_PIECE_BYTES)
             if not piece:
-                if self._frame is not None:
-                    raise EOFError("it ends within a Zstandard frame")
+                if self._stream is not None or not self._found_any:
+                    raise EOFError("it ends within a compressed stream" if self._found_any else "it is empty")
                 return 0
             self._unpack(piece)
         data = self._ready[: len(buffer)]
@@ -62,27 +71,42 @@ class _Zstandard(io.RawIOBase):
         return len(data)
 
     def _unpack(self, piece: bytes) -> None:
-        if self._frame is None:
-            self._frame = self._library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
-        try:
-            self._ready = self._frame.decompress(piece)
-        except self._library.ZstdError as error:
-            raise Damaged(str(error)) from error
         self._rest = b""
-        if self._frame.eof:
-            self._rest, self._frame = self._frame.unused_data, None
+        if self._stream is None:
+            if self._found_any and not (piece := piece.lstrip(b"\0")):
+                return
+            self._stream, self._found_any = self._new(), True
+        try:
+            self._ready = memoryview(self._stream.decompress(piece))
+        except self._wrong as error:
+            raise Damaged(str(error)) from error
+        if self._stream.eof:
+            self._rest, self._stream = self._stream.unused_data, None
 
 
-OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
-    ".tgz": lambda stream: gzip.GzipFile(fileobj=stream),
-    ".xz": lzma.LZMAFile,
-    ".txz": lzma.LZMAFile,
-    ".lzma": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
-    ".zst": _Zstandard,
-    ".zstd": _Zstandard,
-    ".tzst": _Zstandard,
+def _gzip(packed: IO[bytes]) -> _Streams:
+    return _Streams(packed, lambda: zlib.decompressobj(_GZIP_BITS), zlib.error)
+
+
+def _xz(packed: IO[bytes]) -> _Streams:
+    return _Streams(packed, lzma.LZMADecompressor, lzma.LZMAError)
+
+
+def _bzip2(packed: IO[bytes]) -> _Streams:
+    return _Streams(packed, bz2.BZ2Decompressor, OSError)
+
+
+def _zstandard(packed: IO[bytes]) -> _Streams:
+    made_by = library("zstandard", "Zstandard", "zstd")
+    decompressor = made_by.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    return _Streams(packed, decompressor.decompressobj, made_by.ZstdError)
+
+
+OPENERS: dict[str, Callable[[IO[bytes]], _Streams]] = {
+    **dict.fromkeys((".gz", ".tgz"), _gzip),
+    **dict.fromkeys((".xz", ".txz", ".lzma"), _xz),
+    ".bz2": _bzip2,
+    **dict.fromkeys((".zst", ".zstd", ".tzst"), _zstandard),
 }
 """By the ending of a name: what gives the content of a compressed stream."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
@@ -25,6 +26,7 @@ NAMES = ("python-stdlib", "shakespeare", "openwebtext")
 STDLIB_LEFT_OUT = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data")
 )
+MOST_ODD = 20
 OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet", ".xz", ".gz", ".bz2", ".zst", *TAR_SUFFIXES)
 
 
@@ -120,7 +122,7 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
 @cache  # a study asks for it once for each point, and its files stay as long as this process
 def _python_stdlib() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = (path for path in _walk(root, STDLIB_LEFT_OUT) if path.suffix == ".py")
+    paths = (path for path in _walk(root, STDLIB_LEFT_OUT) if path.suffix == ".py" and path.is_file())
     sources = _in_order(root, (path for path in paths if not path.name.startswith("_sysconfigdata")))
     if not sources:
         raise UserError(f"python-stdlib: this Python has no sources in {root}: name a text file or folder instead")
@@ -136,6 +138,7 @@ def _openwebtext(advance: Callable[[int], None]) -> Corpus:
     if folder is None or not paths:
         archive = download.found(download.OPENWEBTEXT) or download.obtain(download.OPENWEBTEXT, advance)
         folder, paths = archive.parent, [archive]
+    _refuse_odd(paths)
     return _stamped("openwebtext", folder, paths, False)
 
 
@@ -145,12 +148,12 @@ def _openwebtext_folder() -> Path | None:
 
 
 def _files(corpus: str) -> Corpus:
-    path = expanded(corpus)
-    matches = _matches(corpus)
+    path, matches = expanded(corpus), _found(corpus)
     if not matches:
         raise _nothing_there(corpus, path)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{corpus}: not a regular file: its text is read twice, so save it to a file first")
+    _refuse_odd(matches)
     if path.is_dir():
         saved.refuse_splits(matches)
     root = saved.data_root(path) if path.is_dir() else Path(os.path.commonpath([match.parent for match in matches]))
@@ -158,6 +161,12 @@ def _files(corpus: str) -> Corpus:
 
 
 def _matches(corpus: str) -> list[Path]:
+    """The regular files of a folder or a glob, or the path itself."""
+    return [path for path in _found(corpus) if path.is_file() or path == expanded(corpus)]
+
+
+def _found(corpus: str) -> list[Path]:
+    """As `_matches`, with what is no regular file: such a path may not be left out in silence (`_refuse_odd`)."""
     path = expanded(corpus)
     if path.is_dir():
         return list(_walk(saved.data_root(path)))
@@ -167,7 +176,7 @@ def _matches(corpus: str) -> list[Path]:
 
 
 def _of_glob(path: Path) -> Iterator[Path]:
-    """The regular files of a glob. Hidden ones are left out, unless the glob names them.
+    """What matches a glob, without folders. Hidden files are left out, unless the glob names them.
 
     "**" does not enter links to folders (Path.glob; glob.glob would), because they may form circles.
     """
@@ -182,7 +191,7 @@ def _of_glob(path: Path) -> Iterator[Path]:
     names_hidden = any(part.startswith(".") for part in pattern.parts)
     for file in root.glob(str(pattern)):
         is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
-        if file.is_file() and (names_hidden or not is_hidden):
+        if not file.is_dir() and (names_hidden or not is_hidden):
             yield file
 
 
@@ -202,15 +211,31 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
 
 
 def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
-    """Every regular file below a folder, except hidden ones and folders named in `left_out`."""
-    for folder, names, files in os.walk(root):  # does not follow links to folders, which may form circles
+    """Every file below a folder, except hidden ones and folders named in `left_out`.
+    Raises UserError: a folder cannot be read.
+    """
+    for folder, names, files in os.walk(root, onerror=_refuse_folder):  # not links to folders, which may form circles
         names[:] = sorted(
             name
             for name in saved.data_folders(Path(folder), names)
             if not name.startswith(".") and name not in left_out and not _is_our_own(Path(folder, name))
         )
         shown = sorted(name for name in files if not name.startswith("."))
-        yield from filter(Path.is_file, (Path(folder, name) for name in saved.data_files(Path(folder), shown)))
+        yield from (Path(folder, name) for name in saved.data_files(Path(folder), shown))
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _refuse_odd(paths: Iterable[Path]) -> None:
+    """Raise UserError if a path of a corpus is no regular file: its text would be left out in silence."""
+    odd = [path for path in paths if not path.is_file()]
+    leads = "a symbolic link that leads nowhere"
+    why = [f"{path}: {leads if path.is_symlink() else 'a pipe, a socket or a device'}" for path in odd[:MOST_ODD]]
+    if odd:
+        more = f", and {len(odd) - MOST_ODD} more" if len(odd) > MOST_ODD else ""
+        raise UserError(*why[:-1], f"{why[-1]}{more}: it holds no text; delete it, or give a glob of the other files")
 
 
 def _is_our_own(folder: Path) -> bool:

@@ -61,6 +61,8 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x93NUMPY", "a numpy array"),
     (0, b"SQLite format 3\x00", "an SQLite database"),
     (0, b"\x7fELF", "a program"),
+    (0, b"\xff\xfe\x00\x00", "UTF-32: save it as UTF-8"),
+    (0, b"\x00\x00\xfe\xff", "UTF-32: save it as UTF-8"),
     (0, b"\xff\xfe", "UTF-16: save it as UTF-8"),
     (0, b"\xfe\xff", "UTF-16: save it as UTF-8"),
     (0, b"\x1f\x8b", "gzip"),
@@ -174,6 +176,8 @@ def _json_form(text: str, is_whole: bool) -> str | None:
         value, end = None, len(text)  # the rest is not in the head
     except RecursionError:
         return _DOCUMENT
+    except ValueError:  # a number of thousands of digits: reading says so
+        return JSON_LINES if _OBJECT.match(text) else None
     if text.startswith("["):
         holds = text[1:].lstrip(_SPACE)[:1]
         return _ARRAY if holds in ("{", "[", '"') and value != [] else None

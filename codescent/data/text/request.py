@@ -4,7 +4,7 @@ Does not read the corpus. It names the dataset's folder from the settings and a 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,36 +86,19 @@ def make_request(
     if trained and tokenizer not in (None, trained):
         problems.append(f"tokenizer {tokenizer} and a BPE to train: give only one of the two")
     wanted = trained or tokenizer or "char"
-    kind, size, identity = wanted, 0, wanted
+    size, identity = 0, wanted
     if named := wordpiece.split_name(wanted):
         kind = named[0]
-        try:
-            identity = wordpiece.identity(wanted)
-        except UserError as error:
-            problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
+        identity, wrong = _identity(wanted, wordpiece.identity)
     elif wanted.startswith("bpe:"):
-        kind, size = "bpe", int(wanted[4:]) if wanted[4:].isdecimal() else -1
+        kind, (size, wrong) = "bpe", _bpe_size(wanted, validation_fraction)
         identity = f"bpe:{size}"
-        if not bpe.MIN_BPE_VOCAB_SIZE <= size <= bpe.MAX_BPE_VOCAB_SIZE:
-            sizes = f"at least {bpe.MIN_BPE_VOCAB_SIZE} and at most {bpe.MAX_BPE_VOCAB_SIZE:,}"
-            problems.append(f"tokenizer {wanted}: a BPE's vocabulary size must be {sizes}")
-        if validation_fraction == ALL_VALIDATION:
-            problems.append(
-                f"tokenizer {wanted}: is trained on the train split, and with data.validation_fraction = 1 there is "
-                "none; give the tokenizer.json of the corpus that the model is trained on"
-            )
-    elif wanted not in KINDS:
+    elif wanted in KINDS:
+        kind, wrong = wanted, []
+    else:
         kind = "file"
-        try:
-            identity = beside.identity(file_of(wanted))
-        except UserError as error:
-            problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
-        except OSError as error:
-            close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
-            problems.append(
-                f"tokenizer {wanted}: neither {', '.join(KINDS)}, bpe:VOCAB nor a file that can be read "
-                f"({error.strerror}){f': did you mean {close[0]}?' if close else ''}"
-            )
+        identity, wrong = _identity(wanted, lambda name: beside.identity(file_of(name)))
+    problems += [f"tokenizer {wanted}: {problem}" for problem in wrong]
     if problems:
         raise UserError(*problems)
     key = {
@@ -127,6 +110,35 @@ def make_request(
         **({"as_text": True} if as_text else {}),
     }
     return Request(corpus, wanted, kind, size, validation_fraction, text_key, as_text, key)
+
+
+def _bpe_size(wanted: str, validation_fraction: float) -> tuple[int, list[str]]:
+    """The vocabulary size in `bpe:VOCAB`, and problems."""
+    digits, problems = wanted.removeprefix("bpe:"), list[str]()
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(bpe.MAX_BPE_VOCAB_SIZE))
+    size = int(digits) if is_number else -1
+    if not bpe.MIN_BPE_VOCAB_SIZE <= size <= bpe.MAX_BPE_VOCAB_SIZE:
+        sizes = f"at least {bpe.MIN_BPE_VOCAB_SIZE} and at most {bpe.MAX_BPE_VOCAB_SIZE:,}"
+        problems.append(f"a BPE's vocabulary size must be {sizes}")
+    if validation_fraction == ALL_VALIDATION:
+        problems.append(
+            "is trained on the train split, and with data.validation_fraction = 1 there is none; give the "
+            "tokenizer.json of the corpus that the model is trained on"
+        )
+    return size, problems
+
+
+def _identity(wanted: str, read: Callable[[str], str]) -> tuple[str, list[str]]:
+    """How a dataset's description names a tokenizer that has a file, and problems of the file."""
+    try:
+        return read(wanted), []
+    except UserError as error:
+        return wanted, list(error.problems)
+    except OSError as error:
+        close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
+        near = f": did you mean {close[0]}?" if close else ""
+        kinds = ", ".join(KINDS)
+        return wanted, [f"neither {kinds}, bpe:VOCAB nor a file that can be read ({error.strerror}){near}"]
 
 
 def tokenizer_of(name: str) -> Tokenizer:

@@ -31,10 +31,9 @@ def data_root(folder: Path) -> Path:
     snapshots = folder / "snapshots"
     if not (folder.absolute().name.startswith("datasets--") and snapshots.is_dir()):
         return folder
-    main = folder / "refs" / "main"
-    named = read_text(main).strip() if main.is_file() else ""
+    named = _commit(folder / "refs" / "main")
     found = sorted(path for path in snapshots.iterdir() if path.is_dir())
-    if (snapshots / named).is_dir() and named:
+    if snapshots / named in found:
         return snapshots / named
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
@@ -63,6 +62,8 @@ def data_files(folder: Path, names: list[str]) -> list[str]:
     kept = [name for name in names if name != SPLITS]
     if INFO in names and (arrows := [name for name in names if name.endswith(".arrow")]):
         splits = _fields(folder / INFO).get("splits") or {}
+        if not isinstance(splits, dict):
+            raise UserError(f"{folder / INFO}: not the description of a data set: splits is no JSON object")
         return [name for name in arrows if _cached_split(name) in splits]
     if _snapshot_of(folder) == folder.absolute():
         return [name for name in kept if not _DESCRIBES.fullmatch(name)]
@@ -98,9 +99,10 @@ def _of_state(folder: Path, names: list[str]) -> list[str]:
         raise UserError(
             f"{folder}: its rows are chosen by a file of indices: save it again after `dataset.flatten_indices()`"
         )
-    missing = [f"{folder / name}: missing, and {STATE} names it" for name in listed if name not in names]
-    if missing:
-        raise UserError(*missing)
+    wrong = [f"{folder / name}: missing, and {STATE} names it" for name in listed if name not in names]
+    wrong += [f"{path}: names {name} twice" for name in dict.fromkeys(listed) if listed.count(name) > 1]
+    if wrong:
+        raise UserError(*wrong)
     return listed
 
 
@@ -131,6 +133,14 @@ def _snapshot_of(folder: Path) -> Path | None:
         if path.parent.name == "snapshots" and path.parent.parent.name.startswith("datasets--"):
             return path
     return None
+
+
+def _commit(ref: Path) -> str:
+    """The commit that a file of the hub's cache names; "": there is no such file, or it is damaged."""
+    try:
+        return read_text(ref).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _fields(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import io
 import tarfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Self
 
 from codescent.base.errors import UserError
 from codescent.base.reading import open_unbuffered, opener
@@ -36,6 +36,7 @@ MOST_PACKED = 4
 AS_TEXT = "to read it as plain text, give data.as_text = true (`codescent data`: --as-text)"
 _NAMED = {JSON_LINES: JSONL_SUFFIXES, **dict.fromkeys(TABLES, (".csv", ".tsv"))}
 """Endings of names that say the form. Under another name a reader notices it."""
+_ERRORS: Any = tarfile  # typeshed does not know its errors of headers
 
 
 class _Watched(io.FileIO):
@@ -69,6 +70,34 @@ class _Rejoined(io.RawIOBase):
         self._head = self._head[len(data) :]
         buffer[: len(data)] = data
         return len(data)
+
+
+class _TarMember(tarfile.TarInfo):
+    """A member of an archive. tarfile alone ends in silence at a header that is damaged or cut off."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        """See tarfile.TarInfo. Raises tarfile.ReadError: the archive is damaged or cut short."""
+        assert isinstance(archive, _TarArchive)
+        try:
+            found = super().fromtarfile(archive)
+        except _ERRORS.EOFHeaderError:
+            archive.is_at_end = True
+            raise
+        except (_ERRORS.EmptyHeaderError, _ERRORS.TruncatedHeaderError, _ERRORS.InvalidHeaderError) as error:
+            is_damaged = isinstance(error, _ERRORS.InvalidHeaderError)
+            if not is_damaged and (archive.is_at_end or archive.offset == 0):  # padding; tarfile says that it is empty
+                raise
+            raise tarfile.ReadError(f"at byte {archive.offset} of the archive: {error}") from error
+        archive.is_at_end = False
+        return found
+
+
+class _TarArchive(tarfile.TarFile):
+    """A tar archive, or several that were put one behind the other. A block of zeros is its end."""
+
+    tarinfo = _TarMember
+    is_at_end = False
 
 
 class _Opened(NamedTuple):
@@ -199,7 +228,7 @@ def _follower(path: Path, stream: IO[bytes]) -> Callable[[float], None]:
 
 def _tar_blocks(opened: _Opened, stream: IO[bytes], reading: Reading) -> Iterator[DocumentPiece]:
     """The members in the archive's order, without hidden ones. Nothing is unpacked to disk."""
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
+    with _TarArchive.open(fileobj=stream, mode="r|", ignore_zeros=True) as archive:
         for member in archive:
             parts = Path(member.name).parts
             if not member.isfile() or any(part.startswith(".") for part in parts if part not in (".", "..")):
