@@ -40,7 +40,7 @@ def notes(shown: Sequence[BackendSupport], ranks: int, devices: int) -> Iterator
     Args:
         shown: the columns.
         ranks: of each column.
-        devices: CUDA devices of this machine.
+        devices: GPUs of this machine.
     """
     yield "yes: called by all ranks in fp32 and bf16, and every result is right"
     absent: dict[tuple[str, str], list[str]] = {}
@@ -48,10 +48,10 @@ def notes(shown: Sequence[BackendSupport], ranks: int, devices: int) -> Iterator
         if column.absent:
             absent.setdefault((column.backend, column.absent), []).append(DEVICES[column.device])
     for (backend, why), names in absent.items():
-        where = backend if len(names) == len(DEVICES) else f"{backend} on {' and '.join(names)}"
+        where = backend if len(names) == len(set(DEVICES.values())) else f"{backend} on {' and '.join(names)}"
         yield f"{ABSENT}    {where}: {why}"
     if 0 < devices < ranks:
-        yield f"GPU: {counted(ranks, 'rank')} share {counted(devices, 'CUDA device')}, which some backends refuse"
+        yield f"GPU: {counted(ranks, 'rank')} share {counted(devices, 'GPU')}, which some backends refuse"
     for why, names in _reasons(shown).items():
         yield from textwrap.wrap(f"{'; '.join(names)}: {why}", WIDTH, subsequent_indent="     ")
 
