@@ -40,7 +40,8 @@ RANK = (sys.executable, "-P", "-m", "codescent.collectives")
 SHOWN_BACKENDS = ("gloo", "mpi", "nccl")
 """Shown also where torch lacks them. Other backends of this torch are shown beside them."""
 DEVICES: Mapping[str, str] = {kind: "CPU" if kind == CPU else "GPU" for kind in KINDS}
-"""What a column is called. The devices are the CPU and one kind of GPU."""
+"""What a column is called. A backend has one for the CPU, and one for the kind of GPU that is there."""
+COLUMNS = 2
 NOT_REAL = ("undefined", "fake")
 """Names in torch's list of backends that send nothing."""
 NEEDED = ("batch_isend_irecv", "all_reduce")
