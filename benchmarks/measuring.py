@@ -78,7 +78,7 @@ class Silent(Stopwatch):
 
     def stop(self) -> Laps:
         """No part."""
-        return Laps([], cuda=False)
+        return Laps([], events=False)
 
 
 class Unwatched:

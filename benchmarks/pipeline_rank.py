@@ -197,11 +197,11 @@ class Laps(Stopwatch):
 
     def stop(self) -> StepLaps:
         """See Stopwatch. Waits for the device. Sets `spans` to all laps: (part, begin, end, held)."""
-        if self.cuda:
+        if self.events:
             torch.cuda.synchronize()
         first: Any = self.laps[0][1]
         marks: list[tuple[str, Any]] = list(self.laps)
-        ends_s = [self.begin_s + (first.elapsed_time(at) / 1e3 if self.cuda else at - first) for _, at in marks]
+        ends_s = [self.begin_s + (first.elapsed_time(at) / 1e3 if self.events else at - first) for _, at in marks]
         self.spans = [
             (part, begin_s, end_s, held)
             for (part, _), begin_s, end_s, held in zip(marks[1:], ends_s[:-1], ends_s[1:], self.held, strict=True)

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import codescent
+from codescent.base import stopwatch
+from codescent.base.device_kinds import GPUS
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.operators import compiled
 from codescent.plan import Plan
@@ -49,13 +51,15 @@ class DeviceSpy(TorchDispatchMode):
     in the sources. Collectives of a fake process group go through it; they are no launches. What it has to read from
     the device is made up: 1 for a number and for each element of a copy to the host.
 
-    `selected`: how many elements `nonzero` finds.
+    `selected`: how many elements `nonzero` finds. `has_fp64`: if not, a tensor in fp64 on the device is an error.
 
     Attributes:
         waits: (what, file and line of the package) of everything that waits for the device, with its count.
         launches: operators that a device would launch.
         bytes: read and written by them.
     """
+
+    has_fp64 = True
 
     def __init__(self, selected: int = 5) -> None:
         super().__init__()
@@ -99,6 +103,8 @@ class DeviceSpy(TorchDispatchMode):
         if out is NotImplemented:
             out = func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if not self.has_fp64:
+            assert not any(one.is_meta and one.dtype == torch.float64 for one in made), f"fp64: {name} in {_place()}"
         in_place = on_device and func._schema.is_mutable  # kernels of torch.optim return nothing
         if (in_place or any(tensor.is_meta for tensor in made)) and not func.is_view and name not in FREE:
             self.launches += 1
@@ -112,7 +118,7 @@ class DeviceSpy(TorchDispatchMode):
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """A block in which CUDA has events that take no time. The host does not wait for the device unseen."""
+        """A block in which the device has events that take no time. The host does not wait for the device unseen."""
 
         class Event:
             def __init__(self, *, enable_timing: bool = False) -> None:
@@ -130,8 +136,9 @@ class DeviceSpy(TorchDispatchMode):
                 self.note("synchronize an event")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.cuda, "Event", Event)
-            patch.setattr(torch.cuda, "synchronize", lambda *_: self.note("synchronize"))
+            patch.setattr(stopwatch, "new_event", lambda device, *, timed: Event(enable_timing=timed))
+            for kind in GPUS:
+                patch.setattr(torch.get_device_module(kind), "synchronize", lambda *_: self.note("synchronize"))
             yield
 
     def _made_up(self, name: str, given: list[Tensor], kwargs: dict[str, Any]) -> Any:

@@ -108,7 +108,7 @@ def fake_world(rank: int, ranks: int, device: str) -> Iterator[world.World]:
         with patch.multiple(
             world,
             choose_device=lambda *_: torch.device(device),
-            name_of=lambda _: device,
+            unique_name=lambda _: device,
             meet=lambda *_: Meeting(LocalStore(timedelta(seconds=60))),
             compare=lambda *_: Topology([0], 1),
             backends=lambda *_, **__: (dist.Backend.FAKE, None),
@@ -126,7 +126,7 @@ def fully_shard_on_meta() -> Iterator[None]:
     """A block in which fully_shard works on the meta device as it does on CUDA: by its own collectives, on streams."""
     with (
         patch.object(torch, "meta", META_AS_A_DEVICE, create=True),
-        patch.object(shards, "_has_streams", lambda: True),
+        patch.object(shards, "_streaming_kind", lambda: "cuda"),
         patch.object(_fully_shard, "_get_device_from_mesh", lambda _: torch.device("meta")),
         patch.object(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda _: None),
         patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor),  # no driver could lock pages here

@@ -38,7 +38,7 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     With `any_device` a layout that needs CUDA is not refused on a CPU.
     """
     if any_device:
-        machine.refuse_device = lambda plan, device: None
+        machine.refuse_device = lambda plan, device, **asked: None
     store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
     port = place.listener.getsockname()[1]
     place.listener.close()

@@ -15,6 +15,7 @@ from device_spy import DeviceSpy, fused_kernels, fused_optimizers, make_tables
 from fake_world import fake_world, fully_shard_on_meta
 from rank_server import Place
 
+from codescent.base import device
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies import ddp, sequence
 from codescent.train.messages import Messages
@@ -66,7 +67,7 @@ def step(case: dict[str, Any], rank: int) -> Answer:
         for part in trainer.parts:
             make_tables(part, plan)
             part.losses_per_sample = round(plan.task.head_share * plan.work.seq_len)  # as the source of "mlm" says
-        executor.watch.cuda, executor.memory.counted = True, True  # meta tensors have no place in memory to count
+        executor.watch.events, executor.memory.counted = True, True  # meta tensors have no place in memory to count
         launches: Counter[str] = Counter()
         executor.arms = {verb: noted(verb, act, spy, watch, launches) for verb, act in executor.arms.items()}
         with spy, watch:
@@ -117,6 +118,17 @@ def bucket_not_sent() -> None:
     ddp.BucketedGradients.before_backward = before_backward  # type: ignore[method-assign]
 
 
+def fp64_refused() -> None:
+    """A tensor in fp64 on the device is an error, as on MPS. Nobody says so before."""
+    DeviceSpy.has_fp64 = False
+
+
+def without_fp64() -> None:
+    """The device has no fp64, and says so."""
+    device.has_fp64 = lambda of: of.type != "meta"
+    fp64_refused()
+
+
 def message_twice() -> None:
     """A stage sends each activation twice."""
     whole = Messages.send
@@ -138,4 +150,6 @@ def wide_sums() -> None:
     sequence.all_reduce = all_reduce
 
 
-FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in (bucket_not_sent, message_twice, wide_sums)}
+FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault for fault in (bucket_not_sent, message_twice, wide_sums, fp64_refused, without_fp64)
+}

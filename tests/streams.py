@@ -124,10 +124,10 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """A block in which torch.cuda's functions use this device."""
+        """A block in which the functions of torch for a kind of device use this one."""
         with pytest.MonkeyPatch.context() as patch, self:
-            patch.setattr(torch.cuda, "current_stream", lambda _: self.current)
-            patch.setattr(torch.cuda, "stream", self.using)
+            patch.setattr(torch.cpu, "current_stream", lambda _: self.current)  # where the weights are
+            patch.setattr(torch.cpu, "stream", self.using)
             yield
             self.finish(self.pending)
 

@@ -221,7 +221,7 @@ def test_the_table_names_what_is_missing_and_why() -> None:
         "yes: called by all ranks in fp32 and bf16, and every result is right",
         "-    mpi: not in this torch",
         "-    nccl on GPU: no CUDA device",
-        "GPU: 2 ranks share 1 CUDA device, which some backends refuse",
+        "GPU: 2 ranks share 1 GPU, which some backends refuse",
         "gloo on CPU: reduce in bf16; gloo on GPU: send; nccl on CPU: send, reduce: no:",
         "     ProcessGroupGloo::send: unsupported device type cuda",
         "gloo on GPU: reduce: hangs: ended after 30 s",

@@ -193,6 +193,7 @@ def test_what_it_refuses(make: Any, expected: str) -> None:
 
 
 def test_fewer_devices_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     machine.refuse_device(planned(2), torch.device("cuda", 0))
     with pytest.raises(UserError, match=r"this machine has 2 CUDA devices"):

@@ -88,7 +88,6 @@ def update(run: Run, copies: HostCopy) -> None:
 
 def give_streams(copies: HostCopy, device: Device) -> None:
     """What the constructor makes where weights are on CUDA; it finds them on the CPU."""
-    copies.cuda = True
     copies.down, copies.up = Stream(device, "down"), Stream(device, "up")  # type: ignore[assignment]
     copies.arrived, copies.left = ([Event(device) for _ in range(host_copy.SLOTS)] for _ in range(2))  # type: ignore[misc]
 

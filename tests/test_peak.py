@@ -50,7 +50,7 @@ def test_matrices_of_the_peak_are_no_part_of_the_memory_of_a_run(monkeypatch: py
     monkeypatch.setitem(machine.PEAK_SIDE, "cuda", 8)
     monkeypatch.setattr(torch, "randn", lambda *size, device: plain_randn(*size))
     monkeypatch.setattr(torch, "mm", noting)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(("empty_cache", alive())))
     monkeypatch.setattr(
         torch.cuda, "reset_peak_memory_stats", lambda of: asked.append(("reset_peak_memory_stats", of, alive()))

@@ -23,6 +23,7 @@ import pytest
 import torch
 from runs import make_project
 
+from codescent.base.device import unique_name
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.base.token import key_of
@@ -36,7 +37,7 @@ from codescent.meeting.interfaces import name_interface
 from codescent.meeting.rendezvous import meet
 from codescent.meeting.store import LocalStore, StoreError
 from codescent.train import world
-from codescent.train.devices import backends, choose_device, name_of, refusal, versions
+from codescent.train.devices import backends, choose_device, refusal, versions
 from codescent.train.torch_store import open_agent
 
 SECOND = timedelta(seconds=1)
@@ -90,8 +91,8 @@ def test_too_few_devices(monkeypatch: pytest.MonkeyPatch, wanted: str, devices: 
     [
         (["a 1", "a 2", "b 1", "b 2"], ""),
         (["cpu"] * 4, ""),
-        (["a 1", "a 1", "b 1", "b 2"], r"ranks 0, 1 of 4 see the same CUDA device \(a 1\)"),
-        (["a 1", "a 2", "cpu", "cpu"], "ranks 2, 3 of 4: no CUDA device, the others have one"),
+        (["a 1", "a 1", "b 1", "b 2"], r"ranks 0, 1 of 4 see the same GPU \(a 1\)"),
+        (["a 1", "a 2", "cpu", "cpu"], "ranks 2, 3 of 4: no GPU, the others have one"),
     ],
 )
 def test_devices_are_compared(names: list[str], refused: str) -> None:
@@ -111,7 +112,7 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
             ]
         errors = [task.exception() for task in tasks]
         if refused:
-            assert all("see the same CUDA device" in str(error) for error in errors)
+            assert all("see the same GPU" in str(error) for error in errors)
         else:
             assert [task.result() for task in tasks] == [Topology([0, 1], 4)] * 4
 
@@ -233,7 +234,7 @@ def test_nccl_starts_where_it_is_needed(
     asked: dict[str, Any] = {}
     monkeypatch.setattr(os, "environ", {**os.environ})
     monkeypatch.setattr(world, "choose_device", lambda *_: device)
-    monkeypatch.setattr(world, "name_of", str)
+    monkeypatch.setattr(world, "unique_name", str)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda names, **more: asked.update(more, names=names))
     world.World(Rank(), device.type, 1, 1.0, shards_alone=shards_alone)
     assert (asked["names"], asked["device_id"]) == expected
@@ -270,7 +271,7 @@ def test_an_own_script_is_compared_and_a_module_is_not(tmp_path: Path, monkeypat
 
 
 def test_a_cpu_has_a_name() -> None:
-    assert name_of(torch.device("cpu")) == "cpu"
+    assert unique_name(torch.device("cpu")) == "cpu"
 
 
 # meeting

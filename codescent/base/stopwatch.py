@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from codescent.base.device import new_event, offered
 from codescent.base.range_names import WAITING
 from codescent.base.ranges import named
 
 Mark = Any
-"""The moment at which a lap ends: an event on CUDA, seconds elsewhere."""
+"""The moment at which a lap ends: an event, or seconds on a device that has none."""
 
 
 class Laps:
@@ -23,16 +24,16 @@ class Laps:
 
     Args:
         marks: each lap's part and end. The first mark begins the first lap.
-        cuda: marks are events.
+        events: marks are events.
     """
 
-    def __init__(self, marks: list[tuple[str, Mark]], *, cuda: bool) -> None:
-        self.marks, self.cuda = marks, cuda
+    def __init__(self, marks: list[tuple[str, Mark]], *, events: bool) -> None:
+        self.marks, self.events = marks, events
         self.next_begin: Mark = None  # of the next step, if that began before this one was read
 
     def read(self) -> dict[str, float]:
         """The seconds of each part. Waits until the device has computed the last lap."""
-        if self.cuda and self.marks:
+        if self.events and self.marks:
             self.marks[-1][1].synchronize()
         seconds: dict[str, float] = {}
         for (_, begin), (part, end) in zip(self.marks, self.marks[1:]):
@@ -42,23 +43,24 @@ class Laps:
     def step_s(self) -> float:
         """The seconds from the begin of the first lap to the begin of the next step, or, if none has begun, to now.
 
-        On CUDA "now" is the end of the last lap: a device that nothing follows waits for the host. Waits for the end.
+        With events "now" is the end of the last lap: a device that nothing follows waits for the host. It waits for
+        the end.
         """
         if not self.marks:
             return 0.0
         end: Mark = self.next_begin
         if end is None:
-            end = self.marks[-1][1] if self.cuda else time.perf_counter()
-        if self.cuda:
+            end = self.marks[-1][1] if self.events else time.perf_counter()
+        if self.events:
             end.synchronize()
         return self._between(self.marks[0][1], end)
 
     def _between(self, begin: Mark, end: Mark) -> float:
-        return float(begin.elapsed_time(end) / 1e3 if self.cuda else end - begin)
+        return float(begin.elapsed_time(end) / 1e3 if self.events else end - begin)
 
 
 class Stopwatch:
-    """Measures the seconds between laps. On CUDA it records events, so that the host does not wait for the device.
+    """Measures the seconds between laps. Where a device has events it records them: the host does not wait for it.
 
     A part is the name to which time is charged. Time inside `waiting` is charged to `waits`, whatever part is running.
 
@@ -70,7 +72,7 @@ class Stopwatch:
     running: ClassVar[Stopwatch | None] = None
 
     def __init__(self, device: torch.device, waits: str) -> None:
-        self.cuda, self.waits = device.type == "cuda", waits
+        self.device, self.events, self.waits = device, offered(device).events, waits
         self.laps: list[tuple[str, Mark]] = []
         self.before: Laps | None = None  # of the last step
         self.part = waits
@@ -85,8 +87,8 @@ class Stopwatch:
 
     def lap(self, part: str) -> None:
         """End a lap: the time since the last lap is charged to `part`."""
-        if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if self.events:
+            event = new_event(self.device, timed=True)
             event.record()
             self.laps.append((part, event))
         else:
@@ -103,7 +105,7 @@ class Stopwatch:
     def stop(self) -> Laps:
         """End the step's laps, without waiting for the device."""
         Stopwatch.running = None
-        self.before, self.laps = Laps(self.laps, cuda=self.cuda), []
+        self.before, self.laps = Laps(self.laps, events=self.events), []
         return self.before
 
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from codescent.base.device_kinds import kernels_of
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.clusters.link import AT_ONCE, Link
@@ -19,9 +20,9 @@ _HOST = re.compile(r"\d{1,9}\s*", re.ASCII)
 
 
 def of_device(kind: str, name: str = "", memory_bytes: int = 0) -> Cluster:
-    """A cluster of which only the device is known: its kind, "cuda" or "cpu", and perhaps the size of its memory. All
-    that is sent is there at once."""
-    device = ClusterDevice(name or kind, kind, memory_bytes, math.inf, {})
+    """A cluster of which only the device is known: its kind, such as "cuda" or "cpu", and perhaps the size of its
+    memory. All that is sent is there at once."""
+    device = ClusterDevice(name or kind, kernels_of(kind), memory_bytes, math.inf, {})
     return Cluster(name, "", device, devices=1, cards=1, inside=AT_ONCE, between=AT_ONCE, bus=AT_ONCE)
 
 

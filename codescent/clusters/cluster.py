@@ -29,7 +29,7 @@ class ClusterDevice:
 
     Attributes:
         name: such as "A100 SXM4 80 GB".
-        kind: "cuda" or "cpu": which kernels it has.
+        kind: which kernels it has: "cpu", or "cuda", whose kernels all GPUs have (base/device_kinds.py).
         memory_bytes, memory_bytes_per_s: size and bandwidth of its memory.
         peaks: FLOP/s of dense products, by number format (PRECISIONS).
         sustained: the share of a peak that the largest products reach in training: the clock falls under load.

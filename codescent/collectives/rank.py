@@ -15,6 +15,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from codescent.base.device import count, make_current
+from codescent.base.device_kinds import GPUS
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.parent import end_with_parent
@@ -77,8 +79,7 @@ def _try(name: str, call: Call, here: Here) -> None:
 
 def _join(task: Task, store: TorchStore, this_rank: Rank) -> None:
     """Make the process group. Raises RuntimeError: it has other ranks than we have started."""
-    if task.device == "cuda":
-        torch.cuda.set_device(_device(task.device, this_rank))
+    make_current(_device(task.device, this_rank))
     limit = timedelta(seconds=2 * task.limit_s)  # the probe's own limit comes first
     dist.init_process_group(
         task.backend, store=store, rank=this_rank.rank, world_size=this_rank.world_size, timeout=limit
@@ -91,9 +92,7 @@ def _join(task: Task, store: TorchStore, this_rank: Rank) -> None:
 
 def _device(kind: str, this_rank: Rank) -> torch.device:
     """The device of this rank. Ranks share devices if there are too few."""
-    return (
-        torch.device(kind, this_rank.local_rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
-    )
+    return torch.device(kind, this_rank.local_rank % count(kind)) if kind in GPUS else torch.device(kind)
 
 
 def all_are(states: object, state: str) -> bool:

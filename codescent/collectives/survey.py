@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from codescent.base.device import count, found_kind
+from codescent.base.device_kinds import CPU, CUDA, GPUS, KINDS
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.published import NO_SPACE, in_words
 from codescent.base.stopping import exit_code_of
@@ -38,7 +39,9 @@ from codescent.launch.local import STOP_SIGNALS, run_ranks
 RANK = (sys.executable, "-P", "-m", "codescent.collectives")
 SHOWN_BACKENDS = ("gloo", "mpi", "nccl")
 """Shown also where torch lacks them. Other backends of this torch are shown beside them."""
-DEVICES: Mapping[str, str] = {"cpu": "CPU", "cuda": "GPU"}
+DEVICES: Mapping[str, str] = {kind: "CPU" if kind == CPU else "GPU" for kind in KINDS}
+"""What a column is called. A backend has one for the CPU, and one for the kind of GPU that is there."""
+COLUMNS = 2
 NOT_REAL = ("undefined", "fake")
 """Names in torch's list of backends that send nothing."""
 NEEDED = ("batch_isend_irecv", "all_reduce")
@@ -94,18 +97,25 @@ def columns() -> list[BackendSupport]:
     """A column for each backend and device, without outcomes. Those that cannot be tried say why."""
     others = [name for name in dist.Backend.backend_list if name not in (*SHOWN_BACKENDS, *NOT_REAL)]
     shown = [*SHOWN_BACKENDS, *(name for name in others if dist.is_backend_available(name))]
-    return [BackendSupport(backend, device, _absent(backend, device)) for backend in shown for device in DEVICES]
+    return [
+        BackendSupport(backend, device, _absent(backend, device)) for backend in shown for device in (CPU, gpu_kind())
+    ]
 
 
 def _absent(backend: str, device: str) -> str:
     if not dist.is_backend_available(backend):
         return "not in this torch"
-    return "no CUDA device" if device == "cuda" and not cuda_devices() else ""
+    return f"no {KINDS[device].label}" if device != CPU and not gpus() else ""
 
 
-def cuda_devices() -> int:
-    """The number of CUDA devices that this process sees."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+def gpu_kind() -> str:
+    """The kind of GPU whose backends are asked: the one that this process sees, if it has a backend; else CUDA."""
+    return found if (found := found_kind()) in GPUS and KINDS[found].backend else CUDA
+
+
+def gpus() -> int:
+    """The number of GPUs of this kind that this process sees."""
+    return count(gpu_kind())
 
 
 class Survey:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codescent.base.counted import counted
-from codescent.collectives.survey import DEVICES, BackendSupport
+from codescent.collectives.survey import COLUMNS, DEVICES, BackendSupport
 from codescent.collectives.task import BF16, FP32, YES, name_of
 from codescent.collectives.timing import BACKEND, OURS
 
@@ -19,7 +19,7 @@ ABSENT = "-"
 
 def table(shown: Sequence[BackendSupport], calls: Sequence[str]) -> Iterator[str]:
     """Two lines of headings, then a line for each call."""
-    backends = [column.backend if number % len(DEVICES) == 0 else "" for number, column in enumerate(shown)]
+    backends = [column.backend if number % COLUMNS == 0 else "" for number, column in enumerate(shown)]
     rows = [["", *backends], ["", *(DEVICES[column.device] for column in shown)]]
     rows += [[call, *(_cell(column, call) for column in shown)] for call in calls]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -40,7 +40,7 @@ def notes(shown: Sequence[BackendSupport], ranks: int, devices: int) -> Iterator
     Args:
         shown: the columns.
         ranks: of each column.
-        devices: CUDA devices of this machine.
+        devices: GPUs of this machine.
     """
     yield "yes: called by all ranks in fp32 and bf16, and every result is right"
     absent: dict[tuple[str, str], list[str]] = {}
@@ -48,10 +48,10 @@ def notes(shown: Sequence[BackendSupport], ranks: int, devices: int) -> Iterator
         if column.absent:
             absent.setdefault((column.backend, column.absent), []).append(DEVICES[column.device])
     for (backend, why), names in absent.items():
-        where = backend if len(names) == len(DEVICES) else f"{backend} on {' and '.join(names)}"
+        where = backend if len(names) == COLUMNS else f"{backend} on {' and '.join(names)}"
         yield f"{ABSENT}    {where}: {why}"
     if 0 < devices < ranks:
-        yield f"GPU: {counted(ranks, 'rank')} share {counted(devices, 'CUDA device')}, which some backends refuse"
+        yield f"GPU: {counted(ranks, 'rank')} share {counted(devices, 'GPU')}, which some backends refuse"
     for why, names in _reasons(shown).items():
         yield from textwrap.wrap(f"{'; '.join(names)}: {why}", WIDTH, subsequent_indent="     ")
 

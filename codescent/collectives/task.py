@@ -25,7 +25,7 @@ class Task:
     Attributes:
         does: PROBE, TIME or EXPLAIN.
         backend: of torch.distributed, such as gloo.
-        device: cpu or cuda.
+        device: cpu, or the kind of GPU: cuda, xpu.
         limit_s: seconds after which a call is ended.
         calls: PROBE: names in `calls.CALLS`.
         size_bytes: TIME: of the tensor, in fp32.

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from codescent.base.device import synchronize
 from codescent.collectives.ring_all_reduce import exchange, ring_all_reduce
 from codescent.collectives.task import Task
 
@@ -59,10 +60,10 @@ def _turn(all_reduce: Callable[[Tensor], Any], values: Tensor) -> float:
     """The seconds of one call on the slowest rank. Collective."""
     together = torch.zeros(1, device=values.device, dtype=torch.float64)
     dist.all_reduce(together)
-    _synchronize(values.device)
+    synchronize(values.device)
     begin_s = time.perf_counter()
     all_reduce(values)
-    _synchronize(values.device)
+    synchronize(values.device)
     together[0] = time.perf_counter() - begin_s
     dist.all_reduce(together, dist.ReduceOp.MAX)
     return together.item()
@@ -76,8 +77,3 @@ def _as_before(values: Tensor) -> bool:
     for work in exchange(values, other, group):
         work.wait()
     return torch.equal(other.view(torch.int32), values.view(torch.int32))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

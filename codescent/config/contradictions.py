@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from codescent.base.device_kinds import AUTO, kind_of
 from codescent.base.nearest import nearest_divisors
 from codescent.config.rate_schedules import of_optimizer
 
@@ -129,17 +130,30 @@ def _restart_contradictions(config: Config) -> Iterator[Contradiction]:
 def _device_contradictions(config: Config) -> Iterator[Contradiction]:
     """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its device later."""
     train, parallel = config.train, config.parallel
-    if train.device == "cpu" and parallel.offload != "none":
+    kind = kind_of(train.device)
+    if train.device != AUTO and not kind.own_memory and parallel.offload != "none":
         yield (
             ("parallel.offload", "train.device"),
-            f'given "{parallel.offload}", but train.device is "cpu", which computes in host memory: there is '
+            f'given "{parallel.offload}", but train.device is "{kind.name}", which computes in host memory: there is '
             'nothing to offload; set it to "none"',
         )
-    if train.device == "cpu" and parallel.data_parallel > 1:
+    if train.device != AUTO and not kind.copies_modules and parallel.data_parallel > 1:
         yield (
             ("parallel.data_parallel", "train.device"),
-            f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
-            f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
+            f'given {parallel.data_parallel}, but train.device is "{kind.name}", and torch.nn.DataParallel divides a '
+            f"batch over CUDA devices; for several ranks set parallel.ranks to {parallel.data_parallel}, without it",
+        )
+    if train.deterministic and not kind.deterministic:
+        yield (
+            ("train.deterministic", "train.device"),
+            f'given true, but train.device is "{kind.name}": torch does not say which of its kernels are '
+            'deterministic; set it to false, or train.device to "cpu"',
+        )
+    if train.device != AUTO and not kind.backend and parallel.ranks > 1:
+        yield (
+            ("parallel.ranks", "train.device"),
+            f'given {parallel.ranks}, but train.device is "{kind.name}", and torch has no collectives there; set it to '
+            '1, or train.device to "cpu"',
         )
     yield from _graph_contradictions(config)
     if train.compile not in (None, "none") and parallel.pp > 1 and parallel.schedule == "zero-bubble":
@@ -170,8 +184,10 @@ def _graph_contradictions(config: Config) -> Iterator[Contradiction]:
     train, parallel = config.train, config.parallel
     if not train.cuda_graphs:
         return
+    kind = kind_of(train.device)
+    without_graphs = train.device != AUTO and not kind.graphs
     others = {
-        ("train", "device"): (train.device == "cpu", "there are none on a CPU"),
+        ("train", "device"): (without_graphs, f"there are none on {kind.a_device}"),
         ("train", "compile"): (train.compile == "model", "the head of a whole model reads its gradients in forward"),
         ("parallel", "offload"): (parallel.offload != "none", "weights and gradients change their addresses"),
         ("parallel", "data_parallel"): (parallel.data_parallel > 1, "compiled modules cannot be copied"),

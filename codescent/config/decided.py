@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.counted import counted
+from codescent.base.device_kinds import AUTO, CPU, kernels_of, kind_of
 from codescent.base.errors import UserError
 from codescent.base.nearest import nearest_multiples
 from codescent.base.refusal import Refusal, each
@@ -26,18 +27,20 @@ def head_chunk_tokens(config: Config) -> int:
     A run knows its device (`with_device`); a plan that is made before does not.
     """
     given, device = config.train.head_chunk_tokens, config.train.device
-    return HEAD_CHUNK_TOKENS.get(device, HEAD_CHUNK_TOKENS["cpu"]) if given is None else given
+    return HEAD_CHUNK_TOKENS[CPU if device == AUTO else kernels_of(device)] if given is None else given
 
 
 def compiles(config: Config, device: str) -> Compiled:
-    """What torch.compile compiles on a kind of device: with `train.compile` = auto blocks on CUDA, nothing on a CPU.
+    """What torch.compile compiles on a kind of device: with `train.compile` = auto blocks on CUDA and XPU.
 
     A plan may refuse it (build/compiled.py), and a run may find no compiler that works (train/compiling.py).
     """
     train = config.train
     if train.compile is not None:
         return train.compile
-    return "none" if device == "cpu" or train.deterministic or config.parallel.data_parallel > 1 else "blocks"
+    return (
+        "none" if not kind_of(device).compiles or train.deterministic or config.parallel.data_parallel > 1 else "blocks"
+    )
 
 
 def with_device(config: Config, device: str) -> Config:

@@ -266,10 +266,12 @@ class Train(Section):
         "logits; 0: none; PaLM: 1e-4",
         ge=0,
     )
-    device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
+        "auto", "auto: the first of cuda (NVIDIA, and AMD by ROCm), xpu (Intel) and mps (Apple) that there is, else cpu"
+    )
     compile: Compiled | None = auto(
-        "what torch.compile compiles: nothing, each block by itself, or the whole model; auto: blocks on CUDA if its "
-        "compiler works there, else none; none also with train.deterministic and where blocks are refused"
+        "what torch.compile compiles: nothing, each block by itself, or the whole model; auto: blocks on CUDA and XPU "
+        "if the compiler works there, else none; none also with train.deterministic and where blocks are refused"
     )
     cuda_graphs: bool = key(
         False,
@@ -310,7 +312,7 @@ class Train(Section):
     )
     head_chunk_tokens: int | None = auto(
         "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch; auto: 1024 on a CPU, "
-        "8192 on CUDA",
+        "8192 on a GPU",
         ge=0,
     )
     num_threads: int | None = auto(

@@ -17,9 +17,11 @@ from typing import Any
 from codescent import __version__
 from codescent.base.code_digest import code_digest
 from codescent.base.cores import OUR_THREADS, available_cores, memory_bytes
+from codescent.base.device_kinds import CUDA
 from codescent.base.loopback import missing_loopback
 from codescent.base.rank import Rank
-from codescent.doctor.devices import VISIBLE, chosen, devices, visible
+from codescent.doctor.device_tools import devices
+from codescent.doctor.devices import chosen, visible, visible_by
 from codescent.doctor.interfaces import interfaces
 from codescent.meeting.interfaces import GLOO, NCCL
 
@@ -46,7 +48,7 @@ def facts_of(this_rank: Rank, env: Mapping[str, str], address: str) -> dict[str,
         address: of this machine, from which it reaches the others; "": it is alone.
     """
     found = devices()
-    seen = visible(found["all"], env)
+    seen = visible(found["all"], env, found["program"])
     device = chosen(seen, this_rank.local_rank)
     return {
         "rank": this_rank.rank,
@@ -71,7 +73,7 @@ def facts_of(this_rank: Rank, env: Mapping[str, str], address: str) -> dict[str,
         "no_loopback": missing_loopback(),
         "named_interfaces": {name: env[name] for name in (GLOO, NCCL) if env.get(name)},
         "devices": found,
-        "visible": env.get(VISIBLE),
+        "visible": visible_by(env, found["kind"] or CUDA),
         "num_visible": len(seen),
         "device": None if device is None else dict(device),
     }

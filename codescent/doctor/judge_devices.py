@@ -1,5 +1,5 @@
-"""In: the CUDA devices that each rank sees, the device that a run wants. Out: findings: ranks without a device, two
-ranks on one device, others on it, different devices. Does not ask a device (devices.py asks nvidia-smi)."""
+"""In: the devices that each rank sees, the device that a run wants. Out: findings: ranks without a device, two
+ranks on one device, others on it, different devices. Does not ask a device (device_tools.py asks programs)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from codescent.base.counted import counted
+from codescent.base.device_kinds import CPU, GPUS
+from codescent.doctor.devices import label_of
 from codescent.doctor.facts import Host
 from codescent.doctor.finding import WARNING, WRONG, Finding, listed, of_ranks
 from codescent.doctor.judge_host import common, divided
-
-CPU, CUDA = "cpu", "cuda"
 
 
 def judge_devices(
@@ -38,16 +38,18 @@ def judge_devices(
 
 def _broken(host: Host) -> Iterator[Finding]:
     if problem := host.first["devices"]["problem"]:
-        yield Finding(WARNING, "devices", (host.name,), problem, "the list of devices", "nvidia-smi; then dmesg | tail")
+        mend = f"{host.first['devices']['program']}; then dmesg | tail"
+        yield Finding(WARNING, "devices", (host.name,), problem, "the list of devices", mend)
 
 
 def _missing(host: Host, have: Sequence[str], wanted: str) -> Iterator[Finding]:
     without = tuple(one["rank"] for one in host.facts if one["device"] is None)
-    if not without or not (have or wanted == CUDA):
+    if not without or not (have or wanted in GPUS):
         return
     first = next(one for one in host.facts if one["device"] is None)
-    seen = f"{counted(first['num_visible'], 'CUDA device')} of {len(first['devices']['all'])}"
-    told = "" if first["visible"] is None else f" (CUDA_VISIBLE_DEVICES={first['visible']})"
+    label = label_of(first["devices"]["kind"] or wanted)
+    seen = f"{counted(first['num_visible'], label)} of {len(first['devices']['all'])}"
+    told = f" ({first['visible']})" if first["visible"] else ""
     what = f"{of_ranks(without)}: {'sees' if len(without) == 1 else 'see'} {seen}{told}"
     expected = f"a device for each of {counted(first['local_world_size'], 'local rank')}"
     mend = "ask for as many devices as ranks on each host (srun --gpus-per-node=N), or train.device=cpu"
@@ -61,11 +63,12 @@ def _shared(host: Host) -> Iterator[Finding]:
             ranks.setdefault(one["device"]["uuid"], []).append(one["rank"])
     for uuid, own in ranks.items():
         if len(own) > 1:
-            told = listed(dict.fromkeys(str(one["visible"]) for one in host.facts if one["rank"] in own))
-            what = f"{of_ranks(own)}: all on device {uuid} (CUDA_VISIBLE_DEVICES={told})"
-            mend = (
-                "unset CUDA_VISIBLE_DEVICES, so that each rank takes the device of its local rank; or start fewer ranks"
-            )
+            ranks_here = [one for one in host.facts if one["rank"] in own]
+            told = listed(dict.fromkeys(one["visible"] or "no variable says which" for one in ranks_here))
+            what = f"{of_ranks(own)}: all on device {uuid} ({told})"
+            named = next((one["visible"].partition("=")[0] for one in ranks_here if one["visible"]), "")
+            unset = f"unset {named}, so that each rank takes the device of its local rank; or " if named else ""
+            mend = f"{unset}start fewer ranks"
             yield Finding(WRONG, "devices", (host.name,), what, "one rank on each device", mend, tuple(own))
 
 

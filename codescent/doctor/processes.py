@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.token import TOKEN
-from codescent.doctor.devices import processes
+from codescent.doctor.device_tools import processes
 from codescent.jobs.leftovers import MARK, PROC, above, command_of, has, marked
 
 LISTENS = "0A"

@@ -24,6 +24,7 @@ NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intelmpi": "Intel MPI"}
 PASSED_ON = (
     "PATH | LD_LIBRARY_PATH | PYTHONPATH | VIRTUAL_ENV | CONDA_* | TMPDIR",
     "CODESCENT_* | MASTER_* | GLOO_* | NCCL_* | CUDA_* | OMP_* | HF_*",
+    "RCCL_* | HIP_* | ROCR_* | HSA_* | CCL_* | ZE_* | ONEAPI_*",
 )
 """Names of variables that ranks of Open MPI get from the script."""
 

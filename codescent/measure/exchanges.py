@@ -34,7 +34,7 @@ def measure(timer: Timer, groups: Mapping[str, dist.ProcessGroup], share_s: floa
 
     A size that takes too long is left out, with the larger ones; two sizes tell latency from bandwidth.
     """
-    sizes = PAYLOAD_BYTES[timer.device.type]
+    sizes = PAYLOAD_BYTES[timer.kernels]
     each_s = share_s / max(1, len(groups) * len(CALLS) * len(sizes))
     for link, group in groups.items():
         for collective, prepare in CALLS.items():
@@ -117,7 +117,7 @@ def beside(timer: Timer, group: dist.ProcessGroup, share_s: float) -> Iterator[I
 
     Nothing, where an all-reduce takes too long.
     """
-    side, size = BESIDE_SIDE[timer.device.type], BESIDE_BYTES[timer.device.type]
+    side, size = BESIDE_SIDE[timer.kernels], BESIDE_BYTES[timer.kernels]
     left, right = (torch.ones(side, side, device=timer.device) for _ in range(2))
     result = torch.empty_like(left)
 

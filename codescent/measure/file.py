@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from codescent.base.amounts import of_bytes, of_seconds, of_share
 from codescent.base.counted import counted
+from codescent.base.device_kinds import CPU
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.described import to_toml
@@ -38,7 +39,7 @@ def cluster_of(name: str, found: MachineFindings) -> Cluster:
     placement, host = found.placement, host_bandwidth(found)
     sources = {
         "device.name": f"measured on {found.where}",
-        "device.memory": "torch says it" if found.kind == "cuda" else "a rank's share of the memory of its machine",
+        "device.memory": "torch says it" if found.kind != CPU else "a rank's share of the memory of its machine",
         "device.bandwidth": moved.source,
         **{f"peaks.{key}": one.source for key, one in peaks.items()},
         "node.devices": "ranks of a node while it was measured",

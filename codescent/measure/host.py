@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from codescent.base.device import offered
 from codescent.measure.items import HOST_COPY, Item
 from codescent.measure.timer import Timer
 
@@ -16,8 +17,8 @@ FP32_BYTES = 4
 
 
 def is_apart(device: torch.device) -> bool:
-    """Whether the host of a device has another memory. That of a CPU is the one in which memory.py copies."""
-    return device.type != "cpu"
+    """Whether the host of a device has another memory. Else it is the one in which memory.py copies."""
+    return offered(device).own_memory
 
 
 def copies(timer: Timer, share_s: float) -> Iterator[Item]:

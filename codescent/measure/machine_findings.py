@@ -16,9 +16,9 @@ class MachineFindings:
 
     Attributes:
         device: name of the device of each rank.
-        kind: "cpu" or "cuda".
+        kind: "cpu", or "cuda" for a GPU: its kernels.
         threads: of a rank.
-        units: streaming multiprocessors of a device; 0: it has none.
+        units: of a device, such as streaming multiprocessors; 0: it has none.
         memory_bytes: of a rank's device; on a CPU a rank's share of the host's memory.
         held_bytes: of a rank that has no tensor yet, in the middle of all.
         fragments: the share by which an allocator holds more than is in use, in the middle of all ranks.

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from codescent.base.device import most_reserved, offered, total_memory, used_memory
+from codescent.base.device_kinds import kernels_of
 from codescent.measure.items import COPY, FROM_DEVICE, TO_DEVICE, Item
 from codescent.measure.timer import Timer
 from codescent.train.memory import memory_now_bytes
@@ -31,7 +33,7 @@ ROWS_BYTES: Mapping[str, int] = {"cpu": 2 << 20, "cuda": 32 << 20}
 
 def copies(timer: Timer, share_s: float) -> Iterator[Item]:
     """Copy tensors in the memory of each rank's device at the same time. Collective."""
-    sizes = COPIED_BYTES[timer.device.type]
+    sizes = COPIED_BYTES[timer.kernels]
     for size in sizes:
         source, target = (torch.ones(size // FP32_BYTES, device=timer.device) for _ in range(2))
         seconds = timer.repeated(lambda: target.copy_(source), share_s / len(sizes))  # noqa: B023 - called at once
@@ -39,8 +41,8 @@ def copies(timer: Timer, share_s: float) -> Iterator[Item]:
 
 
 def bus(timer: Timer, share_s: float) -> Iterator[Item]:
-    """Copy tensors between the devices of all ranks and their host. Nothing on a CPU, whose memory is the host's."""
-    if timer.device.type != "cuda":
+    """Copy tensors between the devices of all ranks and their host. Nothing where that is one memory."""
+    if not offered(timer.device).own_memory:
         return
     for size in BUS_BYTES:
         on_host = torch.ones(size // FP32_BYTES, pin_memory=True)
@@ -54,18 +56,13 @@ def bus(timer: Timer, share_s: float) -> Iterator[Item]:
 
 
 def held_bytes(device: torch.device) -> int:
-    """What this rank holds before it has a tensor. On CUDA all that is in use on the device: it is this rank's own."""
-    if device.type != "cuda":
-        return memory_now_bytes(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total - free)
+    """What this rank holds before it has a tensor. On a GPU all that is in use on the device: it is this rank's own."""
+    return used_memory(device) if offered(device).own_memory else memory_now_bytes(device)
 
 
 def total_bytes(device: torch.device, host_bytes: int, local_ranks: int) -> int:
     """Of the memory of a rank's device. The ranks of a machine share that of its host."""
-    if device.type != "cuda":
-        return host_bytes // local_ranks
-    return int(torch.cuda.get_device_properties(device).total_memory)
+    return total_memory(device) if offered(device).own_memory else host_bytes // local_ranks
 
 
 def fragments(device: torch.device) -> float:
@@ -74,10 +71,10 @@ def fragments(device: torch.device) -> float:
     The first call of the process counts: later the allocator has room that others have left.
     """
     empty_bytes = memory_now_bytes(device)
-    step = _TrialStep(device, ROWS_BYTES[device.type] // FP32_BYTES)
+    step = _TrialStep(device, ROWS_BYTES[kernels_of(device.type)] // FP32_BYTES)
     for _ in range(2):
         step.take()
-    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else step.held_bytes - empty_bytes
+    held = most_reserved(device) if offered(device).own_memory else step.held_bytes - empty_bytes
     return max(0.0, held / step.most_bytes - 1.0)
 
 

@@ -46,7 +46,7 @@ def launches(timer: Timer, share_s: float) -> Iterator[Item]:
 
 def elementwise(timer: Timer, share_s: float) -> Iterator[Item]:
     """Operators of a block, forward and backward, with new memory for each result. Collective."""
-    kind = timer.device.type
+    kind = timer.kernels
     name, (rows, width) = PRECISION[kind], ROWS[kind]
     x_NI, d_y_NI = (torch.randn(rows, width, device=timer.device).to(TORCH_DTYPE[name]) for _ in range(2))
     moved = float(rows * width * DTYPE_BYTES[name])
@@ -74,7 +74,7 @@ def _passes(operator: Callable[[Tensor], Tensor], x: Tensor, d_y: Tensor) -> Cal
 
 def attention(timer: Timer, share_s: float) -> Iterator[Item]:
     """Causal attention, forward and backward, in the number formats that the products were measured in. Collective."""
-    kind = timer.device.type
+    kind = timer.kernels
     samples, heads, positions, channels = HEADS[kind]
     generator = torch.Generator().manual_seed(0)
     qkv_BTGEK = torch.randn(samples, positions, heads, 3, channels, generator=generator)

@@ -46,7 +46,7 @@ Operands = tuple[Tensor, Tensor, Tensor]
 
 def measure(timer: Timer, share_s: float) -> Iterator[Item]:
     """Repeat each product on all ranks at the same time, for `share_s` seconds in all. Collective."""
-    kind = timer.device.type
+    kind = timer.kernels
     each_s = share_s / (len(SIZES[kind]) * len(FORMATS[kind]) * len(_FORMS))
     for name in FORMATS[kind]:
         if name == "tf32":

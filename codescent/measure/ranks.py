@@ -13,6 +13,8 @@ import torch
 
 from codescent.base.agreement import together
 from codescent.base.cores import memory_bytes
+from codescent.base.device import num_units
+from codescent.base.device_kinds import CPU, kernels_of
 from codescent.base.errors import UserError
 from codescent.measure import exchanges, host, memory, operators, pairs, products, trial_runs, waiting
 from codescent.measure.groups import make_groups
@@ -60,7 +62,7 @@ def measure(world: World, seconds: float, tell: Callable[[str], None]) -> Machin
     where = placement(hosts, world.leaders)
     device, timer = world.device, Timer(world.device)
     own: dict[str, Any] = {
-        "device": machine.describe(device, 1, 1)["device" if device.type == "cuda" else "processor"],
+        "device": machine.describe(device, 1, 1)["processor" if device.type == CPU else "device"],
         "started_s": started_s,
         "held_bytes": memory.held_bytes(device),
         "fragments": memory.fragments(device),  # before others have filled the allocator
@@ -86,7 +88,7 @@ def measure(world: World, seconds: float, tell: Callable[[str], None]) -> Machin
 
 def _trial_runs(world: World, seconds: float, tell: Callable[[str], None]) -> HeldBesides | None:
     """What a run holds beside its tensors, which rank 0 tries on a CPU. None: the time is too short. Collective."""
-    if world.device.type != "cpu" or seconds < trial_runs.LEAST_S:
+    if world.device.type != CPU or seconds < trial_runs.LEAST_S:
         return None
     tell("the memory of short runs")
     everyone = together(UserError, lambda: trial_runs.measure() if world.is_first else (0, 0.0))
@@ -139,12 +141,11 @@ def _found(
     items = joined([[Item.from_json(one) for one in rank["items"]] for rank in everyone])
     of_pairs = {(one, other): pairs.PairTime(*time) for rank in everyone for one, other, *time in rank["pairs"]}
     starts = [rank["started_s"] for rank in everyone]
-    cuda = device.type == "cuda"
     return MachineFindings(
         device=everyone[0]["device"],
-        kind=device.type,
+        kind=kernels_of(device.type),
         threads=torch.get_num_threads(),
-        units=torch.cuda.get_device_properties(device).multi_processor_count if cuda else 0,
+        units=num_units(device),
         memory_bytes=memory.total_bytes(device, memory_bytes(), where.devices),
         held_bytes=of_runs.held_bytes if of_runs else int(statistics.median(rank["held_bytes"] for rank in everyone)),
         fragments=of_runs.fragments if of_runs else statistics.median(rank["fragments"] for rank in everyone),
@@ -153,17 +154,17 @@ def _found(
         placement=where,
         items=tuple(items),
         outliers=(*pairs.outlying_ranks(items, names), *pairs.outlying_pairs(of_pairs, names, where)),
-        notes=tuple(_notes(everyone, cuda=cuda)),
+        notes=tuple(_notes(everyone, on_cpu=device.type == CPU)),
         software=", ".join(filter(None, (f"torch {torch.__version__}", wide))),
     )
 
 
-def _notes(everyone: Sequence[dict[str, Any]], *, cuda: bool) -> Iterator[str]:
+def _notes(everyone: Sequence[dict[str, Any]], *, on_cpu: bool) -> Iterator[str]:
     """What makes the numbers less good."""
     kinds = list(dict.fromkeys(rank["device"] for rank in everyone))
     if len(kinds) > 1:
         yield f"the ranks have different devices ({', '.join(kinds)}); the file has the name of the first"
-    if not cuda and (others := used_by_others([rank["load"] for rank in everyone]))["used"] >= BUSY:
+    if on_cpu and (others := used_by_others([rank["load"] for rank in everyone]))["used"] >= BUSY:
         yield (
             f"other programs used {others['used']:.1f} of {others['cores']:.0f} cores meanwhile; measure again when "
             "the machine is idle"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from codescent.base.device import current_stream, offered, synchronize
+from codescent.base.device_kinds import kernels_of
 from codescent.measure.spread import Spread
 
 LEAST, MOST = 5, 200
@@ -25,6 +27,11 @@ class Timer:
 
     device: torch.device
 
+    @property
+    def kernels(self) -> str:
+        """The row of the tables of sizes: "cpu", or "cuda" for all GPUs."""
+        return kernels_of(self.device.type)
+
     def together(self, number: float = 0.0) -> float:
         """Wait for all ranks. Returns the largest number that any of them gave."""
         self.synchronize()
@@ -34,8 +41,7 @@ class Timer:
 
     def synchronize(self) -> None:
         """Wait until the device has done what was launched."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
     def once(self, call: Callable[[], object]) -> float:
         """The seconds of one call, to its end on the device."""
@@ -49,8 +55,10 @@ class Timer:
         """As `once`, without waiting for what other streams of the device do."""
         begin_s = time.perf_counter()
         call()
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        if offered(self.device).streams:
+            current_stream(self.device).synchronize()
+        else:
+            synchronize(self.device)
         return time.perf_counter() - begin_s
 
     def repeated(self, call: Callable[[], object], share_s: float) -> Spread:

@@ -31,7 +31,7 @@ def measure(timer: Timer, share_s: float) -> Iterator[Item]:
     The work of all ranks is equally large. So what the slowest one takes more is the machine: other programs, clocks,
     caches. What a meeting takes beside that is waking up and messages.
     """
-    side, group = SIDE[timer.device.type], dist.group.WORLD
+    side, group = SIDE[timer.kernels], dist.group.WORLD
     assert group is not None
     left, right = (torch.ones(side, side, device=timer.device) for _ in range(2))
     result, values = torch.empty_like(left), torch.zeros(PAYLOAD_BYTES // 4, device=timer.device)

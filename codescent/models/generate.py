@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from codescent.base.device import has_fp64
 from codescent.base.errors import UserError
 from codescent.models.decoder import Decoder
 from codescent.operators.cache import KVCache
@@ -69,6 +70,8 @@ def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: in
         raise UserError(
             "the model's logits are not finite: its training has diverged; sample an earlier checkpoint (--step N)"
         )
+    if not has_fp64(logits_BV.device):
+        logits_BV = logits_BV.cpu()
     if choice.temperature == 0.0:
         return cast(list[int], logits_BV.argmax(-1).tolist())
     vocab_size = logits_BV.shape[1]

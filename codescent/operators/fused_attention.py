@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codescent.base.device import has_flash, offered
 from codescent.operators.saved_attention import LSE_MULTIPLE
 
 # Shapes: B samples, H query heads, G key-value heads (G divides H), T queries, S keys, K head_dim.
 _aten = torch.ops.aten
 _FLASH_MOST = 192  # head_dim: above it, some GPUs have no gradients
-_FLASH_MULTIPLE, _FLASH_OLDEST = 8, (8, 0)  # of head_dim; compute capability (Ampere)
+_FLASH_MULTIPLE = 8  # of head_dim
 _EFFICIENT_MULTIPLE = 4  # head_dim in fp32: 16 bytes
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
@@ -42,14 +43,14 @@ def fused_attention_for(q_BHTK: Tensor) -> FusedAttention | None:
     """The fused kernel for queries of this dtype and head_dim on this device; None: there is none, or this is a CPU.
 
     Flash attention (bf16) and the memory-efficient kernel (fp32), as in torch's scaled_dot_product_attention. There is
-    none in fp64. On a CPU the products of `causal_tiles` are as fast.
+    none in fp64. On a CPU the products of `causal_tiles` are as fast; on XPU and MPS torch has other kernels.
     """
     device, head_dim = q_BHTK.device, q_BHTK.shape[-1]
-    if device.type == "cpu":
+    if offered(device).tiles:
         return None
     if q_BHTK.dtype in (torch.bfloat16, torch.float16):
-        old = device.type == "cuda" and torch.cuda.get_device_capability(device) < _FLASH_OLDEST
-        return FLASH if head_dim % _FLASH_MULTIPLE == 0 and head_dim <= _FLASH_MOST and not old else None
+        fits = head_dim % _FLASH_MULTIPLE == 0 and head_dim <= _FLASH_MOST
+        return FLASH if fits and has_flash(device) else None
     return EFFICIENT if q_BHTK.dtype == torch.float32 and head_dim % _EFFICIENT_MULTIPLE == 0 else None
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from codescent.base.device import offered
 from codescent.base.dtypes import TRAINED
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
@@ -208,5 +209,5 @@ class _OneDtype:
     def _counted(self, mine: list[bool]) -> torch.Tensor:
         """One for each gradient that this rank has, else zero, on the device of the parameters."""
         device = self.ones.device
-        found = torch.tensor(mine, dtype=self.ones.dtype, pin_memory=device.type == "cuda")
+        found = torch.tensor(mine, dtype=self.ones.dtype, pin_memory=offered(device).pins)
         return found.to(device, non_blocking=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from codescent.base.device import is_capturing
 from codescent.base.output import warn
 from codescent.base.rank import Rank
 from codescent.meeting.store import Store
@@ -60,7 +61,7 @@ class Batches:
         if not self._hooks:
             return
         self._compared.look()
-        self._is_due = self._counts() and not _is_captured()
+        self._is_due = self._counts() and not is_capturing()
         if self._is_due:
             judge = partial(self._judge, self._calls, BatchSampler.begun)
             self._compared.put(f"batch {self._calls}", _hash(leaves([args, kwargs])), judge)
@@ -96,11 +97,6 @@ class Batches:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-
-def _is_captured() -> bool:
-    """Whether a CUDA graph is recorded: then no number may be read."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _is_power_of_two(number: int) -> bool:

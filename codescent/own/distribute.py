@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent.base.agreement import together
 from codescent.base.counted import counted
+from codescent.base.device import wide_dtype
 from codescent.base.errors import UserError
 from codescent.operators.products import sum_wide
 from codescent.own import registry
@@ -246,8 +247,8 @@ def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
 
 
 def _square(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The squared norm of gradients that may have several dtypes: [], fp64, on the device, without waiting for it."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    """The squared norm of gradients that may have several dtypes: [], in its widest dtype, without waiting for it."""
+    total = torch.zeros((), dtype=wide_dtype(device), device=device)
     for of_kind in _by_dtype(gradients).values():
         total += gradient_square(of_kind)
     return total

@@ -34,7 +34,7 @@ def divide_(module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: De
         parameter.data = parameter.data.contiguous()  # fully_shard refuses other memory formats, such as channels_last
     freed = [*blocks, module] if stage == 3 else []
     shard_units_(module, blocks, mesh, freed=freed, whole=whole, divisor=float(mesh.size()))
-    if mesh.device_type == "cpu":  # on CUDA fully_shard sends on streams of its own
+    if mesh.device_type == "cpu":  # on a GPU fully_shard sends on streams of its own
         send_ourselves(module)
     gathers_on_every_path_(module)
     return whole

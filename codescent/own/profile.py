@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
 
 from codescent.base.agreement import rank, together
+from codescent.base.device import activities, found_kind, synchronize
 from codescent.base.errors import UserError
 from codescent.base.reading import read_json
 from codescent.base.writing import hidden_folder, make_parents, move
@@ -62,16 +62,15 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
         UserError: an option is unknown, or a trace cannot be written.
     """
     joined_or_alone("profile")
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    device = torch.device(found_kind())
     result = Profile()
     try:
-        recorder = torch.profiler.profile(**{"activities": activities, **options})
+        recorder = torch.profiler.profile(**{"activities": activities(device), **options})
     except TypeError as error:
         raise UserError(f"codescent.profile: torch.profiler.profile refuses the options: {error}") from error
     with recorder as recorded:
         yield result
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # so that the trace has all kernels of the block
+        synchronize(device)  # so that the trace has all kernels of the block
 
     def write() -> dict[str, Any]:
         path = Path(folder) / f"rank_{rank():05d}.json"

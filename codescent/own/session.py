@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from codescent.base.agreement import alone, together
 from codescent.base.counted import counted
+from codescent.base.device_kinds import NAMES, kind_of
 from codescent.base.ending import end, is_failing
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
     from codescent.own.batches import Batches
     from codescent.own.rounds import Rounds
-
-DEVICES = ("auto", "cpu", "cuda")
 
 
 class Ranks:
@@ -153,6 +152,11 @@ class Ranks:
     @public("codescent: ranks.mesh", replicas=COUNT)
     def mesh(self, replicas: int) -> DeviceMesh:
         """A device mesh with `replicas` rows. The model is sharded over each row. One row gives a mesh of one dim."""
+        if not kind_of(self.device.type).backend:
+            raise UserError(
+                f"codescent: ranks.mesh: {kind_of(self.device.type).label}s have no collectives in torch, so nothing "
+                'is sharded there; leave out sharding, or call codescent.init("cpu")'
+            )
         if self.world_size % replicas:
             raise UserError(
                 f"codescent: ranks.mesh: replicas = {replicas}: must divide {counted(self.world_size, 'rank')}"
@@ -214,7 +218,8 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
     If an exception ends a rank, all ranks print which rank failed.
 
     Args:
-        device: "cpu", "cuda" or "auto". "auto" is CUDA if the machine has it, one device for each local rank.
+        device: "cpu", "cuda", "xpu", "mps" or "auto". "auto" is the first kind of GPU that the machine has, one device
+            for each local rank; else the CPU (docs/devices.md).
         timeout_s: how long a collective waits for the other ranks.
         meet_s: how long to wait until all ranks are there.
         listen: the network interface at which rank 0 listens, such as "eth0", or "all". None: loopback where all ranks
@@ -236,8 +241,8 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
         )
     hook = watch()
     this_rank = hook.this_rank = environment.read(os.environ) or Rank()
-    if device not in DEVICES:
-        raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(DEVICES)}')
+    if device not in NAMES:
+        raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(NAMES)}')
     try:
         _ranks = Ranks(this_rank, device, timeout_s, meet_s, listen)
     except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
@@ -275,7 +280,7 @@ def _refuse_no_number(**given: object) -> None:
 
 def everywhere(*tensors: torch.Tensor) -> None:
     """Copy rank 0's values into these tensors on every rank. Two elements of a tensor must not share memory."""
-    if dist.get_world_size() == 1:  # on CUDA a message would start NCCL
+    if dist.get_world_size() == 1:  # on a GPU a message would start its backend
         return
     with torch.no_grad():
         for tensor in tensors:

@@ -1,4 +1,4 @@
-"""In: the name of a device, as torch.cuda.get_device_name gives it. Out: the peaks that its maker publishes, with their
+"""In: the name of a device, as torch gives it. Out: the peaks that its maker publishes, with their
 source; None: the table lacks the device. The metric mfu_spec is relative to them.
 Does not measure (train/machine.py does) and does not import torch."""
 

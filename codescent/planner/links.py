@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from codescent.base.device_kinds import AUTO, kernels_of
 from codescent.base.sizes import MemorySize
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.arithmetic import Seconds, arithmetic, arithmetic_on, arithmetic_s, step_s_of
@@ -15,7 +16,7 @@ from codescent.cost.coding import MEMORY_BYTES_PER_S, Coding
 from codescent.cost.ranks_walk import walk
 from codescent.cost.walked import Walk
 from codescent.plan import Plan
-from codescent.plan.activations import CPU, CUDA
+from codescent.plan.activations import CPU
 
 _SLOW = re.compile(r"(\d{1,9})\s*:\s*(\d{1,9}(?:\.\d{1,9})?)\s*x", re.ASCII)
 
@@ -94,7 +95,7 @@ class Links:
 
 def on_device(links: Links, kind: str) -> Links:
     """The same, with the collectives of a `train.device`: NCCL's are rings. auto counts as a CPU."""
-    device = replace(links.cluster.device, kind=CUDA if kind == CUDA else CPU)
+    device = replace(links.cluster.device, kind=CPU if kind == AUTO else kernels_of(kind))
     return replace(links, cluster=replace(links.cluster, device=device))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from codescent.base.amounts import of_bytes, of_number, of_seconds
 from codescent.base.counted import counted
+from codescent.base.device_kinds import AUTO, kernels_of
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, is_number, mistyped
 from codescent.clusters.cluster import Cluster, Software
@@ -55,7 +56,7 @@ def not_there(plan: Plan, cluster: Cluster, device: str) -> Iterator[str]:
     if cluster.nodes is not None and ranks > cluster.nodes * each:
         have = f"{counted(cluster.nodes, 'node')} of {counted(each, 'device')}"
         yield f"{cluster.name} has {have}, {cluster.nodes * each} in all; the plan has {ranks:,}"
-    if device not in ("auto", cluster.device.kind):
+    if device != AUTO and kernels_of(device) != cluster.device.kind:
         yield f'train.device = "{device}": the devices of {cluster.name} are "{cluster.device.kind}"'
 
 

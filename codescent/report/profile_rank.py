@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base.device_kinds import kind_of
 from codescent.base.errors import UserError
 from codescent.base.range_names import NEXT_BATCH, WAITING, collective_of, step_of
 from codescent.plan import Collective, Verb
@@ -140,7 +141,7 @@ class _TraceReader:
     """Collects the events of a trace."""
 
     def __init__(self, head: RankHead) -> None:
-        self.head, self.cuda = head, head.device == "cuda"
+        self.head, self.has_kernels = head, bool(kind_of(head.device).activity)
         self.steps: dict[int, Interval] = {}
         self.waiting, self.data, self.operators = _Union(), _Union(), _Union()
         self.kernels, self.sending, self.compiled = _Union(), _Union(), _Union()
@@ -162,7 +163,7 @@ class _TraceReader:
         elif category in _KERNELS:
             self._kernel(event, interval)
         elif category == "cpu_op":
-            if self.cuda:
+            if self.has_kernels:
                 self.operators.add(interval)
             if event["name"] in _COMPILED:
                 self.compiled.add(interval)
@@ -176,7 +177,7 @@ class _TraceReader:
             self.passes[found[1]].add(interval)
         elif (number := step_of(name)) is not None:
             self.steps[number] = interval
-        elif (both := collective_of(name)) is not None and not self.cuda:
+        elif (both := collective_of(name)) is not None and not self.has_kernels:
             self.collectives.append(Ran(*both, *interval))
 
     def _fly(self, event: Event) -> None:
@@ -202,8 +203,8 @@ class _TraceReader:
         """What was collected."""
         steps = union(self.steps.values())
         computing, sending = self.kernels.all(), self.sending.all()
-        waiting = without(sending, computing) if self.cuda else self.waiting.all()
-        idle = without(steps, union([*computing, *sending])) if self.cuda else []
+        waiting = without(sending, computing) if self.has_kernels else self.waiting.all()
+        idle = without(steps, union([*computing, *sending])) if self.has_kernels else []
         data = without(intersection(self.data.all(), steps), waiting)
         return RankSteps(
             self.head,

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from codescent.base.amounts import of_rate, of_seconds, of_share
 from codescent.base.counted import counted
+from codescent.base.device_kinds import kind_of
 from codescent.report.profile import ProfileReport
 from codescent.report.profile_collectives import CollectiveRow
 from codescent.trace.operators import DEVICE
@@ -81,7 +82,7 @@ def _ranks(report: ProfileReport) -> Table:
     shown = sorted(report.ranks, key=lambda one: -one.busy_s)[:MOST_RANKS] if many else report.ranks
     of = f", the {MOST_RANKS} of {len(report.ranks)} ranks that work longest" if many else ""
     table = _table(f"Where a step goes{of}")
-    host = report.ranks[0].head.device == "cuda"
+    host = bool(kind_of(report.ranks[0].head.device).activity)
     of_host = ["for the host"] if host else []
     for heading in ("rank", "step", "works", "waits for ranks", "for data", *of_host):
         table.add_column(heading, justify="right", no_wrap=True)

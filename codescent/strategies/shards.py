@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
+from codescent.base.device import found_kind
+from codescent.base.device_kinds import CPU, kind_of
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import WIDE, Memory
 from codescent.strategies.collectives import count_fully_shard_waits
@@ -78,15 +80,21 @@ def _trained(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]
 
 
 def _offload(this_rank: ThisRank, device: str) -> OffloadPolicy:
-    """Policy for shards in device memory, or in host memory (page-locked on CUDA)."""
+    """Policy for shards in device memory, or in host memory (page-locked where there is such)."""
     if this_rank.tensors[0].gathered_from is Memory.DEVICE:
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=device == "cuda")
+    return CPUOffloadPolicy(pin_memory=kind_of(device).pins)
 
 
 def _has_streams() -> bool:
-    """Whether fully_shard communicates on its own CUDA streams, in parallel with the computation."""
-    return torch.cuda.is_available() and "nccl" in dist.get_backend()
+    """Whether fully_shard communicates on its own streams, in parallel with the computation."""
+    return _streaming_kind() != CPU
+
+
+def _streaming_kind() -> str:
+    """The kind of device whose backend is that of the ranks, if it has streams; else "cpu"."""
+    kind = kind_of(found_kind())
+    return kind.name if kind.streams and kind.backend in dist.get_backend() else CPU
 
 
 def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -107,8 +115,8 @@ def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
     """The device mesh of this rank's data-parallel axes, built from the existing process groups."""
     mesh, shard, others = this_rank.plan.mesh, this_rank.groups["dp_shard"], replicas(this_rank.plan)
-    device = "cuda" if _has_streams() else "cpu"
-    if mesh.degree(others) == 1 or not _has_streams():
+    device = _streaming_kind()
+    if mesh.degree(others) == 1 or device == CPU:
         return DeviceMesh.from_group(shard, device, mesh_dim_names=("dp_shard",))
     ranks = [mesh.group("dp_shard", replica) for replica in mesh.group(others, this_rank.rank)]
     return DeviceMesh.from_group(

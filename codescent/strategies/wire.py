@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from codescent.base.device import current_stream, make_current, new_stream, offered, on_stream
 from codescent.base.ending import is_failing
 from codescent.base.stopwatch import waiting
 from codescent.base.torch_dtypes import TORCH_DTYPE
@@ -28,10 +29,10 @@ class PendingSum:
         self.device = device
         self.error: BaseException | None = None
         self.ended = threading.Event()
-        self.ready: Any = None  # CUDA: the caller's stream has written the tensors
-        self.done: Any = None  # CUDA: the thread's stream has replaced them
-        if device.type == "cuda":
-            self.ready = torch.cuda.current_stream(device).record_event()
+        self.ready: Any = None  # where there are streams: the caller's stream has written the tensors
+        self.done: Any = None  # where there are streams: the thread's stream has replaced them
+        if offered(device).streams:
+            self.ready = current_stream(device).record_event()
 
     def wait(self) -> None:
         """Wait until the tensors are replaced by their sums. Raises the error that the thread met. May be repeated."""
@@ -42,9 +43,9 @@ class PendingSum:
         self.follow()
 
     def follow(self) -> None:
-        """CUDA: what the caller computes from now on comes after the sum."""
+        """Where there are streams: what the caller computes from now on comes after the sum."""
         if self.done is not None:
-            torch.cuda.current_stream(self.device).wait_event(self.done)
+            current_stream(self.device).wait_event(self.done)
 
     def run(self, stream: Any) -> None:
         """Do the job, in the channel's thread. Afterwards nothing here holds its tensors."""
@@ -54,7 +55,7 @@ class PendingSum:
             if stream is None:
                 job()
             else:
-                with torch.cuda.stream(stream):
+                with on_stream(self.device, stream):
                     stream.wait_event(self.ready)
                     job()
                     self.done = stream.record_event()
@@ -108,10 +109,8 @@ class Channel:
             self.thread = None
 
     def _serve(self) -> None:
-        stream: Any = None
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        make_current(self.device)
+        stream = new_stream(self.device)
         error: BaseException | None = None
         while (pending := self.jobs.get()) is not None:
             if error is None:

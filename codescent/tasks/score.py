@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from codescent.base.device import free_memory, offered, wide_dtype
+from codescent.base.device_kinds import GPUS
 from codescent.data.loader import InOrder
 from codescent.data.samples import Source
 from codescent.models.part import Part
@@ -36,9 +38,9 @@ def fitting(module: nn.Module, seq_len: int, device: torch.device) -> int:
     at a time.
     """
     samples = at_once(seq_len, device)
-    if device.type != "cuda":
+    if device.type not in GPUS:
         return samples
-    part, free_bytes = cast(Part, module), torch.cuda.mem_get_info(device)[0]
+    part, free_bytes = cast(Part, module), free_memory(device)
     blocks = (sum(p.numel() * p.itemsize for p in block.parameters()) for block in part.blocks.values())
     token_bytes = -(-max(blocks) // part.shape.hidden_dim)
     return max(1, min(samples, int(FREE_SHARE * free_bytes) // (seq_len * token_bytes)))
@@ -46,13 +48,13 @@ def fitting(module: nn.Module, seq_len: int, device: torch.device) -> int:
 
 def mean_loss(module: nn.Module, source: Source, seq_len: int, device: torch.device) -> tuple[float, int]:
     """The mean loss of all samples of a split, and the number of losses."""
-    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-    dtype, pins = next(module.parameters()).dtype, device.type == "cuda"
+    total, count = torch.zeros((), dtype=wide_dtype(device), device=device), 0
+    dtype, pins = next(module.parameters()).dtype, offered(device).pins
     numbers = np.arange(source.num_samples)
     with InOrder(source, numbers, fitting(module, seq_len, device), pin_memory=pins) as loader, torch.no_grad():
         for _ in range(loader.passes):
             portion = loader.next()
             batch = portion.batches[0].to(device, dtype)
-            total += module(batch.inputs, batch.targets, **batch.extras).double()
+            total += module(batch.inputs, batch.targets, **batch.extras).to(total.dtype)
             count += portion.losses
     return total.item() / max(1, count), count

@@ -34,7 +34,7 @@ class RankHead:
         steps: the first and the last recorded step, numbered as in metrics.csv.
         offset_s: what was added to this rank's clock; after that it shows the time of rank 0.
         error_s: largest error of `offset_s`.
-        device: "cpu" or "cuda".
+        device: "cpu" or the kind of GPU, such as "cuda".
         torch: version.
         axes: mesh axis of each process group, by torch's name.
         complete: False: the run ended within the window.

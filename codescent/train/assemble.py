@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent import models
 from codescent.base.agreement import together
+from codescent.base.device import offered
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.config.rate_schedules import learning_rate
@@ -238,6 +239,6 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
         [(samples.start, samples.stop) for samples in mine],
         first_step,
         work.prefetch if reads_ahead(plan) else 0,
-        pin_memory=world.device.type == "cuda",
+        pin_memory=offered(world.device).pins,
         replica=(replica.start, replica.stop) if plan.apart else None,
     )

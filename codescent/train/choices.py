@@ -10,12 +10,12 @@ from typing import Any, get_args
 import torch
 
 from codescent.base.agreement import together
+from codescent.base.device import unique_name
 from codescent.base.errors import UserError
 from codescent.config.sections import Compiled, Config
 from codescent.operators import products
 from codescent.plan import Plan
 from codescent.train import compiling, machine, threads
-from codescent.train.devices import name_of
 from codescent.train.world import World
 
 KEPT = "as at the beginning"
@@ -47,7 +47,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     """
     device, precision = world.device, plan.work.precision
     here = machine.describe(device, world.num_threads, world.this_rank.world_size)
-    mine = {"host": socket.gethostname(), "device": name_of(world.device)}
+    mine = {"host": socket.gethostname(), "device": unique_name(world.device)}
     here["ranks"] = together(UserError, lambda: mine)
     here["machines"] = _distinct(together(UserError, lambda: {fact: here[fact] for fact in KIND}))
     kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))

@@ -1,6 +1,6 @@
 """In: train.compile, a plan, this rank's device. Out: what torch.compile compiles in this run, and why; functions such
 as the head's softmax are set to it (operators/compiled.py).
-Does not compile blocks: assemble.py does. Off CUDA it chooses nothing that the config does not name."""
+Does not compile blocks: assemble.py does. On a CPU it chooses nothing that the config does not name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from codescent.base.device_kinds import CPU, KINDS, kernels_of, kind_of
 from codescent.base.errors import UserError
 from codescent.operators import compiled, products
 from codescent.plan import Plan
@@ -44,8 +45,11 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
         why = compiler or plan.uncompiled
         choice = "none" if why else "blocks"
     graphs = train.cuda_graphs and train.compile != "none"  # else the key has no effect, as the command has said
-    if graphs and world.device.type == "cpu":
-        raise UserError(f"train.cuda_graphs: needs CUDA, but {compiler}; set train.cuda_graphs = false")
+    kind = kind_of(world.device.type)
+    if graphs and kind.name in KINDS and not kind.graphs:
+        raise UserError(
+            f"train.cuda_graphs: needs CUDA, but the device is {kind.a_device}; set train.cuda_graphs = false"
+        )
     if graphs and choice != "blocks":
         raise UserError(
             "train.cuda_graphs: CUDA graphs replay compiled blocks, but nothing is compiled here, because "
@@ -57,8 +61,11 @@ def chosen(train: Train, plan: Plan, world: World) -> dict[str, Any]:
 
 def _why_not(train: Train, plan: Plan, world: World) -> str:
     """Why nothing is compiled that the config does not name; "": the compiler works. Ranks decide together."""
-    if world.device.type == "cpu":
-        return "the device is a CPU"
+    kind = kind_of(world.device.type)
+    if kind.name == CPU:
+        return f"the device is {kind.a_device}"
+    if not kind.compiles:
+        return f"the device is {kind.a_device}, for which torch's compiler is a prototype"
     if train.compile == "none":
         return 'train.compile = "none"'
     if train.deterministic:
@@ -88,7 +95,7 @@ def _trial(x: torch.Tensor) -> torch.Tensor:
 def levers(choice: dict[str, Any], plan: Plan, device: torch.device) -> dict[str, Any]:
     """What was chosen, for the levers of environment.json."""
     precision = plan.work.precision
-    sums = "apart" if device.type == "cpu" else products.sums(device)
+    sums = "apart" if kernels_of(device.type) == CPU else products.sums(device)
     return {
         "compile": choice["choice"],
         "head_chunk_tokens": plan.model.head_chunk_tokens,

@@ -1,60 +1,76 @@
-"""In: train.device, the CUDA devices of this process, device names of all ranks. Out: this rank's device, the backends
-of its process groups and their versions, or an error.
+"""In: train.device, the devices of this process, device names of all ranks. Out: this rank's device, the backends of
+its process groups and their versions, or an error.
 Does not check whether a plan fits a device (machine.py does), and does not communicate with other ranks."""
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
+from codescent.base import device as devices
 from codescent.base.counted import counted, plural
+from codescent.base.device_kinds import AUTO, CPU, GPUS, KINDS, DeviceKind
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 
-CPU = "cpu"
 IN_CONFIG = 'train.device = "{}"'
 """How a device is asked for in a config, in messages."""
 
 
 def choose_device(wanted: str, this_rank: Rank, option: str = IN_CONFIG) -> torch.device:
-    """Choose the device of this rank. "auto" is CUDA where the machine has it, one device for each local rank.
+    """Choose the device of this rank. "auto" is the first kind of GPU that the machine has and that can serve a run of
+    so many ranks, one device for each local rank; else the CPU.
 
     A process that sees one device takes it, whatever its local rank: with srun --gpus-per-task each rank sees only its
     own. `refusal` checks that no two ranks have taken one device. `option`: how a user asks for a device.
 
     Raises:
-        UserError: there are fewer devices than local ranks, or `wanted` is "cuda" and there is none.
+        UserError: there are fewer devices than local ranks, or none of the kind that is `wanted`; several ranks cannot
+            exchange on such devices.
     """
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == CPU or (wanted == "auto" and devices == 0):
+    kind = KINDS[_first_kind(this_rank) if wanted == AUTO else wanted]
+    if kind.name == CPU:
         return torch.device(CPU)
-    if devices != 1 and devices < this_rank.local_world_size:
-        few = f"start at most {devices} here, or " if devices else ""
+    asked, found = option.format(wanted), devices.count(kind.name)
+    if this_rank.world_size > 1 and not kind.backend:
         raise UserError(
-            f"{option.format(wanted)}: this machine has {counted(devices, 'CUDA device')} for "
+            f"{asked}: {kind.label}s have no collectives in torch, so the {counted(this_rank.world_size, 'rank')} of "
+            f"this run cannot exchange; start one rank, or set {option.format(CPU)}"
+        )
+    if found != 1 and found < this_rank.local_world_size:
+        few = f"start at most {found} here, or " if found else ""
+        raise UserError(
+            f"{asked}: this machine has {counted(found, kind.label)} for "
             f"{counted(this_rank.local_world_size, 'local rank')}; {few}set {option.format(CPU)}"
         )
-    index = 0 if devices == 1 else this_rank.local_rank
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    device = devices.take(kind.name, 0 if found == 1 else this_rank.local_rank)
+    if this_rank.world_size > 1:
+        _refuse_without_sums(kind, device, asked, option)
+    return device
 
 
-def name_of(device: torch.device) -> str:
-    """A name that is unique among the CUDA devices of all machines; "cpu" for every CPU."""
-    if device.type == CPU:
-        return CPU
-    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+def _first_kind(this_rank: Rank) -> str:
+    """What "auto" means on this machine."""
+    able = (kind for kind in GPUS if this_rank.world_size == 1 or KINDS[kind].backend)
+    return next((kind for kind in able if devices.count(kind)), CPU)
+
+
+def _refuse_without_sums(kind: DeviceKind, device: torch.device, asked: str, option: str) -> None:
+    """Ranks sum their losses and norms in fp64 (`plan.traffic`). Raises UserError: this device has none."""
+    if not devices.has_fp64(device):
+        raise UserError(
+            f"{asked}: ranks sum losses in fp64, and this {kind.label} ({devices.device_name(device)}) has no fp64; "
+            f"start one rank, or set {option.format(CPU)}"
+        )
 
 
 def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
     """The backends of a rank's process groups, and the device on which NCCL starts at once (None: it does not).
 
-    Ranks on CUDA have NCCL for tensors of the device, gloo for the others. A single rank sends nothing. So a run does
-    not start NCCL there, which takes a second, memory and a network interface.
+    Ranks on GPUs have the backend of their kind (NCCL, xccl) for tensors of the device, gloo for the others. A single
+    rank sends nothing. So a run does not start NCCL there, which takes a second, memory and a network interface.
 
     Args:
         device: of this rank.
@@ -62,26 +78,25 @@ def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[s
         shards_alone: a single rank may have a module of fully_shard, whose mesh of one rank needs NCCL. NCCL then
             starts with the first message of such a module.
     """
-    if device.type != "cuda":
+    kind = devices.offered(device)
+    if device.type not in GPUS or not kind.backend:
         return "gloo", None
+    both = f"{CPU}:gloo,{kind.name}:{kind.backend}"
     if ranks > 1:
-        return "cpu:gloo,cuda:nccl", device
-    return ("cpu:gloo,cuda:nccl" if shards_alone else "gloo"), None
+        return both, device
+    return (both if shards_alone else "gloo"), None
 
 
 def versions(backend: str) -> dict[str, str]:
     """The versions of torch, and of NCCL where the process groups use it. They must be equal on all ranks."""
-    if "nccl" not in backend or not dist.is_nccl_available():
-        return {"torch": torch.__version__}
-    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return {"torch": torch.__version__, "NCCL": ".".join(map(str, nccl))}
+    return {"torch": torch.__version__, **devices.backend_versions(backend)}
 
 
 def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG) -> str:
-    """The error text if some ranks but not all have a CUDA device, or two ranks share one; otherwise "".
+    """The error text if some ranks but not all have a GPU, or two ranks share one; otherwise "".
 
     Args:
-        names: of each rank's device, by `name_of`.
+        names: of each rank's device, by `unique_name`.
         wanted: train.device.
         option: how a user asks for a device.
     """
@@ -90,8 +105,8 @@ def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG) -> str:
         return ""
     if without:
         return (
-            f"{option.format(wanted)}: {plural(len(without), 'rank')} {', '.join(without)} of {len(names)}: no CUDA "
-            f"device, the others have one: give each rank a device, or set {option.format(CPU)}"
+            f"{option.format(wanted)}: {plural(len(without), 'rank')} {', '.join(without)} of {len(names)}: no GPU, "
+            f"the others have one: give each rank a device, or set {option.format(CPU)}"
         )
     counts = Counter(names)
     shared = next((name for name in names if counts[name] > 1), None)
@@ -99,6 +114,6 @@ def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG) -> str:
         return ""
     ranks = ", ".join(str(rank) for rank, name in enumerate(names) if name == shared)
     return (
-        f"{option.format(wanted)}: ranks {ranks} of {len(names)} see the same CUDA device ({shared}); start one rank "
+        f"{option.format(wanted)}: ranks {ranks} of {len(names)} see the same GPU ({shared}); start one rank "
         f"for each device, let the launcher give each rank its own device, or set {option.format(CPU)}"
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from codescent.base.device import wide_dtype
 from codescent.base.range_names import WAITING
 from codescent.base.ranges import named
 from codescent.base.stopwatch import Stopwatch
@@ -73,8 +74,8 @@ class Executor:
         self.portion = Portion([], 1, 1)
         self.bad_data: dict[int, tuple[str, ...]] = {}  # what is not finite in the samples of a step (from 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.sums = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
+        self.loss_sum = torch.zeros((), dtype=wide_dtype(self.device), device=self.device)
+        self.sums = torch.zeros(SCALARS, dtype=self.loss_sum.dtype, device=self.device)
         self.memory = MemoryWatch(self)
         columns = COLUMN if plan.world_size > 1 else ALONE
         self.instruments = Instruments(self.watch, self.memory, columns, world.stage)
@@ -159,7 +160,7 @@ class Executor:
     def _evaluate(self, batch: Batch) -> torch.Tensor:
         batch = batch.to(self.device, self.dtype)
         stage, degree = self.world.stage, self.plan.mesh.pp
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        loss = torch.zeros((), dtype=self.loss_sum.dtype, device=self.device)
         receives = [
             Instruction(Verb.RECEIVE_ACTIVATION, 0, chunk=number, peer=(stage - 1) % degree)
             for number, chunk in enumerate(self.chunks)

@@ -16,7 +16,7 @@ TEXTS = (
     "can't allocate memory",  # torch's allocator on a CPU
     "not enough memory",  # the same, on other systems
     "std::bad_alloc",
-    "out of memory",  # libraries of CUDA
+    "out of memory",  # libraries of GPUs
 )
 ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB)")
 

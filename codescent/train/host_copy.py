@@ -3,12 +3,13 @@ Does not update weights (optimize.py does). It copies one group of tensors while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+
+from codescent.base.device import Event, Stream, current_stream, new_event, new_stream, offered, on_stream
 
 if TYPE_CHECKING:
     from codescent.train.optimize import Weight
@@ -30,27 +31,28 @@ class HostCopy:
     def __init__(self, weights: Sequence[Weight], units: Sequence[Sequence[int]]) -> None:
         self.weights, self.units = weights, units
         self.device, self.wide_dtype = weights[0].tensor.device, weights[0].master.dtype
-        self.cuda = self.device.type == "cuda"
+        kind = offered(self.device)
+        self.pins = kind.pins
         self.numels = [sum(weights[index].master.numel() for index in unit) for unit in units]
         most = max(self.numels)
         self.incoming = [self._slot(most) for _ in range(SLOTS)]
         self.outgoing = [self._slot(most) for _ in range(SLOTS)]
         self.wide: torch.Tensor | None = None
-        stream: Callable[[], torch.cuda.Stream] = partial(torch.cuda.Stream, self.device)
-        event: Callable[[], torch.cuda.Event] = torch.cuda.Event
-        self.down, self.up = (stream() if self.cuda else None for _ in range(2))
-        self.arrived, self.left = ([event() if self.cuda else None for _ in range(SLOTS)] for _ in range(2))
+        self.down, self.up = (new_stream(self.device) for _ in range(2))
+        self.arrived, self.left = (
+            [new_event(self.device) if kind.streams else None for _ in range(SLOTS)] for _ in range(2)
+        )
         self.sent = 0
 
     def _slot(self, numel: int) -> torch.Tensor:
         """A buffer of bytes for `numel` elements of the master copies' dtype."""
-        return torch.empty(numel * self.wide_dtype.itemsize, dtype=torch.uint8, pin_memory=self.cuda)
+        return torch.empty(numel * self.wide_dtype.itemsize, dtype=torch.uint8, pin_memory=self.pins)
 
     def fetch(self, gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         """Yield each unit's gradients on the host, in the master copies' dtype. The next unit overwrites them."""
         for stream in (self.down, self.up):  # copies begin after all gradients are computed and all weights are read
             if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(self.device))
+                stream.wait_stream(current_stream(self.device))
         self._begin(0, gradients)
         for number, unit in enumerate(self.units):
             if number + 1 < len(self.units):
@@ -82,7 +84,7 @@ class HostCopy:
     def finish(self) -> None:
         """Make the device's next computation wait until the weights are copied."""
         if self.up is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.up)
+            current_stream(self.device).wait_stream(self.up)
 
     def _begin(self, number: int, gradients: Sequence[torch.Tensor]) -> None:
         """Begin to copy the gradients of unit `number` to the host."""
@@ -109,13 +111,13 @@ class HostCopy:
         parts = torch.split(flat, [shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _on(self, stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-        return nullcontext() if stream is None else torch.cuda.stream(stream)
+    def _on(self, stream: Stream | None) -> AbstractContextManager[object]:
+        return nullcontext() if stream is None else on_stream(self.device, stream)
 
-    def _mark(self, event: torch.cuda.Event | None, stream: torch.cuda.Stream | None) -> None:
+    def _mark(self, event: Event | None, stream: Stream | None) -> None:
         if event is not None and stream is not None:
             event.record(stream)
 
-    def _wait(self, event: torch.cuda.Event | None) -> None:
+    def _wait(self, event: Event | None) -> None:
         if event is not None:
             event.synchronize()

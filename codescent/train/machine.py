@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import codescent
+from codescent.base import device as devices
 from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
+from codescent.base.device_kinds import KINDS, kernels_of
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.clusters.by_links import of_device
@@ -145,8 +147,7 @@ def _best_seconds(work: Any, device: torch.device, repeats: int) -> float:
     for _ in range(repeats):
         begin = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        devices.synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return best
 
@@ -155,13 +156,11 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float:
     """FLOP/s of a square matrix product on this rank, the best of several measurements. MFU is relative to it.
 
     They end after PEAK_TRIES that are no faster than the best before, or after PEAK_S: other programs come and go. They
-    take PEAK_LEAST_S at least. The memory of the product is no part of the peak that a run on CUDA reports.
+    take PEAK_LEAST_S at least. The memory of the product is no part of the peak that a run on a GPU reports.
     """
-    side = PEAK_SIDE[device.type]
+    side = PEAK_SIDE[kernels_of(device.type)]
     seconds = _seconds_of_product(side, device, precision)
-    if device.type == "cuda":  # its matrices are free by now, but the allocator holds their memory, and counts it
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    devices.forget_peak(device)  # its matrices are free by now, but the allocator holds their memory, and counts it
     return 2.0 * side**3 / seconds
 
 
@@ -194,22 +193,40 @@ def published_peak(devices: Sequence[str], precision: str, matmul: Mapping[str, 
     return {"name": spec.name, "precision": of_products, "peak_flops_per_s": peak, "source": spec.source}
 
 
-def refuse_device(plan: Plan, device: torch.device) -> None:
-    """Refuse a plan with offload on a CPU, or with more CUDA devices than this machine has.
+def refuse_device(plan: Plan, device: torch.device, *, deterministic: bool = False, profiles: bool = False) -> None:
+    """Refuse a plan that needs what the device does not offer: memory to offload from, fp64, several devices,
+    deterministic kernels (`train.deterministic`), a profile of kernels (section [profile]).
 
     Raises:
         UserError: with what is missing, and a setting that works without it.
     """
-    problems = []
-    if device.type == "cpu" and any(tensor.host_bytes(plan.mesh) for tensor in plan.tensors):
+    problems, kind = [], devices.offered(device)
+    here = f"this run computes on {kind.a_device}"
+    shares = device.type in KINDS and not kind.own_memory
+    if shares and any(tensor.host_bytes(plan.mesh) for tensor in plan.tensors):
         problems.append(
-            "parallel.offload: this run computes on a CPU, which uses host memory already: there is nothing to "
+            f"parallel.offload: {here}, which uses host memory already: there is nothing to "
             'offload; set parallel.offload = "none"'
         )
+    if plan.work.precision == "fp64" and not devices.has_fp64(device):
+        problems.append(
+            f'train.precision = "fp64": {here} ({devices.device_name(device)}), which has no fp64; set '
+            'train.precision = "fp32", or train.device = "cpu"'
+        )
+    if deterministic and not kind.deterministic:
+        problems.append(
+            f"train.deterministic = true: {here}, and torch does not say which of its kernels are deterministic; "
+            'set it to false, or train.device = "cpu"'
+        )
+    if profiles and kind.events and not kind.activity:
+        problems.append(
+            f"profile.active: {here}, whose kernels torch's profiler does not see; set it to 0, or "
+            'train.device = "cpu"'
+        )
     if plan.devices > 1:
-        count = torch.cuda.device_count() if device.type == "cuda" else 0
+        count = devices.count(kind.name) if kind.copies_modules else 0
         if count < plan.devices:
-            have = f"this machine has {counted(count, 'CUDA device')}" if count else "this run computes on a CPU"
+            have = f"this machine has {counted(count, kind.label)}" if count else here
             problems.append(
                 f"parallel.data_parallel = {plan.devices}: torch.nn.DataParallel divides a batch over CUDA devices of "
                 f"one process, but {have}; remove the key and start ranks (--ranks N): dp_replicate works on any device"
@@ -231,12 +248,13 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int, *,
     firsts = (mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(mesh.pp))
     held = [memory(plan, rank, machines, compiled=compiled) for rank in firsts]
     found: list[tuple[str, int, float, float, int]] = []  # memory, ranks, state, bytes needed, bytes available
-    if device.type == "cuda":
+    has_own = devices.offered(device).own_memory
+    if has_own:
         fullest = max(held, key=lambda one: one.least)
         needed = fullest.least if plan.devices == 1 else fullest.state  # several devices divide what they compute
-        size = torch.cuda.get_device_properties(device).total_memory
+        size = devices.total_memory(device)
         found.append(("the device", 1, fullest.state, needed, size))
-    each = [one.host + (0.0 if device.type == "cuda" else one.state) for one in held]
+    each = [one.host + (0.0 if has_own else one.state) for one in held]
     in_all = sum(each) * local_world_size / mesh.pp
     found.append(("this machine", local_world_size, in_all, in_all, memory_bytes()))
     problems = [
@@ -284,7 +302,8 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "cores": os.cpu_count(),
         "memory_bytes": memory_bytes(),
         "load": os.getloadavg()[0],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": devices.device_name(device),
+        "runtime": devices.runtime(),
         "world_size": world_size,
         "num_threads": num_threads,
     }

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from codescent.base.device import allocator_numbers, memory_in_use, offered, peak_memory
+from codescent.base.device_kinds import GPUS
 from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
@@ -290,11 +292,9 @@ def _gathered_names(plan: Plan) -> set[str]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated memory on a CUDA device, resident set size on a CPU."""
-    if device.type == "cuda":
-        # torch.cuda.max_memory_allocated sorts hundreds of other numbers; this is read after each instruction.
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        return int(stats["allocated_bytes"]["all"]["peak"])
+    """Peak memory of this process: allocated by torch on a GPU, resident set size on a CPU."""
+    if device.type in GPUS:
+        return peak_memory(device)
     most = _most_bytes()
     return most if most > AT_IMPORT else _own_bytes() or most
 
@@ -320,20 +320,21 @@ def _of_proc(file: Path) -> bytes:
 
 
 def memory_now_bytes(device: torch.device) -> int:
-    """Memory that is in use now: allocated by torch on a CUDA device, resident set size on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    """Memory that is in use now: allocated by torch on a GPU, resident set size on a CPU."""
+    if device.type in GPUS:
+        return memory_in_use(device)
     if not STATM.is_file():
         return peak_memory_bytes(device)
     return int(_of_proc(STATM).split()[1]) * resource.getpagesize()
 
 
 def _allocator(device: torch.device) -> tuple[float, float]:
-    """Bytes that torch's allocator has reserved at most, and how often it had to free and try again. CUDA only."""
-    if device.type != "cuda":
+    """Bytes that torch's allocator has reserved at most, and how often it had to free and try again. Of memory that is
+    the device's own."""
+    if not offered(device).own_memory:
         return NONE, NONE
-    stats: dict[str, Any] = torch.cuda.memory_stats(device)
-    return float(torch.cuda.max_memory_reserved(device)), float(stats.get("num_alloc_retries", 0))
+    reserved, retries = allocator_numbers(device)
+    return float(reserved), float(retries)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from codescent.base.device import wide_dtype
+
 NORM_CHUNK = 2**19
 """Elements cast to fp32 at a time for the norm of bf16 gradients on a CPU: 2 MiB, which fits in cache."""
 
@@ -36,8 +38,10 @@ def gradient_square(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def square_on_device(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See `gradient_square`. A tensor's own norm is in fp32 at least; the squares of these norms are summed in fp64."""
+    """See `gradient_square`. A tensor's own norm is in fp32 at least; the squares of these norms are summed in fp64.
+
+    In fp32 on a device that has no fp64."""
     wide = torch.promote_types(gradients[0].dtype, torch.float32)
     norms = torch._foreach_norm(list(gradients), 2, dtype=wide)
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float64)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), dtype=wide_dtype(norms[0].device))
     return norm.square()

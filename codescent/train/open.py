@@ -219,7 +219,8 @@ def open_data(
         return tasks.prepare_and_open(request, progress=world.is_first)
 
     verify_again(verify, plan, num_steps, dataset, world, opened)
-    world.from_first(lambda: machine.refuse_device(plan, world.device))
+    asked = {"deterministic": config.train.deterministic, "profiles": config.profile.active > 0}
+    world.from_first(lambda: machine.refuse_device(plan, world.device, **asked))
     world.divide(plan)
     compiled, ranks_here = compiles(of_device, world.device.type), world.this_rank.local_world_size
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, ranks_here, compiled=compiled))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from codescent.base.device import offered, wide_dtype
 from codescent.checkpoint.box import Box
 from codescent.train.ema import Ema
 from codescent.train.host_copy import HostCopy
@@ -134,7 +135,8 @@ class Optimizer:
         self.config = config
         self.masters = [weight.master for weight in self.weights]
         self.off_cpu = any(master.device.type != "cpu" for master in self.masters)
-        self.decides_on_device = self.off_cpu and config.fused and config.kind in ON_DEVICE
+        limits = all(offered(master.device).limits for master in self.masters)
+        self.decides_on_device = self.off_cpu and limits and config.fused and config.kind in ON_DEVICE
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.on_host = any(weight.updated_on_host for weight in self.weights)
         self.muon = Muon(self.masters, matrices, config) if matrices else None
@@ -229,7 +231,8 @@ class Optimizer:
         first = self.units[0]
         counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
         if not counted:
-            return torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else self.device), False
+            device = gradients[0].device if gradients else self.device
+            return torch.zeros((), dtype=wide_dtype(device or torch.device("cpu")), device=device), False
         if len(self.units) == 1 and first.wide is not None and len(counted) == len(gradients) and not self.off_cpu:
             return gradient_square([first.cast(gradients)]), True  # one cast serves the norm and the update
         return gradient_square(counted), False

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from codescent.base.amounts import of_bytes
 from codescent.base.command import resume_command
+from codescent.base.device_kinds import kernels_of
 from codescent.base.errors import UserError
 from codescent.data.file_array import FileChanged
 from codescent.planner.less_memory import Shortage, advice, held_in_words
@@ -59,7 +60,7 @@ class Explained:
     def _shortage(self) -> Shortage:
         run, rank = self.run, self.run.world.this_rank.rank
         compiled = run.machine["compile"]["choice"]
-        held, kind = memory_now_bytes(run.world.device), run.world.device.type
+        held, kind = memory_now_bytes(run.world.device), kernels_of(run.world.device.type)
         self.where, self.has_begun = "before the first step", False
         if self.watch is None:
             return Shortage(rank, held, dict.fromkeys(PARTS, 0), 0, kind, compiled)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from codescent.base.device_kinds import kernels_of
 from codescent.base.errors import UserError
 from codescent.clusters.files import load_cluster
 from codescent.cost.price import price
@@ -33,7 +34,7 @@ class Predicted:
             return
         folder.write_prediction(self.found)
         yield said_before(self.found)
-        kind, predicted = self.run.world.device.type, self.found["device_kind"]
+        kind, predicted = kernels_of(self.run.world.device.type), self.found["device_kind"]
         if kind != predicted:
             yield f"run.cluster: {name} has devices of the kind {predicted}, and this run is on {kind}"
 

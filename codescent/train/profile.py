@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity
+from torch.profiler import ProfilerAction
 
 from codescent.base import writing
 from codescent.base.agreement import together
+from codescent.base.device import activities, offered
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.published import in_words
@@ -53,7 +54,7 @@ class Profiler:
 
     def _start(self) -> None:
         os.environ.setdefault(_KINETO_LOG, "6")  # torch 2.13 prints its own start and stop, at level 5
-        keys, cuda = self.keys, self.run.world.device.type == "cuda"
+        keys = self.keys
         clocks = together(UserError, clock_of)
         self.shares_clock = not clocks[0] or clocks[self.run.world.this_rank.rank] == clocks[0]
         with warnings.catch_warnings():
@@ -64,7 +65,7 @@ class Profiler:
         warnings.filterwarnings("ignore", message="Warning: Profiler clears events")  # each window has its own files
         first_step = self.done
         self.torch = torch.profiler.profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
+            activities=activities(self.run.world.device),
             schedule=lambda number: self.schedule(first_step + number),
             on_trace_ready=self._write,
             record_shapes=keys.shapes,
@@ -105,7 +106,7 @@ class Profiler:
         if self.schedule(self.done) in RECORDS and not self.first:
             self.offset, self.begin_ns, self.first = self._measured(), time.time_ns(), self.done + 1
             Recording.flights = []  # of the window before, those that ended after it
-            Recording.sees_flights = self.run.world.device.type == "cpu"
+            Recording.sees_flights = not offered(self.run.world.device).activity
             Recording.on = True
 
     def _stop(self) -> None:

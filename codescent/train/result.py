@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from codescent.base.device import Event, new_event, offered
 from codescent.base.stopwatch import Laps
 from codescent.coupling import StepSums
 from codescent.plan import RECEIVES, SENDS, Verb
@@ -92,12 +93,12 @@ class Pending:
         sums = known.values
         self.known, self.laps, self.completed, self.earlier = known, laps, known.done, known.earlier
         self.device, self.numbers = sums.device, sums
-        self.arrived: torch.cuda.Event | None = None
+        self.arrived: Event | None = None
         self.result: StepResult | None = None
-        if self.device.type == "cuda":  # page-locked, so that the copy does not wait; the event says when it is done
+        if offered(self.device).pins:  # page-locked, so that the copy does not wait; the event says when it is done
             self.numbers = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
             self.numbers.copy_(sums, non_blocking=True)
-            self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.arrived = new_event(self.device)
             self.arrived.record()
 
     def read_earlier(self) -> list[StepResult]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from codescent.base.device import offered, wide_dtype
 from codescent.data.loader import InOrder
 from codescent.data.samples import Source
 from codescent.plan import Plan
@@ -64,8 +65,8 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
     batch = samples_at_once(plan, executor.device)
     # Every rank makes the same number of passes, even without samples of its own: all-gathers need all ranks.
     passes = math.ceil(math.ceil(num_samples / parts) / batch)
-    total = torch.zeros(1, dtype=torch.float64, device=executor.device)
-    pins = executor.device.type == "cuda"
+    total = torch.zeros(1, dtype=wide_dtype(executor.device), device=executor.device)
+    pins = offered(executor.device).pins
     with InOrder(source, mine, batch, passes, pins) as loader, executor.evaluating() as evaluate:
         for _ in range(passes):
             portion = loader.next()

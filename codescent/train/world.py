@@ -24,9 +24,11 @@ from codescent.base import cause
 from codescent.base.agreement import from_first, kept, together
 from codescent.base.code_digest import code_digest
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
+from codescent.base.device import offered, synchronize, unique_name
+from codescent.base.device_kinds import GPUS
 from codescent.base.early import StopAsked, may_end
 from codescent.base.ending import FREE_S, fail, within
-from codescent.base.errors import UserError
+from codescent.base.errors import RunFailed, UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import ENDED, OwnPage, Pages
 from codescent.base.ranges import Recording, named_collective
@@ -42,7 +44,7 @@ from codescent.meeting.rendezvous import meet
 from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.devices import IN_CONFIG, backends, choose_device, name_of, refusal, versions
+from codescent.train.devices import IN_CONFIG, backends, choose_device, refusal, versions
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
 
@@ -56,6 +58,7 @@ DATASET_WAIT = timedelta(days=2)
 """Longest time that ranks wait, at the store, for a rank that prepares the dataset. A large corpus takes hours."""
 
 
+RESUMED = "the run ends here; it goes on from its last checkpoint with --resume"
 LEAVE = timedelta(seconds=10)
 """Longest time that a rank waits for the others before it ends on request."""
 
@@ -107,7 +110,7 @@ class World:
         self._torch_store = TorchStore(self.store)
         try:
             refuse = partial(refusal, wanted=device, option=option)
-            topology = compare(self.store, this_rank, name_of(self.device), {**own, **facts}, refuse)
+            topology = compare(self.store, this_rank, unique_name(self.device), {**own, **facts}, refuse)
             self.named = name_interface(this_rank.here(), self.meeting.address, is_local=is_local(this_rank))
         except BaseException:
             self.meeting.close()
@@ -121,7 +124,7 @@ class World:
         self.tries_threads = given is None
         self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
-        if self.device.type == "cuda":  # torch warns that messages of a group wait for each other: a channel is a group
+        if offered(self.device).aborts:  # torch warns that messages of a group wait: a channel is a group
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
         self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
@@ -218,8 +221,10 @@ class World:
         self.groups.clear()
         self.servers = None
         gc.collect()
-        if self.device.type == "cuda":  # NCCL's would wait for the dead
+        if offered(self.device).aborts:  # NCCL's would wait for the dead
             within(FREE_S, abort_groups)
+        elif self.device.type in GPUS:
+            raise RunFailed(f"{offered(self.device).library} cannot give up the groups of lost ranks: {RESUMED}")
         if dist.is_initialized():
             dist.destroy_process_group()
         self._begin_groups(PrefixStore(f"groups {when}", self._torch_store))  # it has the old groups' addresses
@@ -329,9 +334,10 @@ class World:
         OwnPage.current = None
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end
-        if alone and self.device.type == "cuda" and self.this_rank.world_size > 1:
-            within(FREE_S, torch.cuda.synchronize)
-            within(FREE_S, abort_groups)
+        if alone and self.device.type in GPUS and self.this_rank.world_size > 1:
+            within(FREE_S, partial(synchronize, self.device))
+            if offered(self.device).aborts:  # others stay until the process ends
+                within(FREE_S, abort_groups)
         else:
             dist.destroy_process_group()
         self.meeting.close()
@@ -357,7 +363,7 @@ class World:
             self._let_one_print(error)
             if not is_local(self.this_rank):
                 tell(self.store, self.this_rank, self.living, lost_peer=is_lost_peer(error))
-            if self.device.type == "cuda":
+            if offered(self.device).aborts:
                 abort_groups()
 
         fail(error, free, said=said)

@@ -11,7 +11,7 @@ CONFIG_HELP = (
     "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: codescent config --list)"
 )
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
-DEVICES = ("auto", "cpu", "cuda")
+DEVICE_HELP = "auto: the first kind of GPU that the machine has, else cpu (default auto)"
 TARGETS = ("local", "ssh", "torchrun", "mpirun", "slurm", "pbs", "torchx", "kubernetes")
 TARGETS_HELP = f"{', '.join(TARGETS[:-1])} or {TARGETS[-1]}"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 
+from codescent.base.device_kinds import AUTO, NAMES
 from codescent.base.sizes import size_bytes
 from codescent.verbs.argument_types import names, nodes, numbers, path, positive, text, whole
-from codescent.verbs.argument_words import CONFIG_HELP, DEVICES, TARGETS_HELP, config_arguments
+from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, TARGETS_HELP, config_arguments
 
 SECONDS = 30
 """How long `measure` measures."""
@@ -74,7 +75,7 @@ def prove(verb: argparse.ArgumentParser) -> None:
 def collectives(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent collectives`."""
     add = verb.add_argument
-    ranks_help = "number of ranks to start (default: one for each CUDA device of several, else 4)"
+    ranks_help = "number of ranks to start (default: one for each GPU of several, else 4)"
     add("--ranks", type=positive, metavar="N", help=ranks_help)
     add("--size", type=size_bytes, metavar="SIZE", help="of the tensor of the timed all-reduces (default 16MiB)")
     add("--timeout", type=positive, default=30, metavar="SECONDS", help="a longer call counts as hanging (default 30)")
@@ -87,9 +88,9 @@ def measure(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent measure`."""
     add = verb.add_argument
     verb.set_defaults(may_restart=False)
-    ranks_help = "number of ranks to start and to keep busy (default: one for each CUDA device, else 2)"
+    ranks_help = "number of ranks to start and to keep busy (default: one for each GPU, else 2)"
     add("--ranks", type=positive, metavar="N", help=ranks_help)
-    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
     add("--out", type=path, required=True, metavar="FILE.toml", help="cluster file to write")
     add("--seconds", type=positive, default=SECONDS, metavar="N", help=f"of measuring, about (default {SECONDS})")
     add = verb.add_argument_group("links from tables of nccl-tests").add_argument

@@ -49,8 +49,8 @@ def plan(verb: argparse.ArgumentParser) -> None:
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
     add("--flops-per-byte", type=positive, metavar="N", help=balance_help)
     add = verb.add_argument_group("time and memory on a cluster, predicted").add_argument
-    cluster_help = "machines: a shipped cluster such as h100-sxm, or a file (docs/clusters.md)"
-    add("--cluster", type=text, metavar="NAME|FILE", help=cluster_help)
+    cluster_help = "machines: a shipped cluster such as h100-sxm, here (that of the devices found), or a file"
+    add("--cluster", type=text, metavar="NAME|here|FILE", help=cluster_help)
     add("--software", type=text, metavar="NAME", help="whose constants and traits of the file (default codescent)")
     with_help = "what if: another value of the cluster, such as links.between=100GB/s,5us; may be repeated"
     add("--with", dest="changes", type=text, action="append", metavar="KEY=VALUE", help=with_help)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 
+from codescent.base.device_kinds import AUTO, NAMES
 from codescent.verbs.argument_types import path, path_or_hub, positive, text, whole
-from codescent.verbs.argument_words import CONFIG_HELP, DEVICES, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
+from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
 
 
 def sample(verb: argparse.ArgumentParser) -> None:
@@ -22,7 +23,7 @@ def sample(verb: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
     add("--num", type=positive, default=1, help="number of texts for each prompt (default 1)")
     checkpoint_arguments(verb)
-    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
 
 
 def evaluate(verb: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def evaluate(verb: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the scores as JSON")
     add("--out", type=path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
     checkpoint_arguments(verb)
-    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
 
 
 def plot(verb: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ def main(arguments: Namespace) -> int:
     _refuse(arguments)
     from codescent.collectives import survey
 
-    devices = survey.cuda_devices()
+    devices = survey.gpus()
     ranks = arguments.ranks or (min(devices, MAX_RANKS) if devices > 1 and not arguments.explain else DEFAULT_RANKS)
     size = arguments.size or DEFAULT_BYTES
     _refuse_size(ranks, size)

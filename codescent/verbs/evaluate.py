@@ -56,7 +56,7 @@ def evaluate_run(
         best: score the checkpoint with the lowest validation loss.
         step: score the checkpoint of this step.
         ema: the moving average of its weights, not the weights.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "xpu" or "mps".
 
     Raises:
         UserError: not a run folder, no such checkpoint, data that cannot be used, or no such device.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from codescent.base import cause
 from codescent.base.cores import available_cores, refuse_more_ranks
 from codescent.base.counted import counted
+from codescent.base.device_kinds import AUTO, CPU, GPUS
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.output import say, warn
@@ -140,12 +141,13 @@ def _start(arguments: Namespace, tables: Mapping[str, NcclTable]) -> int:
 
 
 def _default_ranks(device: str) -> int:
-    """One for each CUDA device; on a CPU two, as one alone sends nothing."""
-    if device == "cpu":
+    """One for each GPU; on a CPU two, as one alone sends nothing."""
+    if device == CPU:
         return DEFAULT_RANKS
-    from codescent.collectives.survey import cuda_devices
+    from codescent.base.device import count, found_kind
 
-    return cuda_devices() or DEFAULT_RANKS
+    kind = found_kind() if device == AUTO else device
+    return (kind in GPUS and count(kind)) or DEFAULT_RANKS
 
 
 def _as_rank(arguments: Namespace, rank: Rank) -> int:

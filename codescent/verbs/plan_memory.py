@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_bytes
+from codescent.base.device_kinds import kernels_of
 from codescent.clusters.by_links import of_device
 from codescent.config.decided import HEAD_CHUNK_TOKENS, compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
@@ -48,7 +49,7 @@ def _where(memory: Memory) -> str:
 def _kinds(config: Config | None) -> Sequence[str]:
     """The kind of the run's device, or each kind: a plan does not look for a device."""
     auto = config is None or config.train.device == "auto"
-    return list(HEAD_CHUNK_TOKENS) if config is None or auto else [config.train.device]
+    return list(HEAD_CHUNK_TOKENS) if config is None or auto else [kernels_of(config.train.device)]
 
 
 def _held(plan: Plan, kind: str, chunk_tokens: int | None = None, compiled: str = "none") -> list[StageMemory]:

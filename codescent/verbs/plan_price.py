@@ -22,6 +22,7 @@ from codescent.planner.links import slow_of
 from codescent.planner.most import most
 from codescent.planner.prediction import not_priced, software_of_run
 from codescent.planner.prediction import price_json as price_json
+from codescent.verbs.cluster_here import HERE, cluster_here
 
 NEEDS_CLUSTER = ("software", "changes", "most", "mtbf", "save_s")
 """Options that have an effect with --cluster only."""
@@ -76,7 +77,8 @@ def cluster_of(arguments: Namespace) -> Cluster | None:
         [],
     ):  # without wrong what-ifs, it may be seen whether the software is there
         try:
-            cluster = load_cluster(arguments.cluster, changes)
+            here = arguments.cluster == HERE
+            cluster = cluster_here(changes) if here else load_cluster(arguments.cluster, changes)
             software_of(cluster, arguments.software)
             break
         except UserError as error:

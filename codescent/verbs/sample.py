@@ -13,6 +13,7 @@ import torch
 
 from codescent import models
 from codescent.base.cores import memory_bytes
+from codescent.base.device import total_memory
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 from codescent.build import saved_plan
@@ -89,7 +90,7 @@ def sample_run(
         tokens: largest number of new tokens of a text; a text ends earlier if the model ends the document.
         temperature, top_k, top_p, seed: see Choice. The same seed on the same machine gives the same texts.
         num: number of texts for each prompt.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "xpu" or "mps".
         out: where to write; None: standard output, with control characters made visible (`visible`).
         best: use the checkpoint with the lowest validation loss.
         step: use the checkpoint of this step. The default is the newest checkpoint.
@@ -162,7 +163,7 @@ def _most_texts(trained: Trained, longest: int, device: torch.device) -> int:
     if device.type == "cpu":  # memory is taken as it is written; numbers are fp32 or wider
         numbers, size, memory = min(longest, shape.seq_len), 4, memory_bytes()
     else:
-        numbers, size, memory = shape.seq_len, 2, torch.cuda.get_device_properties(device).total_memory
+        numbers, size, memory = shape.seq_len, 2, total_memory(device)
     return max(1, memory // (2 * shape.num_layers * numbers * shape.num_kv_heads * shape.head_dim * size))
 
 

@@ -14,6 +14,8 @@ from torch import nn
 
 from codescent import models, tasks
 from codescent.base.command import command, resume_command
+from codescent.base.device import count, found_kind
+from codescent.base.device_kinds import AUTO, GPUS, KINDS, NAMES, in_words
 from codescent.base.errors import UserError
 from codescent.base.hub_name import is_hub_name
 from codescent.base.output import warn
@@ -195,7 +197,7 @@ def find(run: Path, *, best: bool = False, step: int | None = None, ema: bool = 
 def module_of(trained: Trained, device: torch.device) -> nn.Module:
     """Build the model on `device` with its trained weights, adapters merged. Releases the lock on the checkpoint.
 
-    The dtype is that of training on CUDA. On a CPU it is fp64 after training in fp64, otherwise fp32.
+    The dtype is that of training on a GPU. On a CPU it is fp64 after training in fp64, otherwise fp32.
 
     Raises UserError: the checkpoint is damaged, or belongs to another model than that of the config.
     """
@@ -204,7 +206,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     trained.hold.close()
     module = models.construct(models.facts_of(trained.resolved.model.kind, trained.resolved.shape))
     module.load_state_dict(tensors, assign=True)
-    narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
+    narrow = device.type in GPUS and trained.config.train.precision == "bf16"
     sum_wide()
     return module.to(device, torch.bfloat16 if narrow else None)
 
@@ -227,8 +229,8 @@ def dataset_of(trained: Trained) -> AnyDataset:
 
 def device_of(name: str) -> torch.device | str:
     """The device that --device names, or an error text if it cannot be used."""
-    if name not in ("auto", "cpu", "cuda"):
-        return f"--device {name}: must be auto, cpu or cuda"
-    if name == "cuda" and not torch.cuda.is_available():
-        return "--device cuda: torch finds no CUDA device here"
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name not in NAMES:
+        return f"--device {name}: must be {in_words()}"
+    if name in GPUS and not count(name):
+        return f"--device {name}: torch finds no {KINDS[name].label} here"
+    return torch.device(found_kind() if name == AUTO else name)

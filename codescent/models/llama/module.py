@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from codescent.base.device import wide_dtype
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
@@ -72,7 +73,7 @@ class Llama(Decoder):
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `Decoder`."""
         if positions_BT is not None:
-            return turns(self.frequencies.on(inputs.device, torch.float64), positions_BT, dtype, self.gain)
+            return turns(self.frequencies.on(inputs.device, wide_dtype(inputs.device)), positions_BT, dtype, self.gain)
         turns_TC2: Tensor = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
         if self.tokens_T is not None:
             return turns_TC2[self.tokens_T.to(inputs.device)]

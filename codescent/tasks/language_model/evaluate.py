@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from codescent.base.device import offered, wide_dtype
 from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
@@ -74,12 +75,12 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     pieces = [windows[first : first + step] for first in range(0, whole, step)]
     if whole * seq_len + 1 < len(tokens):
         pieces.append(tokens[None, whole * seq_len :])
-    nats = torch.zeros((), dtype=torch.float64, device=device)
+    nats = torch.zeros((), dtype=wide_dtype(device), device=device)
     for piece in pieces:
         read = torch.from_numpy(piece.copy())
-        rows = (read.pin_memory() if device.type == "cuda" else read).to(device, non_blocking=True)
+        rows = (read.pin_memory() if offered(device).pins else read).to(device, non_blocking=True)
         with torch.no_grad():
-            nats += module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).double()
+            nats += module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).to(nats.dtype)
     return nats.item()
 
 
