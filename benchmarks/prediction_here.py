@@ -23,6 +23,7 @@ from prediction_scores import tau
 from codescent.planner import beside
 from codescent.record.memory import last_rows
 from codescent.results import open_run
+from codescent.verbs.argument_types import positive
 
 MODELS = {
     "GPT-2 14M": ("model.num_layers=6", "model.num_heads=6", "model.hidden_dim=384", "model.vocab_size=8192",
@@ -86,14 +87,14 @@ class Layout:
 
     predicted: tuple[float, float] = (math.nan, math.nan)
     rounds: list[list[float]] = field(default_factory=list)
-    most_bytes: float = 0.0
+    sizes: list[float] = field(default_factory=list)
 
     def compared(self, model: str, layout: str) -> Compared:
         """All rounds in one."""
         whole = [step for one in self.rounds for step in one]
         medians = [statistics.median(one) for one in self.rounds]
         times = (self.predicted[0], medians, statistics.median(whole))
-        return Compared(model, layout, *times, self.predicted[1], self.most_bytes)
+        return Compared(model, layout, *times, self.predicted[1], max(self.sizes, default=math.nan))
 
 
 def arguments_of() -> argparse.Namespace:
@@ -101,7 +102,7 @@ def arguments_of() -> argparse.Namespace:
     parsed = parser("Compare predictions with small runs on this machine.")
     parsed.add_argument("--cluster", type=Path, metavar="FILE", help="a measured cluster; the default: measure now")
     parsed.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="number format (default fp32)")
-    parsed.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of all layouts (default {ROUNDS})")
+    parsed.add_argument("--rounds", type=positive, default=ROUNDS, help=f"rounds of all layouts (default {ROUNDS})")
     parsed.add_argument("--keep", type=Path, metavar="FILE", help="keep the measured cluster")
     parsed.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the folders of the runs there")
     return parsed.parse_args()
@@ -139,7 +140,7 @@ def run(folder: Path, cluster: Path, model: str, layout: str, precision: str, fo
     held = beside.memory(prediction, opened.plan.role(fullest), rows[fullest])[0]
     found.predicted = prediction["step_s"], held.predicted
     found.rounds.append([float(one) for one in opened.columns["step_s"][WARM_UP:]])
-    found.most_bytes = max(found.most_bytes, held.measured or math.nan)
+    found.sizes += [held.measured] if held.measured else []
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
 from codescent.data.text import lines, records, sources
+from codescent.data.text.compressed import OPENERS, READ_BYTES
 from codescent.data.text.records import Reading
 from codescent.data.text.sources import read_blocks
 
@@ -309,3 +310,15 @@ def test_a_number_of_thousands_of_digits_is_refused_by_its_line(tmp_path: Path) 
     path = tmp_path / "a.json"
     path.write_text('{"text": "a", "id": ' + "9" * 5000 + "}\n")
     assert refusal(path).startswith(f"{path}: line 1: not JSON: ")
+
+
+@pytest.mark.parametrize("name", ["a.xz", "a.bz2"])
+def test_a_stream_gives_pieces_of_bounded_size(name: str) -> None:
+    """80 bytes of bzip2 unpack to 64 MiB: read as a whole, a small file takes all memory of the machine."""
+    size, pack = 1 << 26, {"a.xz": lzma.compress, "a.bz2": bz2.compress}[name]
+    stream = OPENERS[Path(name).suffix](io.BytesIO(pack(bytes(size)) + pack(b"end")))
+    found, most, last = 0, 0, b""
+    while data := stream.read(1 << 24):
+        found, most, last = found + len(data), max(most, len(data)), data
+    assert (found, last[-3:]) == (size + 3, b"end")
+    assert most <= READ_BYTES

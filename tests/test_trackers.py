@@ -214,7 +214,7 @@ def test_a_folder_of_the_packages_name_is_no_package(monkeypatch: pytest.MonkeyP
 
 def test_no_password_of_an_address_is_shown_or_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address of MLflow's database has one; it would be in the output of a job, and in events.jsonl."""
-    address = "postgresql://me:hunter2@host/runs"
+    address = "postgresql://me:hun@ter2@host/runs"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     tracker, failures = trackers.Mlflow("p"), list[Failure]()
     monkeypatch.setattr(tracker, "_new", lambda run: "r")

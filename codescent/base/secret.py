@@ -41,8 +41,8 @@ KNOWN = re.compile(
     r"|xox[abeprs]-[\w-]{8,}|npm_\w{30,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,})"
 )
 LOGIN = re.compile(r"\bwandb\b.*\blogin\b[^;&|]*\b[0-9a-f]{40}\b")
-_USER = re.compile(r"(?<=://)[^/\s@]*@")
-"""The user, and perhaps a password, of an address."""
+_USER = re.compile(r"(?<=://)[^/?#\s]*@")
+"""The user, and perhaps a password, of an address: to the last @, as a password may have one."""
 SWITCHES = ("true", "false", "yes", "no", "none")
 """Values with which a name says only whether there is a secret."""
 OF_DATA = re.compile(

@@ -50,6 +50,7 @@ class _Streams(io.RawIOBase):
         self._packed, self._new, self._wrong = packed, new, wrong
         self._stream: Any = None  # None: between two streams
         self._found_any = False
+        self._has_more = False  # the stream holds input whose content it has not given yet
         self._rest, self._ready = b"", memoryview(b"")  # packed bytes behind the last stream; content not read yet
 
     def readable(self) -> bool:
@@ -59,8 +60,8 @@ class _Streams(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """See io.RawIOBase."""
         while not self._ready:
-            piece = self._rest or self._packed.read(_PIECE_BYTES)
-            if not piece:
+            piece = self._rest if self._rest or self._has_more else self._packed.read(_PIECE_BYTES)
+            if not piece and not self._has_more:
                 if self._stream is not None or not self._found_any:
                     raise EOFError("it ends within a compressed stream" if self._found_any else "it is empty")
                 return 0
@@ -77,9 +78,12 @@ class _Streams(io.RawIOBase):
                 return
             self._stream, self._found_any = self._new(), True
         try:
-            self._ready = memoryview(self._stream.decompress(piece))
+            # bzip2 and xz say whether they have more: 4 KiB of bzip2 may unpack to gigabytes.
+            most = (READ_BYTES,) if hasattr(self._stream, "needs_input") else ()
+            self._ready = memoryview(self._stream.decompress(piece, *most))
         except self._wrong as error:
             raise Damaged(str(error)) from error
+        self._has_more = not self._stream.eof and not getattr(self._stream, "needs_input", True)
         if self._stream.eof:
             self._rest, self._stream = self._stream.unused_data, None
 
