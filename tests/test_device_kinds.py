@@ -31,7 +31,7 @@ from codescent.operators.fused_attention import EFFICIENT, FLASH, fused_attentio
 from codescent.train import compiling, machine, optimize
 from codescent.train.devices import backends, choose_device, versions
 from codescent.train.optimize import Weight
-from codescent.verbs.trained import device_of
+from codescent.verbs.trained import device_of, module_of
 
 PACKAGE = Path(codescent.__file__).parent
 GPT2 = {"model": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "seq_len": 8}}
@@ -384,3 +384,12 @@ def test_graphs_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a prototype" in chosen(MPS)["why"]
     with pytest.raises(UserError, match="needs CUDA, but the device is an XPU device"):
         chosen(XPU, cuda_graphs=True)
+
+
+def test_a_model_of_fp64_is_refused_where_there_is_none() -> None:
+    """`sample` and `evaluate` would end in a traceback of torch. Nothing is read before."""
+    trained = SimpleNamespace(
+        config=SimpleNamespace(train=SimpleNamespace(precision="fp64")), folder=SimpleNamespace(path="runs/a")
+    )
+    with pytest.raises(UserError, match="runs/a: trained in fp64, and the MPS device has no fp64; give --device cpu"):
+        module_of(cast(Any, trained), torch.device(MPS))

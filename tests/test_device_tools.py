@@ -166,3 +166,22 @@ def test_no_price_without_devices(path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(device_tools, "ASK_S", 0.0)
     with pytest.raises(UserError, match="rocm-smi does not answer"):
         cluster_here()
+
+
+def test_odd_answers_of_rocm_end_no_command(path: Path) -> None:
+    """A name "N/A" hides the one that is there; a system that is no object, or bytes that are no UTF-8: tracebacks."""
+    card = {"Card Series": "N/A", "Device Name": "AMD Instinct MI300X", "Unique ID": "N/A"}
+    program(path, "rocm-smi", {"--json": {"card0": card, "system": "N/A"}})
+    assert devices()["all"] == [{"index": "0", "uuid": "card0", "name": "AMD Instinct MI300X"}]
+    program(path, "rocm-smi", {"--json": {"card0": {}}})
+    with pytest.raises(UserError, match="devices of the name 'a device without a name'"):
+        cluster_here()
+    (path / "rocm-smi").write_text(f"#!{shutil.which('sh', path=os.defpath)}\nprintf '\\377'\n")
+    assert devices()["problem"].startswith("rocm-smi prints no JSON")
+
+
+def test_the_variables_that_count_are_named() -> None:
+    """HIP reads its own variable before CUDA's: the wrong one would be unset, and the ranks still share a device."""
+    env = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2"}
+    assert visible_by(env, "cuda", "rocm-smi") == "ROCR_VISIBLE_DEVICES=2, HIP_VISIBLE_DEVICES=1"
+    assert visible_by(env, "cuda", "nvidia-smi") == "CUDA_VISIBLE_DEVICES=0"

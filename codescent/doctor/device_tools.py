@@ -84,7 +84,7 @@ def _installed() -> Iterator[DeviceTool]:
 def _asked(words: Sequence[str]) -> str:
     """What a program prints. Raises _NoAnswer: it fails."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=ASK_S)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, timeout=ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _NoAnswer(f"{words[0]} does not answer: {error}") from error
     if done.returncode != 0:
@@ -132,14 +132,15 @@ def _of_amd() -> list[Row]:
     words = ["--showproductname", "--showuniqueid", "--showmeminfo", "vram", "--showdriverversion", "--json"]
     found = _json(["rocm-smi", *words])
     cards = [name for name, value in found.items() if name.startswith("card") and isinstance(value, dict)]
-    driver = str((found.get("system") or {}).get("Driver version", ""))
+    system = found.get("system")
+    driver = str(system.get("Driver version", "")) if isinstance(system, dict) else ""
     rows = []
     for index, name in enumerate(sorted(cards, key=lambda card: (len(card), card))):
-        facts = {key.lower(): str(value) for key, value in found[name].items()}
-        unique = facts.get("unique id", "N/A").removeprefix("0x")
+        facts = {key.lower(): str(value) for key, value in found[name].items() if value != "N/A"}
+        unique = facts.get("unique id", "").removeprefix("0x")
         row = {
             "index": str(index),
-            "uuid": name if unique == "N/A" else f"GPU-{unique}",
+            "uuid": f"GPU-{unique}" if unique else name,
             "name": facts.get("card series") or facts.get("device name", ""),
             "memory.total": _mib(facts.get("vram total memory (b)")),
             "memory.used": _mib(facts.get("vram total used memory (b)")),

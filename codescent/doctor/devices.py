@@ -32,8 +32,13 @@ def visible(every: Sequence[Mapping[str, str]], env: Mapping[str, str], program:
     return found
 
 
-def visible_by(env: Mapping[str, str], kind: str) -> str:
-    """The variable that says what a process sees of a kind of device, with its value; "": none is set."""
+def visible_by(env: Mapping[str, str], kind: str, program: str = "") -> str:
+    """The variables that say what a process sees of a kind of device, with their values; "": none is set.
+
+    `program`: that has listed the devices. Where none has, the first variable that is set counts.
+    """
+    if program and kind == CUDA:
+        return ", ".join(f"{name}={env[name]}" for name in _read_by(program, env))
     return next((f"{name}={env[name]}" for name in kind_of(kind).visible if name in env), "")
 
 

@@ -73,7 +73,7 @@ def facts_of(this_rank: Rank, env: Mapping[str, str], address: str) -> dict[str,
         "no_loopback": missing_loopback(),
         "named_interfaces": {name: env[name] for name in (GLOO, NCCL) if env.get(name)},
         "devices": found,
-        "visible": visible_by(env, found["kind"] or CUDA),
+        "visible": visible_by(env, found["kind"] or CUDA, found["program"]),
         "num_visible": len(seen),
         "device": None if device is None else dict(device),
     }

@@ -18,7 +18,7 @@ import codescent
 from codescent.base import device as devices
 from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
-from codescent.base.device_kinds import KINDS, kernels_of
+from codescent.base.device_kinds import GPUS, KINDS, kernels_of
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.clusters.by_links import of_device
@@ -218,7 +218,7 @@ def refuse_device(plan: Plan, device: torch.device, *, deterministic: bool = Fal
             f"train.deterministic = true: {here}, and torch does not say which of its kernels are deterministic; "
             'set it to false, or train.device = "cpu"'
         )
-    if profiles and kind.events and not kind.activity:
+    if profiles and device.type in GPUS and not kind.activity:
         problems.append(
             f"profile.active: {here}, whose kernels torch's profiler does not see; set it to 0, or "
             'train.device = "cpu"'

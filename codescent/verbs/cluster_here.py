@@ -27,7 +27,7 @@ def cluster_here(changes: Sequence[str] = ()) -> Cluster:
         UserError: no program lists a device, they differ, or no shipped cluster has such ones.
     """
     found = devices()
-    names = list(dict.fromkeys(row.get("name", "") for row in found["all"]))
+    names = list(dict.fromkeys(row.get("name", "a device without a name") for row in found["all"]))
     if not names:
         programs = ", ".join(tool.program for tool in TOOLS)
         why = found["problem"] or f"{programs}: none of them lists a device"

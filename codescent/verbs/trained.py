@@ -14,7 +14,7 @@ from torch import nn
 
 from codescent import models, tasks
 from codescent.base.command import command, resume_command
-from codescent.base.device import count, found_kind
+from codescent.base.device import count, found_kind, has_fp64
 from codescent.base.device_kinds import AUTO, GPUS, KINDS, NAMES, in_words
 from codescent.base.errors import UserError
 from codescent.base.hub_name import is_hub_name
@@ -199,8 +199,13 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
 
     The dtype is that of training on a GPU. On a CPU it is fp64 after training in fp64, otherwise fp32.
 
-    Raises UserError: the checkpoint is damaged, or belongs to another model than that of the config.
+    Raises UserError: the checkpoint is damaged, or belongs to another model than that of the config; the device has no
+    fp64, in which the model was trained.
     """
+    if trained.config.train.precision == "fp64" and not has_fp64(device):
+        raise UserError(
+            f"{trained.folder.path}: trained in fp64, and the {KINDS[device.type].label} has no fp64; give --device cpu"
+        )
     values = Values(trained, _InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
     trained.hold.close()

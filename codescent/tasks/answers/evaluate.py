@@ -181,7 +181,7 @@ def _logits_of(module: nn.Module, device: torch.device) -> LogitsOf:
         batch = Batch.of(samples).to(device, next(module.parameters()).dtype)
         with torch.no_grad():
             logits_BT2: Tensor = module(batch.inputs, **batch.extras)
-        starts, ends = logits_BT2.double().cpu().unbind(-1)
+        starts, ends = logits_BT2.cpu().double().unbind(-1)
         return starts.numpy(), ends.numpy()
 
     return logits_of
