@@ -23,10 +23,12 @@ from codescent.config.keys import (
     Weights,
     at_least,
     auto,
+    given,
     key,
     not_given,
     other_than,
 )
+from codescent.config.mixture import MIXTURE, Mixture
 from codescent.config.optimizer import Optimizer as Optimizer
 from codescent.config.parallel import Parallel as Parallel
 
@@ -176,6 +178,17 @@ class Data(Section):
         "path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a folder, a glob, a data set of Hugging Face on "
         "disk, or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file "
         "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+    )
+    mixture: Mixture | None = auto(
+        "several corpora instead of data.corpus, each with a corpus and perhaps a weight, a name, a validation and a "
+        "text_key: see docs/mixtures.md; auto: one corpus"
+    )
+    mixture_temperature: float | None = auto(
+        "T: the corpora of a mixture without weights have weights of their sizes, to the power of 1 / T: 1: every "
+        "corpus has equally many epochs; higher: more of the small ones; auto: 1",
+        ge=1,
+        le=1000,
+        only=given(MIXTURE),
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName
-from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, WEIGHTS, names_in, with_names
+from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, WEIGHTS, hub_key, names_in, with_names
 from codescent.config.load import LoadedConfig
+from codescent.config.mixture import MIXTURE, place_of
 from codescent.config.sections import Config
 from codescent.hub import needed
 from codescent.hub.cache import snapshot_of
@@ -41,7 +42,8 @@ def with_commits(loaded: LoadedConfig, recorded: Mapping[str, HubName]) -> Loade
         try:
             names[key] = _with_commit(key, name, recorded.get(key))
         except UserError as error:
-            problems += [f"{loaded.origins[key]}: {key} = {problem}" for problem in error.problems]
+            origin = loaded.origins[MIXTURE if place_of(key) else key]
+            problems += [f"{origin}: {key} = {problem}" for problem in error.problems]
     if problems:
         raise UserError(*dict.fromkeys(problems))
     return dataclasses.replace(loaded, config=with_names(loaded.config, names)) if names else loaded
@@ -96,7 +98,7 @@ def obtain_all(
     get, found, problems = repair if repairs else obtain, list[tuple[str, CachedFiles]](), list[str]()
     for key, name in names_in(config).items():
         try:
-            found += [(key, get(name, CHOICES[key]))] if key in keys else []
+            found += [(key, get(name, CHOICES[hub_key(key)]))] if hub_key(key) in keys else []
         except UserError as error:
             problems += [f"{key} = {problem}" for problem in error.problems]
     if problems:
@@ -108,7 +110,7 @@ def all_held(config: Config) -> Iterator[tuple[str, CachedFiles]]:
     """What the cache has of what a config names, by key. Raises UserError: a name cannot be used."""
     for key, name in names_in(config).items():
         try:
-            yield key, held(name, CHOICES[key])
+            yield key, held(name, CHOICES[hub_key(key)])
         except UserError as error:
             raise UserError(*(f"{key} = {problem}" for problem in error.problems)) from error
 
