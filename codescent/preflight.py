@@ -202,9 +202,9 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         request = task_request(config)
         more = tasks.task_of(request).more_validation(request)
         problems += [
-            f"{f'{MIXTURE}.{name}' if name else dataset.path}: the validation split has no sample of {work.seq_len} positions; {more}, lower "
-            "data.seq_len, or set train.eval_every = 0"
-            for name in empty
+            f"{where}: the validation split has no sample of {work.seq_len} positions; {more}, lower data.seq_len, or "
+            "set train.eval_every = 0"
+            for where in (f"{MIXTURE}.{name}" if name else dataset.path for name in empty)
         ]
     if problems:
         raise UserError(*problems)

@@ -1,4 +1,4 @@
-"""In: configs with a mixture of corpora. Out: the entries, overrides of one of them, and one message for all that is wrong.
+"""In: configs with a mixture of corpora. Out: its entries, overrides of one, one message for all that is wrong.
 Does not look at corpora: no file of these names is there."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_a_mixture_is_read_and_written_again(file: Path, tmp_path: Path) -> None
     assert [entry.name for entry in config.data.mixture] == ["wiki", "code"]
     assert [entry.weight for entry in config.data.mixture] == [3.0, 0.5]
     (tmp_path / "again.toml").write_text(to_toml(config))
-    assert "corpus = \"python-stdlib\"" not in to_toml(config)
+    assert 'corpus = "python-stdlib"' not in to_toml(config)
     assert load(tmp_path / "again.toml").config.data.mixture == config.data.mixture
     assert flat(config)["data.mixture.code.weight"] == 0.5
     assert flat(config)["data.mixture"] == "wiki, code"

@@ -1,11 +1,10 @@
-"""In: corpora of a project, as a mixture. Out: their samples, losses of runs on several layouts, what each command says.
+"""In: corpora of a project, as a mixture. Out: their samples, losses of runs on several layouts, what commands say.
 Does not test the order of the samples (test_mixed_order.py) or the keys of the config (test_config_mixture.py)."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from codescent.data.mixture import MixedDataset, MixedSource, order_of, uses
 from codescent.record import RunFolder
 from codescent.tasks import TaskRequest, prepare_and_open, refusals
 
-MIXTURE = '''
+MIXTURE = """
 [[data.mixture]]
 corpus = "corpus.txt"
 name = "words"
@@ -31,7 +30,7 @@ weight = 1
 [[data.mixture]]
 corpus = "tiny.txt"
 weight = 0.5
-'''
+"""
 NAMES = ["words", "digits", "tiny"]
 
 
@@ -125,7 +124,7 @@ def test_a_corpus_may_have_its_own_validation(inside: Path) -> None:
     words = ["data.mixture.digits.validation=held.txt"]
     whole, cut = (opened(*some).source("train", 16, 16).corpora["digits"].num_samples for some in (words, []))
     assert cut < 0.92 * whole
-    assert opened(*words).source("validation", 16, 16).corpora["digits"].num_samples == 440 // 16 - 1 + 1 - 0
+    assert opened(*words).source("validation", 16, 16).corpora["digits"].num_samples == (440 - 1) // 16
 
 
 # What does not mix
@@ -161,12 +160,15 @@ def test_tokens_of_another_tokenizer_are_refused(inside: Path) -> None:
     assert "data.mixture.tiny: its tokens are of another tokenizer (vocabulary of" in found
 
 
-def test_a_corpus_that_is_too_small_for_its_share_is_refused(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corpus_that_is_too_small_for_its_share_is_refused(inside: Path) -> None:
     """Else a step would have one of its samples twice."""
-    done = called(inside, "train", "run.toml", "run.name=never", "data.seq_len=16", "data.mixture.tiny.weight=90")
+    words = ["run.name=never", "data.mixture.tiny.weight=4", "train.global_batch_size=80"]
+    done = called(inside, "train", "run.toml", *words)
     assert done.returncode == 2, done.stdout
+    assert "has 30 training samples of 16 positions, and a step takes up to 40 of it" in done.stderr
+    done = called(inside, "train", "run.toml", "run.name=never", "data.seq_len=600", "model.seq_len=600")
     assert "data.mixture.tiny: " in done.stderr
-    assert "and a step takes up to 8 of it" in done.stderr or "and a step takes up to" in done.stderr
+    assert "has 0 training samples" in done.stderr
     assert not (inside / "runs" / "never").exists()
 
 

@@ -261,9 +261,7 @@ def _flatten(
                     refuse(unknown_key(section, key), section, key)
 
 
-def _patched(
-    given: Mapping[str, Given], patches: Mapping[str, Given], problems: list[_Problem]
-) -> dict[str, Given]:
+def _patched(given: Mapping[str, Given], patches: Mapping[str, Given], problems: list[_Problem]) -> dict[str, Given]:
     """The given values with overrides of single values of a mixture, such as data.mixture.wiki.weight."""
     found = dict(given)
     for name, patch in patches.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import math
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath

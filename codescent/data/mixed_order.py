@@ -94,7 +94,7 @@ def below(steps: int, threshold: int) -> int:
     """
     rounds, steps = divmod(steps, 1 << BITS)
     total = rounds * threshold
-    for bit in range(BITS):
+    for bit in range(steps.bit_length()):
         if steps >> bit & 1:
             first, width = _reversed(steps >> (bit + 1) << (bit + 1)), BITS - bit
             total += (threshold - first + (1 << width) - 1) >> width

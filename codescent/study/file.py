@@ -15,9 +15,9 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config.keys import FolderName
 from codescent.config.load import shipped
+from codescent.config.mixture import place_of, place_problem
 from codescent.config.sections import SECTIONS
 from codescent.config.toml_file import read_toml
-from codescent.config.mixture import place_of, place_problem
 from codescent.config.words import KEYS
 from codescent.study.result import Kind
 

@@ -199,7 +199,9 @@ def _mixed(request: TaskRequest) -> TaskRequest:
         by_task.setdefault(str(each.data.task), []).append(name)
     if len(by_task) > 1:
         fits = ", ".join(f"{', '.join(names)} for {task}" for task, names in by_task.items())
-        raise UserError(f"{MIXTURE}: the corpora are for different tasks ({fits}); give data.task, or corpora of one task")
+        raise UserError(
+            f"{MIXTURE}: the corpora are for different tasks ({fits}); give data.task, or corpora of one task"
+        )
     named = {f"mixture.{name}.{key}": value for name, each in found.items() for key, value in each.named.items()}
     named = {key: value for key, value in named.items() if not key.endswith(".tokenizer")} | dict(request.named)
     return replace(request, data=data.model_copy(update={"task": next(iter(by_task))}), named=named, corpora=found)

@@ -1,4 +1,4 @@
-"""In: a task; a run whose data is a mixture of corpora. Out: the task of the mixture: each corpus goes through the task.
+"""In: a task; a run whose data is a mixture of corpora. Out: the task of the mixture, which is that of each corpus.
 Does not order samples (data/mixed_order.py does) and does not know what a sample is: the task of the corpora does."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 class MixtureTask(Task):
-    """A task on a mixture of corpora. `request.corpora` has a request for each corpus; `task` is that of all of them."""
+    """A task on a mixture. `request.corpora` has a request for each corpus; `task` is that of all of them."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -45,7 +46,7 @@ class MixtureTask(Task):
     def refuse(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`; also what does not mix."""
         if not self.mixes:
-            yield f'{MIXTURE}: the corpora of data.task = "{self.name}" cannot be mixed; give one of them as data.corpus'
+            yield f'{MIXTURE}: the corpora of data.task = "{self.name}" cannot be mixed; give one as data.corpus'
         kind, corpora = request.data.tokenizer.partition(":")[0], _each(request)
         texts = [name for name, one in corpora.items() if token_shards(one.data.corpus) is None]
         if kind in ("char", "bpe") and texts and self.mixes:
@@ -159,9 +160,8 @@ class MixtureTask(Task):
         assert isinstance(dataset, MixedDataset)
         scores: dict[str, Scores] = {}
         for name, one in _each(request.task).items():
-            corpus = dataset.corpora[name]
-            of_corpus = replace(request, task=one, open_dataset=lambda found=corpus: found, make_module=lambda: module)
-            scores[name] = self.task.score(of_corpus)
+            opened = partial(dataset.corpora.__getitem__, name)
+            scores[name] = self.task.score(replace(request, task=one, open_dataset=opened, make_module=lambda: module))
         source: MixedSource = dataset.source("validation", work.seq_len, work.positions(-1))
         loss = source.mean({name: one.facts["loss"] for name, one in scores.items()}, None)
         lines = [f"{name}: {line}" for name, one in scores.items() for line in one.lines]
@@ -201,8 +201,8 @@ class MixtureTask(Task):
 
 def _each(request: TaskRequest) -> dict[str, TaskRequest]:
     """The request of each corpus, with what is known of the run by now."""
-    known = {"run": request.run, "kept": request.kept, "pinned": request.pinned}
-    return {name: replace(one, **known) for name, one in request.corpora.items()}
+    run, kept, pinned = request.run, request.kept, request.pinned
+    return {name: replace(one, run=run, kept=kept, pinned=pinned) for name, one in request.corpora.items()}
 
 
 def _first(request: TaskRequest) -> TaskRequest:

@@ -1,29 +1,35 @@
-"""In: an open run whose data may be a mixture. Out: of each corpus its share of a step, its validation loss, its epochs.
+"""In: an open run whose data may be a mixture. Out: the share of each corpus in a step, its validation loss and epochs.
 Does not choose samples (data/mixed_order.py does) and does not validate (validate.py does)."""
 
 from __future__ import annotations
 
+from codescent.data.mixed_order import MixedOrder
 from codescent.data.mixture import MixedSource, uses
 from codescent.record.corpora import SHARE, VAL_LOSS
 from codescent.train.open import OpenRun
 from codescent.train.validate import Validated
 
 
-class Corpora:
-    """What the metrics of a run say of each corpus of its mixture; of other data nothing."""
+class CorpusColumns:
+    """The columns of the metrics of a mixture, in which `order` takes the samples."""
 
-    def __init__(self, run: OpenRun) -> None:
-        source = None if run.folder is None else run.source("train")  # only the rank that writes has a use for it
-        self.batch = run.plan.work.global_batch_size
-        self.order = source.order(run.plan.seed, self.batch) if isinstance(source, MixedSource) else None
+    def __init__(self, order: MixedOrder) -> None:
+        self.order = order
 
-    def columns(self, step: int, found: Validated) -> dict[str, float | None]:
-        """The columns of a row of metrics, for a step from 1: the share of all samples of the global batch."""
-        if self.order is None:
-            return {}
+    def values(self, step: int, found: Validated) -> dict[str, float | None]:
+        """The columns of a row, for a step from 1: of each corpus the share of the samples of the global batch."""
         counts = zip(self.order.names, self.order.of_step(step - 1), strict=True)
-        shares: dict[str, float | None] = {f"{SHARE}{name}": count / self.batch for name, count in counts}
+        size = self.order.global_batch_size
+        shares: dict[str, float | None] = {f"{SHARE}{name}": count / size for name, count in counts}
         return shares | {f"{VAL_LOSS}{name}": found.by_corpus.get(name) for name in self.order.names}
+
+
+def columns_of(run: OpenRun) -> CorpusColumns | None:
+    """The columns of a run, on the rank that writes them; None elsewhere, and without a mixture."""
+    source = None if run.folder is None else run.source("train")
+    if not isinstance(source, MixedSource):
+        return None
+    return CorpusColumns(source.order(run.plan.seed, run.plan.work.global_batch_size))
 
 
 def lines(run: OpenRun) -> list[str]:

@@ -29,7 +29,7 @@ from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
-from codescent.train.corpora import Corpora
+from codescent.train.corpora import columns_of
 from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
@@ -78,7 +78,7 @@ class Report:
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
-        self.loggers, self.corpora = Loggers(loggers, self._logger_failed), Corpora(run)
+        self.loggers, self.corpora = Loggers(loggers, self._logger_failed), columns_of(run)
         if run.folder is not None and loggers:
             run.folder.listeners.append(self.loggers.send)
 
@@ -213,7 +213,7 @@ class Report:
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             "val_loss_ema": found.of_ema,
-            **self.corpora.columns(step, found),
+            **({} if self.corpora is None else self.corpora.values(step, found)),
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
