@@ -12,6 +12,8 @@ from codescent.config.effects import value_of
 from codescent.config.hub_keys import names_in, with_names, words_of
 from codescent.config.load import flat, load, to_toml
 from codescent.config.mixture import default_name
+from codescent.study.file import read_study
+from codescent.study.points import specs_of
 
 TEXT = """
 [data]
@@ -98,7 +100,7 @@ def test_what_is_wrong_in_a_mixture_is_one_message(file: Path, value: str, said:
 def test_everything_that_is_wrong_is_said_at_once(file: Path) -> None:
     value = '[{corpus="a", weight=-1}, {corpus="a", weight=2, nmae="x"}, {weight=1}]'
     found = problems(file, f"data.mixture={value}", "data.mixture_temperature=0.5", "data.seq_len=0")
-    assert all(part in found for part in ("weight = -1.0" if "-1.0" in found else "weight = -1", "nmae", "twice"))
+    assert all(part in found for part in ("corpus 1: weight = -1", "nmae", "twice"))
     assert all(part in found for part in ("corpus 3: has no corpus", "data.mixture_temperature", "data.seq_len"))
 
 
@@ -116,6 +118,30 @@ def test_everything_that_is_wrong_is_said_at_once(file: Path) -> None:
 )
 def test_keys_that_do_not_fit_a_mixture(file: Path, words: list[str], said: str) -> None:
     assert said in problems(file, *words)
+
+
+STUDY = """
+[study]
+name = "mixing"
+config = "run.toml"
+kind = "grid"
+steps = 4
+warmup = 1
+baseline = { "data.mixture.code.weight" = 1 }
+[axes]
+"data.mixture.code.weight" = [1, 2.5]
+"""
+
+
+def test_a_study_varies_the_weight_of_a_corpus(file: Path, tmp_path: Path) -> None:
+    """A law of mixing is such a study. A wrong weight is said before any run begins."""
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY)
+    light, heavy = specs_of(read_study(study))
+    assert [load(file, spec.words).config.data.mixture[1].weight for spec in (light, heavy)] == [1.0, 2.5]
+    study.write_text(STUDY.replace("2.5]", "0]"))
+    with pytest.raises(UserError, match="given 0; must be a number above 0"):
+        read_study(study)
 
 
 def test_names_of_a_hub_are_found_and_replaced(file: Path) -> None:
