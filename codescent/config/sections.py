@@ -180,12 +180,12 @@ class Data(Section):
         "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     mixture: Mixture | None = auto(
-        "several corpora instead of data.corpus (docs/mixtures.md): tables with a corpus, and perhaps a weight, a name, a "
-        "validation and a text_key; auto: one corpus"
+        "several corpora in place of data.corpus (docs/mixtures.md): tables with a corpus, and perhaps a weight, a "
+        "name, a validation and a text_key; auto: one corpus"
     )
     mixture_temperature: float | None = auto(
-        "T of a mixture without weights: the weight of a corpus is the number of its samples, to the power of 1 / T; 1: "
-        "all corpora have equally many epochs; higher: more of the small ones; auto: 1",
+        "T of a mixture without weights: the weight of a corpus is the number of its samples, to the power of 1 / T; "
+        "1: all corpora have equally many epochs; higher: more of the small ones; auto: 1",
         ge=1,
         le=1000,
         only=given(MIXTURE),
