@@ -24,7 +24,7 @@ class CorpusColumns:
         return shares | {f"{VAL_LOSS}{name}": found.by_corpus.get(name) for name in self.order.names}
 
 
-def columns_of(run: OpenRun) -> CorpusColumns | None:
+def corpus_columns(run: OpenRun) -> CorpusColumns | None:
     """The columns of a run, on the rank that writes them; None elsewhere, and without a mixture."""
     source = None if run.folder is None else run.source("train")
     if not isinstance(source, MixedSource):

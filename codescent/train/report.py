@@ -29,7 +29,7 @@ from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
-from codescent.train.corpora import columns_of
+from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
@@ -78,7 +78,7 @@ class Report:
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
-        self.loggers, self.corpora = Loggers(loggers, self._logger_failed), columns_of(run)
+        self.loggers, self.corpora = Loggers(loggers, self._logger_failed), corpus_columns(run)
         if run.folder is not None and loggers:
             run.folder.listeners.append(self.loggers.send)
 
